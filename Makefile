@@ -17,7 +17,7 @@ HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom screenshots docs check format lock clean
+.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -25,7 +25,10 @@ help:  ## Show this help
 demo: $(VENV)/.runtime  ## Set up, then diagnose a simulated server
 	@$(BIN)/kvdiag run --simulate healthy
 
-test: $(VENV)/.dev check  ## Set up, then run the everyday tests, a real vLLM and Prometheus included (minutes)
+test: $(VENV)/.dev  ## Set up, then run the checks and the everyday tests, a real vLLM and Prometheus included (minutes)
+	@$(MAKE) --no-print-directory -j 2 check everyday
+
+everyday: $(VENV)/.dev
 	@$(PYTEST) -m "not long"
 
 test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)

@@ -12,24 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
+from kvdiag.diagnosis.limits import ADMISSION_LIMITS
 from kvdiag.model import Engine, Facts, KvPool, Lengths
 
 Decision = Literal["admit", "wait", "shed"]
-
-CAUTION_RATIO = 0.9
-"""Output length assumed for the new request, as a quantile of finished ones; other requests count with the mean."""
-
-RESERVE_RATIO = 0.05
-"""Share of the pool that stays free: requests finish in bursts, and the newest sample is a second old."""
-
-LEAST_FINISHED = 20
-"""Finished requests needed before their lengths are used: with fewer, one long request decides the quantile."""
-
-MOST_QUEUED_RATIO = 1.0
-"""Shed when the queue needs more than this share of the pool: a request would wait for a whole turnover."""
-
-STALE_SECONDS = 5.0
-"""Samples older than this are ignored: requests start and finish in less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +86,7 @@ _MILDEST: tuple[Decision, ...] = ("shed", "wait", "admit")
 def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -> str | None:
     if engines is None or not engines:
         return "the server does not answer"
-    if age_seconds > STALE_SECONDS:
+    if age_seconds > ADMISSION_LIMITS.stale_seconds:
         return f"the newest sample is {age_seconds:,.0f} s old"
     problem = curve_problem(facts)
     if problem is not None:
@@ -121,8 +107,10 @@ def _one(
 ) -> Advice:
     running, waiting = engine.requests_running or 0, engine.requests_waiting or 0
     longest_tokens = facts.max_model_len_tokens or pool.usable_blocks * pool.block_tokens
-    known = lengths if lengths is not None and lengths.finished >= LEAST_FINISHED else None
-    output_tokens = wish.max_tokens if known is None else known.quantile_tokens(CAUTION_RATIO, wish.max_tokens)
+    known = lengths if lengths is not None and lengths.finished >= ADMISSION_LIMITS.least_finished else None
+    output_tokens = (
+        wish.max_tokens if known is None else known.quantile_tokens(ADMISSION_LIMITS.caution_ratio, wish.max_tokens)
+    )
     mean_tokens = float(wish.max_tokens) if known is None else known.mean_tokens(longest_tokens)
     prompt_tokens = wish.prompt_tokens if known is None else known.mean_prompt_tokens or wish.prompt_tokens
     held_blocks = min(round((engine.kv_usage_ratio or 0.0) * pool.usage_blocks), pool.usable_blocks)
@@ -138,7 +126,7 @@ def _one(
         waiting_blocks=waiting * _blocks(round(prompt_tokens + mean_tokens), facts),
         promised_blocks=sum(promised),
         request_blocks=_blocks(wish.prompt_tokens + output_tokens, facts),
-        reserve_blocks=round(pool.usable_blocks * RESERVE_RATIO),
+        reserve_blocks=round(pool.usable_blocks * ADMISSION_LIMITS.reserve_ratio),
         output_tokens=output_tokens,
     )
     return _judged(numbers, whole_blocks=_blocks(wish.prompt_tokens + wish.max_tokens, facts), busy=running + waiting)
@@ -154,7 +142,7 @@ def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
     room = _room(numbers)
     if room >= 0:
         return replace(numbers, decision="admit", reason=f"{room:,} blocks stay free beyond the reserve")
-    if queued > MOST_QUEUED_RATIO * usable:
+    if queued > ADMISSION_LIMITS.most_queued_ratio * usable:
         reason = f"waiting and just-admitted requests already need {queued:,} blocks, more than the whole pool"
         return replace(numbers, decision="shed", reason=reason)
     return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of the expected need of all requests")

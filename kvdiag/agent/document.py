@@ -120,10 +120,7 @@ class Document:
         torch = sys.modules.get("torch")
         if torch is None:
             return None
-        found: dict[str, Any] = {
-            "version": str(getattr(torch, "__version__", ""))[:32],
-            "settings": self._settings,
-        }
+        found: dict[str, Any] = {"version": str(getattr(torch, "__version__", ""))[:32], "settings": self._settings}
         self._part("initialised", _read_initialised, found)
         if self._devices:
             self._part("backend", _read_backend, found)
@@ -182,12 +179,7 @@ class Document:
 
 
 def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None]) -> None:
-    """Read a part of every device.
-
-    Raises:
-        Exception: what the first raised of those that could not be read; the others have been.
-
-    """
+    """Read a part of every device, then raise the first error, if any."""
     failed: Exception | None = None
     for device in devices:
         try:

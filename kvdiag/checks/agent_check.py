@@ -17,35 +17,33 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
     """Check the publications in the agents' directory."""
     if folder is None:
         found = "no --agent-dir: torch's memory statistics are not read"
-        return Check(id="agent.publications", outcome="skip", found=found)
+        return Check("agent.publications", "skip", found)
     install = f"run `kvdiag agent install` and start the server with KVDIAG_AGENT_DIR={folder}"
     problem = "; ".join(gap.reason for gap in gaps)
     if allocators is not None and not allocators:
         fix = "check again once the model is loaded; a CPU engine has no GPU allocator"
-        return Check(
-            id="agent.publications", outcome="warn", found=f"agents publish, but no allocator; {problem}", fix=fix
-        )
+        return Check("agent.publications", "warn", f"agents publish, but no allocator; {problem}", fix)
     if not allocators:
-        return Check(id="agent.publications", outcome="fail", found=problem or "no agent publishes", fix=install)
+        return Check("agent.publications", "fail", problem or "no agent publishes", install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)
     found = f"{plural(len(allocators), 'allocator', 'allocators')}, oldest publication {oldest:,.0f} s ago"
     if problem:
-        return Check(id="agent.publications", outcome="warn", found=f"{found}; {problem}", fix=install)
+        return Check("agent.publications", "warn", f"{found}; {problem}", install)
     if oldest > OLD_SECONDS:
         fix = "check whether that process hangs (py-spy dump): its agent has stopped publishing"
-        return Check(id="agent.publications", outcome="warn", found=found, fix=fix)
-    return Check(id="agent.publications", outcome="pass", found=found)
+        return Check("agent.publications", "warn", found, fix)
+    return Check("agent.publications", "pass", found)
 
 
 def permission(folder: Path | None, *, readable: bool, writable: bool) -> Check:
     """Check whether kvdiag can read what the agents publish, and request a breakdown from them."""
     if folder is None:
-        return Check(id="agent.permission", outcome="skip", found="no --agent-dir")
+        return Check("agent.permission", "skip", "no --agent-dir")
     if not readable:
         fix = "run kvdiag as the server's user or group (fsGroup in a pod), and check the path"
-        return Check(id="agent.permission", outcome="fail", found=f"{folder} is not readable", fix=fix)
+        return Check("agent.permission", "fail", f"{folder} is not readable", fix)
     if not writable:
         found = f"{folder} is read-only: agents break down reserved memory once a minute, not on request"
         fix = "mount it writable for kvdiag's user to get that breakdown on request"
-        return Check(id="agent.permission", outcome="warn", found=found, fix=fix)
-    return Check(id="agent.permission", outcome="pass", found=f"{folder} is readable and writable")
+        return Check("agent.permission", "warn", found, fix)
+    return Check("agent.permission", "pass", f"{folder} is readable and writable")

@@ -12,7 +12,7 @@ ORDER: tuple[Outcome, ...] = ("fail", "warn", "pass", "skip")
 """The worst first; what was skipped says nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One line of `kvdiag doctor`.
 

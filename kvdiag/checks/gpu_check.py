@@ -33,14 +33,14 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     found = ", ".join(told)
     if visible is not None and visible.strip().lower() in NO_GPU:
         fix = "set NVIDIA_VISIBLE_DEVICES to `all` or to the UUIDs of the server's GPUs"
-        return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
+        return Check("gpu.container", "fail", found, fix)
     if abilities is not None and not {"utility", "all"} & {each.strip() for each in abilities.split(",")}:
         fix = "add utility to NVIDIA_DRIVER_CAPABILITIES: NVML needs it"
-        return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
+        return Check("gpu.container", "fail", found, fix)
     if not gpus:
         fix = f"{RUN_IN_CONTAINER}utility; on a host, load the NVIDIA kernel module"
-        return Check(id="gpu.container", outcome="warn", found=found, fix=fix)
-    return Check(id="gpu.container", outcome="pass", found=found)
+        return Check("gpu.container", "warn", found, fix)
+    return Check("gpu.container", "pass", found)
 
 
 def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: float | None) -> Check:
@@ -48,67 +48,65 @@ def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: 
     if not devices:
         why, _, fix = (gaps[0].reason if gaps else "the NVIDIA driver lists no GPU").partition("; ")
         fix = fix or f"{RUN_IN_CONTAINER}utility"
-        return Check(id="gpu.driver", outcome="fail", found=why, fix=fix)
+        return Check("gpu.driver", "fail", why, fix)
     names = dict.fromkeys(device.name for device in devices)
     found = f"{plural(len(devices), 'device', 'devices')} ({', '.join(names)})"
     if took_seconds is None:
-        return Check(id="gpu.driver", outcome="pass", found=found)
+        return Check("gpu.driver", "pass", found)
     found += f", read in {took_seconds * 1e3:.1f} ms"
     if took_seconds > SLOW_SECONDS:
         fix = "the driver is slow: start nvidia-persistenced and check `dmesg` for Xid errors"
-        return Check(id="gpu.driver", outcome="warn", found=found, fix=fix)
-    return Check(id="gpu.driver", outcome="pass", found=found)
+        return Check("gpu.driver", "warn", found, fix)
+    return Check("gpu.driver", "pass", found)
 
 
 def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
     """Check whether each GPU reports its memory."""
     if not devices:
-        return Check(id="gpu.memory", outcome="skip", found="no GPU visible")
+        return Check("gpu.memory", "skip", "no GPU visible")
     blind = [device for device in devices if device.memory is None and not _in_slices(device, devices)]
     if blind:
         told = (
             "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
         )
-        return Check(id="gpu.memory", outcome="fail", found=told, fix="compare `nvidia-smi -q -d MEMORY` on the host")
+        return Check("gpu.memory", "fail", told, "compare `nvidia-smi -q -d MEMORY` on the host")
     seen = [device.memory for device in devices if device.memory is not None]
     used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
     found = f"{used / 2**30:,.1f} of {total / 2**30:,.1f} GiB used"
     if any(one.driver_reserved_bytes is None for one in seen):
         fix = "upgrade the driver to R510 or newer: older ones count their own reservation as used memory"
-        return Check(id="gpu.memory", outcome="warn", found=found, fix=fix)
-    return Check(id="gpu.memory", outcome="pass", found=found)
+        return Check("gpu.memory", "warn", found, fix)
+    return Check("gpu.memory", "pass", found)
 
 
 def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
     """Check whether GPU processes are listed, with their memory, and are in this PID namespace (`here`)."""
     if not devices:
-        return Check(id="gpu.processes", outcome="skip", found="no GPU visible")
+        return Check("gpu.processes", "skip", "no GPU visible")
     lists = [device.processes for device in devices if device.processes is not None]
     if not lists:
         fix = "run on the host: WSL and some vGPUs do not list processes"
-        return Check(id="gpu.processes", outcome="warn", found="no GPU lists its processes", fix=fix)
+        return Check("gpu.processes", "warn", "no GPU lists its processes", fix)
     listed = [process for one in lists for process in one]
     used = sum((device.memory.used_bytes for device in devices if device.memory is not None), 0)
     if not listed:
         found = f"no process listed, {used / 2**30:,.1f} GiB used"
         if used < IDLE_BYTES * len(devices):
-            return Check(id="gpu.processes", outcome="pass", found=found)
+            return Check("gpu.processes", "pass", found)
         fix = (
             "the processes are hidden: share the server's PID namespace (shareProcessNamespace: true, or hostPID: true)"
         )
-        return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
+        return Check("gpu.processes", "warn", found, fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)
     found = f"{plural(len(listed), 'process holds', 'processes hold')} memory"
     if silent:
         fix = "share the host's PID namespace (hostPID: true) to read their memory"
-        return Check(id="gpu.processes", outcome="warn", found=f"{found}, {silent} of them without a size", fix=fix)
+        return Check("gpu.processes", "warn", f"{found}, {silent} of them without a size", fix)
     if foreign:
         fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to identify them"
-        return Check(
-            id="gpu.processes", outcome="warn", found=f"{found}, {foreign} of them outside this PID namespace", fix=fix
-        )
-    return Check(id="gpu.processes", outcome="pass", found=found)
+        return Check("gpu.processes", "warn", f"{found}, {foreign} of them outside this PID namespace", fix)
+    return Check("gpu.processes", "pass", found)
 
 
 def _in_slices(device: Device, devices: Iterable[Device]) -> bool:

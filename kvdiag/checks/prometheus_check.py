@@ -11,40 +11,40 @@ APART_SECONDS = 5.0
 def answers(url: str | None, problem: str | None) -> Check:
     """Whether the address has a Prometheus API."""
     if url is None:
-        return Check(id="prometheus.answers", outcome="skip", found="no --prometheus")
+        return Check("prometheus.answers", "skip", "no --prometheus")
     if problem is not None:
         fix = "check the address, with its path prefix, and --user or --token-file"
-        return Check(id="prometheus.answers", outcome="fail", found=f"{url}: {problem}", fix=fix)
-    return Check(id="prometheus.answers", outcome="pass", found=url)
+        return Check("prometheus.answers", "fail", f"{url}: {problem}", fix)
+    return Check("prometheus.answers", "pass", url)
 
 
 def clock(apart_seconds: float | None) -> Check:
     """Whether its clock is ours, of which it is `apart_seconds` behind."""
     if apart_seconds is None:
-        return Check(id="prometheus.clock", outcome="skip", found="no Prometheus reachable")
+        return Check("prometheus.clock", "skip", "no Prometheus reachable")
     if abs(apart_seconds) > APART_SECONDS:
         found = f"its clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
-        return Check(
-            id="prometheus.clock", outcome="warn", found=found, fix="synchronise both clocks with NTP (chrony)"
-        )
-    return Check(id="prometheus.clock", outcome="pass", found="its clock matches this host's")
+        return Check("prometheus.clock", "warn", found, "synchronise both clocks with NTP (chrony)")
+    return Check("prometheus.clock", "pass", "its clock matches this host's")
+
+
+MISSING = {
+    "gpu": "scrape dcgm-exporter, nvidia_gpu_exporter or kvdiag: GPU memory is unknown without it",
+    "kvdiag": "scrape `kvdiag serve` to have its verdicts and alerts there",
+}
+"""Fix for a source without series; every other source is an engine's."""
+
+MISSING_ENGINE = "scrape the server's /metrics: KV pool and load are unknown without it"
 
 
 def scraped(title: str, series_now: int | None, series_lately: int | None) -> Check:
     """Whether it holds series of a source now, or held some in the last hour; `None`: it does not answer."""
     id_ = f"prometheus.{title}"
     if series_now is None or series_lately is None:
-        return Check(id=id_, outcome="skip", found="no Prometheus reachable")
+        return Check(id_, "skip", "no Prometheus reachable")
     if series_now:
-        return Check(id=id_, outcome="pass", found=f"{series_now:,} series")
+        return Check(id_, "pass", f"{series_now:,} series")
     if not series_lately:
-        return Check(id=id_, outcome="warn", found="no series in the last hour", fix=MISSING[title])
+        return Check(id_, "warn", "no series in the last hour", MISSING.get(title, MISSING_ENGINE))
     fix = "check the target's state on Prometheus' /targets page: it is no longer scraped"
-    return Check(id=id_, outcome="warn", found=f"{series_lately:,} series in the last hour, none now", fix=fix)
-
-
-MISSING = {
-    "vllm": "scrape the server's /metrics: KV pool and load are unknown without it",
-    "gpu": "scrape dcgm-exporter, nvidia_gpu_exporter or kvdiag: GPU memory is unknown without it",
-    "kvdiag": "scrape `kvdiag serve` to have its verdicts and alerts there",
-}
+    return Check(id_, "warn", f"{series_lately:,} series in the last hour, none now", fix)

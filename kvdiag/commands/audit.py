@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.connect import agent_reader, connect
-from kvdiag.commands.options.common import agent_option, output_option, server_options
+from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import (
@@ -37,14 +37,12 @@ SPLIT_POLL_SECONDS = 0.25
 
 @click.command()
 @click.option("--url", help="Server to read; without it only the GPUs are shown.")
-@server_options
+@server_access
 @agent_option
 @output_option
 def command(
     url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: ServerAccess,
     agent_dir: Path | None,
     output: str,
 ) -> int:
@@ -53,9 +51,7 @@ def command(
     The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or
     computed. Without a GPU only what the engine reports is shown.
     """
-    facts, sample = asyncio.run(
-        _look(url, api_key=api_key, ca_file=ca_file, insecure=insecure, agents=agent_reader(agent_dir))
-    )
+    facts, sample = asyncio.run(_look(url, access, agent_reader(agent_dir)))
     lines = ledger(sample, facts)
     if not lines:
         # The first gap is the reason; if an agents' directory was named, so is what is wrong with it.
@@ -70,35 +66,28 @@ def command(
 
 
 async def _look(
-    url: str | None,
-    *,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
-    agents: ThreadedReader[AllocatorReading] | None,
+    url: str | None, access: ServerAccess, agents: ThreadedReader[AllocatorReading] | None
 ) -> tuple[Facts, Sample]:
     allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
+    facts, engines = Facts(), None
+    engine_gaps: tuple[Gap, ...] = ()
     if url is None:
         nvml: ThreadedReader[DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
-        devices, gaps = await _devices(nvml)
-        if driver_absent(devices, gaps):
-            devices = devices_inside(allocators)
-        return Facts(), Sample(
-            at_seconds=Clock().now_seconds(), devices=devices, allocators=allocators, gaps=(*gaps, *agent_gaps)
-        )
-    async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as connection:
-        engines, engine_gaps = await connection.engine.read()
-        devices, device_gaps = await _devices(connection.nvml)
-        if driver_absent(devices, device_gaps):
-            devices = devices_inside(allocators)
-        sample = Sample(
-            at_seconds=Clock().now_seconds(),
-            engines=engines,
-            devices=devices,
-            allocators=allocators,
-            gaps=(*engine_gaps, *device_gaps, *agent_gaps),
-        )
-        return connection.facts, sample
+        devices, device_gaps = await _devices(nvml)
+    else:
+        async with connect(url, access) as connection:
+            facts = connection.facts
+            engines, engine_gaps = await connection.engine.read()
+            devices, device_gaps = await _devices(connection.nvml)
+    if driver_absent(devices, device_gaps):
+        devices = devices_inside(allocators)
+    return facts, Sample(
+        at_seconds=Clock().now_seconds(),
+        engines=engines,
+        devices=devices,
+        allocators=allocators,
+        gaps=(*engine_gaps, *device_gaps, *agent_gaps),
+    )
 
 
 async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from kvdiag import comparison, files
+from kvdiag import baseline_comparison as comparison
+from kvdiag import files
+from kvdiag.baseline_comparison import TOLERANCE_RATIO, Baseline
 from kvdiag.commands import CommandGroup
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
-from kvdiag.comparison import TOLERANCE_RATIO, Baseline
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError

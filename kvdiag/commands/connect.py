@@ -1,4 +1,8 @@
-"""Connect to a server: the HTTP client, the server's identity, and the NVML that shows its GPU."""
+"""Connect to a server: find it, identify it, and choose the NVML that shows its GPU.
+
+Without an address the usual ports of this host are searched. A daemon's `Finder` searches again and again, and keeps
+one client for each address; `connect` is one search for the commands that need one server now.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import contextlib
 import importlib
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,15 +19,18 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import pasted
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import DEFAULT
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.http import HttpReader
+from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -66,44 +73,103 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(
-    url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool, forced: bool = False
-) -> AsyncIterator[Connection]:
+async def connect(url: str, access: ServerAccess, *, forced: bool = False) -> AsyncIterator[Connection]:
     """Connect to the server and identify it.
 
     Raises:
         KvdiagError: it cannot be reached, or is not a supported server.
 
     """
-    url = base_url(url)
-    async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
-        engine = DEFAULT.open(HttpReader(client))
-        with closing(host_reader()) as reader:
-            facts, identity = await gather_facts(engine, without_credentials(url), reader, forced=forced)
-        nvml = device_reader(url, drill=identity.server_header == DRILL_HEADER)
-        try:
-            # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
-            with contextlib.suppress(ReadTimeout):
-                await nvml.ask(DRIVER_START_SECONDS, processes=False)
-            yield Connection(client=client, engine=engine, facts=facts, nvml=nvml)
-        finally:
+    finder = Finder(url, access, own_port=0)
+    try:
+        found = await finder.find()
+        # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
+        with contextlib.suppress(ReadTimeout):
+            await found.nvml.ask(DRIVER_START_SECONDS, processes=False)
+        client = finder.client(base_url(url))
+        yield Connection(client=client, engine=found.engine, facts=replace(found.facts, forced=forced), nvml=found.nvml)
+    finally:
+        await finder.close()
+
+
+class Finder:
+    """Keeps one client per address, this machine's NVML, and those of simulated servers."""
+
+    def __init__(self, url: str | None, access: ServerAccess, *, own_port: int) -> None:
+        """Prepare without connecting.
+
+        Raises:
+            KvdiagError: the address, the key or the certificates cannot be used.
+
+        """
+        self._url = None if url is None else base_url(url)
+        self._own_port = own_port
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        self._access = access if url is not None else replace(access, api_key=None)
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._readers: dict[str, HttpReader] = {}
+        self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
+        self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
+        self._host = host_reader()
+        if self._url is not None:
+            self.client(self._url)
+
+    async def find(self) -> FoundServer:
+        """Return the first server that answers.
+
+        Raises:
+            KvdiagError: none does.
+
+        """
+        if self._url is not None:
+            return await self._ask(self._url)
+        urls = candidates(self._own_port)
+        why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]}"
+        for url in urls:
+            try:
+                return await self._ask(url)
+            except KvdiagError as error:
+                why = str(error)
+        raise KvdiagError(f"no server found on this host ({why}): is it starting? otherwise give its --url")
+
+    async def _ask(self, url: str) -> FoundServer:
+        # One for each address, however often it is asked: it remembers what was too much to be asked for again.
+        engine = DEFAULT.open(self._readers.setdefault(url, HttpReader(self.client(url))))
+        facts, identity = await gather_facts(engine, without_credentials(url), self._host)
+        if identity.server_header != DRILL_HEADER:
+            return FoundServer(facts=facts, engine=engine, nvml=self.nvml)
+        if url not in self._drills:
+            self._drills[url] = device_reader(url, drill=True)
+        return FoundServer(facts=facts, engine=engine, nvml=self._drills[url])
+
+    def client(self, url: str) -> httpx2.AsyncClient:
+        """The client of an address, made once."""
+        if url not in self._clients:
+            self._clients[url] = open_client(url, self._access)
+        return self._clients[url]
+
+    async def close(self) -> None:
+        """Close clients and drivers."""
+        self._host.close()
+        for nvml in (self.nvml, *self._drills.values()):
             nvml.close()
+        for client in self._clients.values():
+            await client.aclose()
 
 
-def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> httpx2.AsyncClient:
+def open_client(url: str, access: ServerAccess) -> httpx2.AsyncClient:
     """Return the client for a server's base address.
 
     Raises:
         KvdiagError: the key or the certificates cannot be used.
 
     """
-    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(api_key)}
+    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(access.api_key)}
     # The environment's proxies are not for a server on this machine or in this pod.
     return httpx2.AsyncClient(
         base_url=url,
         headers=headers,
-        # The system's authorities take time and memory, which a server without TLS need not cost.
-        verify=_trust(ca_file, insecure=insecure or (ca_file is None and url.startswith("http://"))),
+        verify=_trust(url, access),
         trust_env=False,
         timeout=httpx2.Timeout(CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=None),
@@ -143,12 +209,14 @@ def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form 
     return None, (Gap(source="nvml", kind="absent", reason=reason),)
 
 
-def _trust(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext | bool:
-    if insecure:
+def _trust(url: str, access: ServerAccess) -> ssl.SSLContext | bool:
+    file = access.ca_file
+    # The system's authorities take time and memory, which a server without TLS need not cost.
+    if access.insecure or (file is None and url.startswith("http://")):
         return False
-    if ca_file is None:
+    if file is None:
         return True
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return ssl.create_default_context(cafile=file)
     except (OSError, ssl.SSLError) as error:
-        raise KvdiagError(f"cannot use --ca-file {ca_file}: {error.strerror or error}") from error
+        raise KvdiagError(f"cannot use --ca-file {file}: {error.strerror or error}") from error

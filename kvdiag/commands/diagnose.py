@@ -11,10 +11,9 @@ import click
 
 from kvdiag.commands.fleet_history import examine_history, show
 from kvdiag.commands.options.common import output_option
-from kvdiag.commands.options.prometheus_options import access, matchers, prometheus_options, window_of
-from kvdiag.commands.options.report_file import ReportFile, report_option
-from kvdiag.commands.options.thresholds import limit_options, limits_of
-from kvdiag.commands.printing import exit_code, print_diagnosis
+from kvdiag.commands.options.prometheus_options import matchers, prometheus_access, prometheus_options, window_of
+from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -23,9 +22,8 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.postmortem_inputs import gather, recognise
 from kvdiag.feeds.recording.folder_timeline import read_recorded
 from kvdiag.feeds.recording.trace import NotATraceError
-from kvdiag.model import Diagnosis, Facts, Timeline
+from kvdiag.model import Facts, Timeline
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
-from kvdiag.outputs.html.report_page import render
 
 _PATH = click.Path(path_type=Path)
 
@@ -38,7 +36,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--trace", "traces", type=_PATH, multiple=True, help="Recorded trace, with --postmortem.")
 @prometheus_options
 @report_option
-@limit_options
+@reserved_gap_option
 @output_option
 def command(
     trace: tuple[Path, ...],
@@ -81,22 +79,13 @@ def command(
         if trace:
             raise click.UsageError("give either a trace or --prometheus")
         span = window_of(window, start, end, time.time())
-        return examine_history(access(prometheus, **reached), matchers(match), span, limits, page, output)
+        return examine_history(prometheus_access(prometheus, **reached), matchers(match), span, limits, page, output)
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
         return _examine_fleet(trace, limits, page, output)
     timeline, facts = _recorded(trace[0])
-    return _show(diagnose(timeline, facts, limits), timeline, page, output)
-
-
-def _show(diagnosis: Diagnosis, timeline: Timeline, page: ReportFile, output: str) -> int:
-    """Write the report, print the diagnosis, and return the exit code."""
-    try:
-        page.write(lambda making: render(diagnosis, timeline, making))
-    finally:  # the verdict is printed even if the report cannot be written
-        print_diagnosis(diagnosis, output)
-    return exit_code(diagnosis.worst)
+    return show_diagnosis(diagnose(timeline, facts, limits), timeline, page, output)
 
 
 def _examine_crash(
@@ -117,7 +106,7 @@ def _examine_crash(
     if not (files or logs or boxes or traces):
         raise click.UsageError("--postmortem needs files to read: --log, --black-box, --trace, or FILE")
     case = gather(files, logs=logs, boxes=boxes, traces=traces)
-    return _show(postmortem(case), case.timeline or Timeline(samples=()), page, output)
+    return show_diagnosis(postmortem(case), case.timeline or Timeline(samples=()), page, output)
 
 
 def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, output: str) -> int:

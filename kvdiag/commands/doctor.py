@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,13 +21,12 @@ from kvdiag.commands.connect import (
     open_client,
     without_credentials,
 )
-from kvdiag.commands.options.common import agent_option, output_option, server_options
-from kvdiag.commands.options.prometheus_options import Access, access
+from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, prometheus_access
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
 from kvdiag.engines.engine import Identity
-from kvdiag.engines.vllm.metrics import POLLED_NAMES
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -54,7 +54,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.option("--url", help="Server to check; default: search this host's usual ports.")
-@server_options
+@server_access
 @agent_option
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Prometheus API to check as well.")
 @click.option("--user", help="User name for basic authentication.")
@@ -63,9 +63,7 @@ _PATH = click.Path(path_type=Path)
 @output_option
 def command(
     url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: ServerAccess,
     agent_dir: Path | None,
     prometheus_url: str | None,
     user: str | None,
@@ -79,21 +77,16 @@ def command(
     """
     history = None
     if prometheus_url is not None:
-        history = access(
+        history = prometheus_access(
             prometheus_url,
             user=user,
-            password=None,
             password_file=password_file,
-            token=None,
             token_file=token_file,
-            headers=(),
-            ca_file=ca_file,
-            cert_file=None,
-            key_file=None,
-            insecure=insecure,
+            ca_file=access.ca_file,
+            insecure=access.insecure,
             timeout=PROMETHEUS_SECONDS,
         )
-    checks = asyncio.run(_look(url, api_key, ca_file, agent_dir, history, insecure=insecure))
+    checks = asyncio.run(_look(url, access, agent_dir, history))
     if output == "json":
         print_json(doctor_text.document(checks))
     else:
@@ -102,24 +95,18 @@ def command(
 
 
 async def _look(
-    url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    agent_dir: Path | None,
-    history: Access | None,
-    *,
-    insecure: bool,
+    url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
-    address = base_url(url) if url is not None else next(_guesses(), None)
+    own_port = int(LISTEN.rpartition(":")[2])
+    address = base_url(url) if url is not None else next(iter(candidates(own_port)), None)
     drill = False
-    server: list[Check] = []
     if address is None:
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
         server = _server(None, None, why)
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
-        key = api_key if url is not None else None
-        async with open_client(address, api_key=key, ca_file=ca_file, insecure=insecure) as client:
+        known = access if url is not None else replace(access, api_key=None)
+        async with open_client(address, known) as client:
             server, drill = await _engine(without_credentials(address), HttpReader(client))
     return [
         *await _gpus(address, drill=drill),
@@ -127,10 +114,6 @@ async def _look(
         *await _agents(agent_dir),
         *await _prometheus(history),
     ]
-
-
-def _guesses() -> Iterator[str]:
-    yield from candidates(int(LISTEN.rpartition(":")[2]))
 
 
 async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
@@ -166,12 +149,12 @@ def _names(folder: str) -> list[str]:
 
 def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
     """The checks of a server that was not reached, or the first two of one that was."""
-    first = [engine_check.answers(url, identity, problem), engine_check.version(identity)]
+    first = [engine_check.answers(url, identity, problem), engine_check.version(DEFAULT, identity)]
     if identity is not None:
         return first
     return [
         *first,
-        engine_check.series(None, None),
+        engine_check.series(DEFAULT, None, None),
         engine_check.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
         engine_check.processes(None, 0, None),
         engine_check.clock(None, None),
@@ -193,12 +176,12 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         problem = str(error)
     whole, _ = await _answer(http, ())
     now_seconds = time.time()
-    some, took_seconds = await _answer(http, POLLED_NAMES)
+    some, took_seconds = await _answer(http, DEFAULT.polled_metrics)
     pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
     seen, _ = host.read(pids or ())
     checks = [
         *_server(url, identity, None),
-        engine_check.series(page, problem),
+        engine_check.series(DEFAULT, page, problem),
         engine_check.name_filter(
             whole_bytes=None if whole is None else len(whole.text),
             some_bytes=None if some is None else len(some.text),
@@ -234,7 +217,7 @@ async def _agents(folder: Path | None) -> list[Check]:
     ]
 
 
-async def _prometheus(history: Access | None) -> list[Check]:
+async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
         return [prometheus_check.answers(None, None)]

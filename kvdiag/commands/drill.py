@@ -35,7 +35,7 @@ def command(scenario: str, port: int, until_eof: bool) -> int:
     try:
         with Drill(chosen, port=port) as drill:
             click.echo(f"{scenario}: {chosen.summary}")
-            signal.signal(signal.SIGTERM, _interrupt)
+            signal.signal(signal.SIGTERM, interrupt)
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
             sys.stdout.flush()
             if until_eof:
@@ -57,7 +57,8 @@ def _scenario(name: str) -> Scenario:
     return SCENARIOS[name]
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
+def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
+    """Act on a signal as on Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -13,9 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvdiag.commands.options.prometheus_options import Access
+from kvdiag.commands.options.prometheus_options import PrometheusAccess
 from kvdiag.commands.options.report_file import ReportFile
-from kvdiag.commands.printing import exit_code, print_json, print_text, show_replicas
+from kvdiag.commands.printing import EXIT_CODES, print_json, print_text, show_replicas
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -37,7 +37,7 @@ from kvdiag.sources.prometheus_api import PrometheusSource
 class Work:
     """Some replicas for one process to read and judge."""
 
-    access: Access
+    access: PrometheusAccess
     replicas: tuple[Replica, ...]
     window: Window
     limits: Limits
@@ -52,7 +52,9 @@ class Done:
     problem: str | None
 
 
-def examine_history(access: Access, match: str, window: Window, limits: Limits, page: ReportFile, output: str) -> int:
+def examine_history(
+    access: PrometheusAccess, match: str, window: Window, limits: Limits, page: ReportFile, output: str
+) -> int:
     """Judge every replica of a Prometheus' history, report and print the result, and give its exit code.
 
     Raises:
@@ -100,23 +102,23 @@ def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Cal
             print_json(fleet_document.document(result))
         else:
             print_text(fleet_text.render(result))
-    return exit_code(result.worst)
+    return EXIT_CODES[result.worst]
 
 
-async def _timeline(access: Access, replica: Replica, window: Window) -> Timeline:
+async def _timeline(access: PrometheusAccess, replica: Replica, window: Window) -> Timeline:
     async with access.client() as client:
         async for _, timeline, _ in read(PrometheusSource(client, access.seconds), (replica,), window):
             return timeline
     return Timeline(samples=())
 
 
-async def _survey(access: Access, match: str, window: Window) -> Survey:
+async def _survey(access: PrometheusAccess, match: str, window: Window) -> Survey:
     async with access.client() as client:
         return await survey(PrometheusSource(client, access.seconds), match, window)
 
 
 def _all(
-    access: Access, replicas: Sequence[Replica], window: Window, limits: Limits
+    access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits
 ) -> tuple[list[Judged], list[ReplicaSummary], str | None]:
     """Every replica judged, what is kept of each to compare it, and why some could not be read where that is so."""
     works = [

@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     from kvdiag.feeds.active.step_runner import Progress
 
 EXIT_CODES: Mapping[Status, int] = {"ok": 0, "suspect": 1, "fault": 2, "unknown": 3}
+"""As monitoring plugins define them."""
+
 PIPED_WIDTH = 80
 
 REPLICAS_SECONDS = 5.0
 """Between two progress lines where stderr is not a terminal; shorter work prints none."""
-
-
-def exit_code(status: Status) -> int:
-    """Return the exit code of a status, as monitoring plugins define it."""
-    return EXIT_CODES[status]
 
 
 def print_diagnosis(diagnosis: Diagnosis, output: str) -> None:

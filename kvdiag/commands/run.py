@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -14,12 +15,12 @@ from typing import Any, TypeVar
 import click
 
 from kvdiag import files
-from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
-from kvdiag.commands.drill import simulated
-from kvdiag.commands.options.common import Duration, agent_option, either, output_option, server_options
-from kvdiag.commands.options.report_file import ReportFile, report_option
-from kvdiag.commands.options.thresholds import limit_options, limits_of
-from kvdiag.commands.printing import exit_code, print_diagnosis, show_progress
+from kvdiag.commands.connect import agent_reader, bearer, connect
+from kvdiag.commands.drill import interrupt, simulated
+from kvdiag.commands.options.common import Duration, ServerAccess, agent_option, either, output_option, server_access
+from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
+from kvdiag.commands.printing import show_progress
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
@@ -27,14 +28,12 @@ from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
 from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.feeds.active.soak_plan import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import plan
-from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
+from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.active.vocabulary import token_ids
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Timeline
-from kvdiag.outputs.html.report_page import render
 from kvdiag.sim import SCENARIOS
-from kvdiag.sources.worker_thread import ThreadedReader
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ T = TypeVar("T")
 @click.command()
 @click.option("--url", help="Server to diagnose, such as http://127.0.0.1:8000.")
 @click.option("--simulate", metavar="SCENARIO", help=f"Diagnose a simulated server: {', '.join(SCENARIOS)}.")
-@server_options
+@server_access
 @agent_option
 @click.option("--force", is_flag=True, help="Run despite other traffic; affected checks become unknown.")
 @click.option("--record", type=click.Path(path_type=Path), help="Record the trace to this file; .gz compresses it.")
@@ -63,14 +62,12 @@ T = TypeVar("T")
 )
 @click.option("--other-api-key", metavar="KEY", help="Second tenant's API key, with --isolation.")
 @click.option("--dry-run", is_flag=True, help="Print the planned load without sending it.")
-@limit_options
+@reserved_gap_option
 @output_option
 def command(
     url: str | None,
     simulate: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: ServerAccess,
     agent_dir: Path | None,
     force: bool,
     record: Path | None,
@@ -107,16 +104,14 @@ def command(
         raise click.UsageError("--other-api-key needs --isolation")
     other_headers = bearer(other_api_key)
     # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     recording = _Recording(record)
     with ExitStack() as stack:
         if simulate is not None:
-            url = stack.enter_context(simulated(simulate))
+            url, access = stack.enter_context(simulated(simulate)), replace(access, api_key=None)
         work = _run(
             url or "",
-            api_key=api_key if simulate is None else None,
-            ca_file=ca_file,
-            insecure=insecure,
+            access,
             agent_dir=agent_dir,
             force=force,
             recording=recording,
@@ -128,12 +123,7 @@ def command(
     if result is None:
         return 0
     timeline, facts = result
-    diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
-    try:
-        page.write(lambda making: render(diagnosis, timeline, making))
-    finally:  # the verdict is printed even if the report cannot be written
-        print_diagnosis(diagnosis, output)
-    return exit_code(diagnosis.worst)
+    return show_diagnosis(diagnose(timeline, facts, limits_of(reserved_gap_bytes)), timeline, page, output)
 
 
 class _Recording:
@@ -182,16 +172,10 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
-    raise KeyboardInterrupt
-
-
 async def _run(
     url: str,
+    access: ServerAccess,
     *,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
     agent_dir: Path | None,
     force: bool,
     recording: _Recording,
@@ -199,68 +183,53 @@ async def _run(
     isolation: partial[IsolationFeed] | None,
     dry_run: bool,
 ) -> tuple[Timeline, Facts] | None:
-    async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure, forced=force) as connection:
-        if dry_run and isolation is not None:
-            _print_isolation(connection.facts, other_key=isolation.keywords["other_headers"] is not None)
-            return None
+    """Run the steps; `None` after a dry run."""
+    async with connect(url, access, forced=force) as connection:
+        facts = connection.facts
         if dry_run:
-            _print_plan(connection.facts)
+            if isolation is not None:
+                _print_isolation(facts, other_key=isolation.keywords["other_headers"] is not None)
+                return None
+            _print_plan(facts)
             if soak is not None:
-                _print_soak(soak(connection.facts, None))
+                _print_soak(soak(facts, None))
             return None
+        if facts.model is None:
+            raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
-            recorder = TimelineBuilder()
-            tell = stack.enter_context(show_progress())
+            progress = stack.enter_context(show_progress())
             agents = agent_reader(agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
-            begin = partial(recording.begin, recorder, connection.facts, stack)
-            return await _active(connection, agents, recorder, begin, tell, soak, isolation), connection.facts
-
-
-async def _active(
-    connection: Connection,
-    agents: ThreadedReader[AllocatorReading] | None,
-    recorder: TimelineBuilder,
-    begin: Callable[[], None],
-    tell: Callable[[Progress], None],
-    soak: Callable[[Facts, Speed | None], SoakPlan] | None,
-    isolation: partial[IsolationFeed] | None,
-) -> Timeline:
-    model = connection.facts.model
-    if model is None:
-        raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
-    clock = Clock()
-    requests = Requests(
-        connection.client, model, await token_ids(connection.client, model), engine=connection.engine.engine
-    )
-    sampler = Sampler(
-        engine=connection.engine,
-        nvml=connection.nvml,
-        agents=agents,
-        facts=connection.facts,
-        recorder=recorder,
-        pace=Pace(),
-        clock=clock,
-        load=requests.load,
-    )
-    probe = None
-    if isolation is not None:
-        facts = connection.facts
-        probe = isolation(facts=facts, sampler=sampler, requests=requests, recorder=recorder, clock=clock).run
-    feed = ActiveFeed(
-        steps=STEPS,
-        facts=connection.facts,
-        sampler=sampler,
-        requests=requests,
-        recorder=recorder,
-        clock=clock,
-        progress=tell,
-        begin=begin,
-        soak=None if soak is None else partial(soak, connection.facts),
-        instead=probe,
-    )
-    return await feed.run()
+            tokens = await token_ids(connection.client, facts.model)
+            requests = Requests(connection.client, facts.model, tokens, engine=connection.engine.engine)
+            clock, recorder = Clock(), TimelineBuilder()
+            sampler = Sampler(
+                engine=connection.engine,
+                nvml=connection.nvml,
+                agents=agents,
+                facts=facts,
+                recorder=recorder,
+                pace=Pace(),
+                clock=clock,
+                load=requests.load,
+            )
+            probe = None
+            if isolation is not None:
+                probe = isolation(facts=facts, sampler=sampler, requests=requests, recorder=recorder, clock=clock).run
+            feed = ActiveFeed(
+                steps=STEPS,
+                facts=facts,
+                sampler=sampler,
+                requests=requests,
+                recorder=recorder,
+                clock=clock,
+                progress=progress,
+                begin=partial(recording.begin, recorder, facts, stack),
+                soak=None if soak is None else partial(soak, facts),
+                instead=probe,
+            )
+            return await feed.run(), facts
 
 
 def _print_plan(facts: Facts) -> None:

@@ -21,12 +21,12 @@ import click
 import structlog
 
 import kvdiag
-from kvdiag.commands.connect import agent_reader, base_url, without_credentials
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder, agent_reader, base_url, without_credentials
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
+from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO
+from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import Before, reload
@@ -78,7 +78,7 @@ class Daemon:
         self._web_config = WebConfig() if options.web_config is None else read_web_config(options.web_config)
         self._tls: ssl.SSLContext | None = self._web_config.tls()
         self._recorder, before = _recorder(options)
-        self._finder = _finder(options, options.address[1])
+        self._finder = Finder(options.url, options.access, own_port=options.address[1])
         self._agents = agent_reader(options.agent_dir)
         self._watch = Watch(
             find=self._finder.find,
@@ -154,9 +154,9 @@ class Daemon:
         """Apply the configuration as of now; an invalid one changes nothing."""
         try:
             options = self._reread()
-            _still_checks(self._options, options)
-            elsewhere = options.server != self._options.server
-            finder = _finder(options, self._options.address[1]) if elsewhere else None
+            _refuse_insecure(self._options, options)
+            elsewhere = (options.url, options.access) != (self._options.url, self._options.access)
+            finder = Finder(options.url, options.access, own_port=self._options.address[1]) if elsewhere else None
             # Last of what may fail, so that a failure changes nothing.
             self._take_web_config()
         except KvdiagError as error:
@@ -208,13 +208,7 @@ class Daemon:
         self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
 
 
-def _still_checks(before: ServeOptions, now: ServeOptions) -> None:
-    """Refuse a reload that stops certificate checks.
-
-    Raises:
-        KvdiagError: the new options set --insecure.
-
-    """
+def _refuse_insecure(before: ServeOptions, now: ServeOptions) -> None:
     if now.insecure and not before.insecure:
         raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
 
@@ -222,16 +216,6 @@ def _still_checks(before: ServeOptions, now: ServeOptions) -> None:
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an event loop error: by default it goes to stderr, and blocks if nobody reads that."""
     _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
-
-
-def _finder(options: ServeOptions, own_port: int) -> Finder:
-    return Finder(
-        options.url,
-        own_port=own_port,
-        api_key=options.api_key,
-        ca_file=options.ca_file,
-        insecure=options.insecure,
-    )
 
 
 def _recorder(options: ServeOptions) -> tuple[DiskRecorder | None, Before | None]:

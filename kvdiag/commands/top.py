@@ -17,14 +17,13 @@ import httpx2
 from rich.console import Console
 
 import kvdiag
-from kvdiag.commands.connect import agent_reader
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder, agent_reader
 from kvdiag.commands.logging_setup import configure
-from kvdiag.commands.options.common import agent_option, either, server_options
-from kvdiag.commands.options.daemon_url import attach_options, open_daemon
+from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
+from kvdiag.commands.options.daemon_url import DaemonUser, attach_options, open_daemon
 from kvdiag.commands.options.serve_options import LISTEN
-from kvdiag.commands.options.thresholds import limit_options, limits_of
-from kvdiag.commands.printing import PIPED_WIDTH, exit_code, is_ascii_only, print_text
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
+from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
@@ -108,20 +107,16 @@ class Viewer:
 @click.command()
 @click.option("--url", help="Daemon, or server to sample; default: search this host.")
 @attach_options
-@server_options
+@server_access
 @agent_option
 @click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
 @click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.")
-@limit_options
+@reserved_gap_option
 def command(
     url: str | None,
     attach: str | None,
-    user: str | None,
-    password: str | None,
-    password_file: Path | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
+    daemon_user: DaemonUser,
+    access: ServerAccess,
     agent_dir: Path | None,
     once: bool,
     tick_seconds: float | None,
@@ -145,40 +140,26 @@ def command(
     if live and sys.stderr.isatty():
         configure(0)  # log lines would stand across the view
 
-    @asynccontextmanager
-    async def attached(address: str, *, only_if_there: bool) -> AsyncIterator[Feed | None]:
+    async def show() -> int:
+        address = attach or url or f"http://{LISTEN}"
+        # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
+        user = daemon_user if attach or url else DaemonUser()
         try:
-            # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
-            named = attach is not None or url is not None
-            client = open_daemon(
-                address,
-                user=user if named else None,
-                password=password if named else None,
-                password_file=password_file if named else None,
-                ca_file=ca_file,
-                insecure=insecure,
-            )
+            client = open_daemon(address, user, access)
         except KvdiagError:
             if url is None:
                 raise
-            yield None  # what is wrong with a server's address is told as of one
-            return
-        async with client:
-            daemon = _Daemon(client, tick_seconds or REFRESH_SECONDS)
-            await daemon.read()
-            # Elsewhere than where a daemon always is, a proxy may be what wants a password.
-            is_there = daemon.is_there if url is None else daemon.has_told
-            yield daemon.feed() if is_there or not only_if_there else None
-
-    async def show() -> int:
-        async with attached(attach or url or f"http://{LISTEN}", only_if_there=attach is None) as feed:
-            if feed is not None:
-                return await (_live(feed, console) if live else _once(feed, at_once=True))
+            client = None  # the address of a server: what is wrong with it is reported as of one
+        if client is not None:
+            async with client:
+                daemon = _Daemon(client, tick_seconds or REFRESH_SECONDS)
+                await daemon.read()
+                # At an address other than the daemon's usual one, a proxy may be what requires a password.
+                if attach is not None or (daemon.is_there if url is None else daemon.has_answered):
+                    return await (_live(daemon.feed(), console) if live else _once(daemon.feed(), at_once=True))
         async with _sampling(
             url,
-            api_key=api_key,
-            ca_file=ca_file,
-            insecure=insecure,
+            access,
             agent_dir=agent_dir,
             limits=limits_of(reserved_gap_bytes),
             tick_seconds=tick_seconds,
@@ -228,7 +209,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
             await _stopped(running)
     columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH
     print_text(frame(view, Room(columns=columns or PIPED_WIDTH, ascii_only=is_ascii_only())))
-    return exit_code(verdict(view)[0])
+    return EXIT_CODES[verdict(view)[0]]
 
 
 async def _stopped(running: asyncio.Future[None]) -> None:
@@ -249,7 +230,7 @@ class _Daemon:
         self.is_there = False
 
     @property
-    def has_told(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether it has answered as a daemon does."""
         return self._reading is not None
 
@@ -285,10 +266,8 @@ class _Daemon:
 @asynccontextmanager
 async def _sampling(
     url: str | None,
+    access: ServerAccess,
     *,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
     agent_dir: Path | None,
     limits: Limits,
     tick_seconds: float | None,
@@ -297,7 +276,7 @@ async def _sampling(
 ) -> AsyncIterator[Feed]:
     """A feed that samples a server as `kvdiag serve` does."""
     agents = agent_reader(agent_dir)
-    finder = Finder(url, own_port=0, api_key=api_key, ca_file=ca_file, insecure=insecure)
+    finder = Finder(url, access, own_port=0)
     watch = Watch(
         find=finder.find,
         nvml=finder.nvml,

@@ -27,7 +27,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
     def judged(timeline: Timeline) -> Judged:
         stepped = bool(timeline.marks) or _cut_off(facts)
-        steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
+        steps = tuple(step.judge(timeline, facts, limits) for step in _marked(timeline)) if stepped else ()
         return steps, tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
 
     steps, findings = weighed(timeline, judged(timeline), judged)
@@ -45,8 +45,8 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     )
 
 
-def _asked(timeline: Timeline) -> tuple[Step, ...]:
-    """The steps that the marks of a timeline ask for."""
+def _marked(timeline: Timeline) -> tuple[Step, ...]:
+    """The steps that the marks of a timeline name."""
     marked = {mark.step for mark in timeline.marks}
     if ISOLATION.id in marked:
         return (ISOLATION,)
@@ -80,19 +80,14 @@ def _worst(
     3. `ok`. A finding that is unknown because something does not exist here (no GPU, no allocator statistics) changes
        nothing: it is listed, and the outputs name what the verdict leaves out.
     """
-    seen = {step.status for step in steps} | {finding.status for finding in findings if finding.status != "unknown"}
+    statuses = {step.status for step in steps} | {one.status for one in findings if one.status != "unknown"}
     for status in ("fault", "suspect"):
-        if status in seen:
+        if status in statuses:
             return status
-    said = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
-    undecided = any(_saw_something(finding) for finding in findings)
-    blind = _lost(timeline, facts, limits) or "unknown" in seen or (not steps and said == {"unknown"})
+    blocks = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
+    undecided = any(one.id.startswith("leak.") and one.status == "unknown" and one.evidence for one in findings)
+    blind = _lost(timeline, facts, limits) or "unknown" in statuses or (not steps and blocks == {"unknown"})
     return "unknown" if blind or undecided else "ok"
-
-
-def _saw_something(finding: Finding) -> bool:
-    """Whether a leak could not be decided although all its evidence was there."""
-    return finding.id.startswith("leak.") and finding.status == "unknown" and bool(finding.evidence)
 
 
 def _cut_off(facts: Facts) -> bool:
@@ -128,13 +123,17 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
     readings = [sample for sample in timeline.samples if sample.devices]
     newest = readings[-1] if readings else None
-    told = next((sample for sample in reversed(readings) if _lists_processes(sample)), None)
-    if newest is not None and told is not None and newest.at_seconds - told.at_seconds <= limits.process_lists_seconds:
-        newest = told
+    listed = (one for one in reversed(readings) if any(device.processes is not None for device in one.devices or ()))
+    lists = next(listed, None)
+    if (
+        newest is not None
+        and lists is not None
+        and newest.at_seconds - lists.at_seconds <= limits.process_lists_seconds
+    ):
+        newest = lists
     devices = None if newest is None else newest.devices
-    return replace(
-        timeline.samples[-1], engines=engines, devices=devices, allocators=_newest_allocators(timeline, newest, limits)
-    )
+    allocators = _newest_allocators(timeline, newest, limits)
+    return replace(timeline.samples[-1], engines=engines, devices=devices, allocators=allocators)
 
 
 def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits) -> tuple[Allocator, ...] | None:
@@ -145,10 +144,6 @@ def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits
     nearest = min(readings, key=lambda sample: abs(sample.at_seconds - beside.at_seconds))
     near = abs(nearest.at_seconds - beside.at_seconds) <= limits.process_lists_seconds
     return nearest.allocators if near else None
-
-
-def _lists_processes(sample: Sample) -> bool:
-    return any(device.processes is not None for device in sample.devices or ())
 
 
 def _distinct_gaps(timeline: Timeline, facts: Facts) -> tuple[Gap, ...]:

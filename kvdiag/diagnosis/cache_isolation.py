@@ -55,65 +55,40 @@ class Arm:
         return round(self.hits / self.queries, 4) if self.queries else None
 
     @property
-    def median_seconds(self) -> float | None:
-        """The median time to first token; `None` where none was measured."""
-        return median(self.seconds) if self.seconds else None
-
-    @property
     def summary(self) -> str:
         """Hits of queries, and in how many requests, in words."""
         return f"{self.hits:,} of {self.queries:,} prompt tokens, in {self.hit} of {self.requests} requests"
 
 
+def _arm(answers: Sequence[Answer], *kinds: ProbeKind) -> Arm:
+    clean = [one for one in answers if one.problem is None and one.kind in kinds]
+    return Arm(
+        requests=len(clean),
+        hit=sum(bool(one.hits) for one in clean),
+        queries=sum(one.queries or 0 for one in clean),
+        hits=sum(one.hits or 0 for one in clean),
+        seconds=tuple(one.first_token_seconds for one in clean if one.first_token_seconds is not None),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """The answers to the probe's requests."""
+    """The answers to the probe's requests, in four arms, and whether the engine reports prefix caching as on.
+
+    `new` are prompts that no client had sent before; `own` a tenant's own prompts repeated, which must hit where there
+    is a cache; `salted` the same prompts with another tenant's salt, which must not; `unsalted` prompts that another
+    tenant had sent, both without a salt. `other_key`: the other tenant had an API key of its own. `counted`: the engine
+    counts prefix hits.
+    """
 
     answers: tuple[Answer, ...]
     caching: bool | None
-    """Whether the engine reports prefix caching as on."""
-
-    @property
-    def other_key(self) -> bool:
-        """Whether the other tenant had a key of its own."""
-        return any(one.other_key for one in self.answers)
-
-    @property
-    def counted(self) -> bool:
-        """Whether the engine counts prefix hits."""
-        clean = [one for one in self.answers if one.problem is None]
-        return bool(clean) and all(one.hits is not None for one in clean)
-
-    def arm(self, *kinds: ProbeKind) -> Arm:
-        """The requests of these kinds."""
-        clean = [one for one in self.answers if one.problem is None and one.kind in kinds]
-        return Arm(
-            requests=len(clean),
-            hit=sum(bool(one.hits) for one in clean),
-            queries=sum(one.queries or 0 for one in clean),
-            hits=sum(one.hits or 0 for one in clean),
-            seconds=tuple(one.first_token_seconds for one in clean if one.first_token_seconds is not None),
-        )
-
-    @property
-    def new(self) -> Arm:
-        """Prompts that no client had sent before."""
-        return self.arm("first", "first_unsalted")
-
-    @property
-    def own(self) -> Arm:
-        """A tenant's own prompts repeated: these must hit where there is a cache."""
-        return self.arm("same_salt")
-
-    @property
-    def salted(self) -> Arm:
-        """The same prompts with another tenant's salt: these must not hit."""
-        return self.arm("other_salt")
-
-    @property
-    def unsalted(self) -> Arm:
-        """Prompts that another tenant had sent, both without a salt."""
-        return self.arm("other_unsalted")
+    other_key: bool
+    counted: bool
+    new: Arm
+    own: Arm
+    salted: Arm
+    unsalted: Arm
 
     def shortage(self, limits: Limits) -> str | None:
         """Why too few requests can be judged, in a clause; `None` where enough can."""
@@ -144,17 +119,29 @@ class Isolation:
 
 def probed(timeline: Timeline, facts: Facts) -> Isolation | None:
     """The answers of the probe in a timeline; `None` where it did not run."""
-    asked = [
-        (span, span.workload.probe)
+    answers = tuple(
+        _answer(timeline, span, span.workload.probe)
         for span in timeline.spans(ISOLATION)
         if span.workload is not None and span.workload.probe is not None
-    ]
-    if not asked:
+    )
+    if not answers:
         return None
-    said = {pool.prefix_caching for pool in facts.pools}
+    reported = {pool.prefix_caching for pool in facts.pools}
+    return isolation_of(answers, None if not reported or None in reported else any(reported))
+
+
+def isolation_of(answers: tuple[Answer, ...], caching: bool | None) -> Isolation:
+    """The answers, by arm."""
+    clean = [one for one in answers if one.problem is None]
     return Isolation(
-        answers=tuple(_answer(timeline, span, probe) for span, probe in asked),
-        caching=None if not said or None in said else any(said),
+        answers=answers,
+        caching=caching,
+        other_key=any(one.other_key for one in answers),
+        counted=bool(clean) and all(one.hits is not None for one in clean),
+        new=_arm(answers, "first", "first_unsalted"),
+        own=_arm(answers, "same_salt"),
+        salted=_arm(answers, "other_salt"),
+        unsalted=_arm(answers, "other_unsalted"),
     )
 
 
@@ -293,8 +280,8 @@ def _noise(found: Isolation) -> str:
 
 
 def _p_value(found: Isolation) -> str:
-    chance = rank_sum_tail(found.new.seconds, found.own.seconds)
-    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"  # noqa: PLR2004 - as many digits as are shown
+    p = rank_sum_tail(found.new.seconds, found.own.seconds)
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"  # noqa: PLR2004 - as many digits as are shown
 
 
 def _times(found: Isolation) -> str:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.model import Allocator, FailedAllocation, Memory, Sample, Timeline
 
-MARGIN_SECONDS = 60.0
-"""A window is whole where a reading before its begin is there, which agents at their slowest make by then."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentReadings:
@@ -53,7 +50,7 @@ def recent_readings(timeline: Timeline, last: Allocator, limits: Limits) -> Rece
     """What is known of the process that a reading is of, as far back as any state looks."""
     end_seconds = next(sample.at_seconds for sample in reversed(timeline.samples) if sample.allocators)
     # A day of eight GPUs has 86,400 samples, of which the last minutes count.
-    back_seconds = max(limits.retry_window_seconds, limits.idle_gap_seconds) + MARGIN_SECONDS
+    back_seconds = max(limits.retry_window_seconds, limits.idle_gap_seconds) + limits.window_margin_seconds
     samples = timeline.between(end_seconds - back_seconds, end_seconds)
     readings = tuple(
         (sample.at_seconds - each.age_seconds, each)
@@ -75,59 +72,62 @@ def recent_failure(last: Allocator, limits: Limits) -> FailedAllocation | None:
     return failure if failure is not None and failure.age_seconds <= limits.failure_seconds else None
 
 
+def room_bytes(failure: FailedAllocation) -> int:
+    """Bytes that were free on the device and, where the blocks are known, unused in torch."""
+    split = failure.split
+    return failure.free_bytes + (0 if split is None else split.stranded_bytes + split.releasable_bytes)
+
+
 def confirmed(failure: FailedAllocation) -> bool:
     """State A."""
     split = failure.split
-    if split is None:
-        return False
-    room_bytes = failure.free_bytes + split.stranded_bytes + split.releasable_bytes
-    return room_bytes >= failure.asked_bytes > split.largest_free_block_bytes
+    return split is not None and room_bytes(failure) >= failure.asked_bytes > split.largest_free_block_bytes
 
 
-def likely(last: Allocator, seen: RecentReadings, limits: Limits) -> bool:
+def likely(last: Allocator, recent: RecentReadings, limits: Limits) -> bool:
     """State B."""
-    stranded, retries = stranded_bytes(last), seen.retries(limits)
-    if not retries or stranded is None or seen.tokens(limits.retry_window_seconds) == 0:
+    stranded, retries = stranded_bytes(last), recent.retries(limits)
+    if not retries or stranded is None or recent.tokens(limits.retry_window_seconds) == 0:
         return False
     return stranded > limits.stranded_ratio * last.reserved_bytes
 
 
-def watched(seen: RecentReadings, limits: Limits) -> bool:
+def watched(recent: RecentReadings, limits: Limits) -> bool:
     """State C."""
-    end_seconds = seen.readings[-1][0]
+    end_seconds = recent.readings[-1][0]
     begin_seconds = end_seconds - limits.idle_gap_seconds
-    memory = seen.memory
-    if seen.readings[0][0] > begin_seconds or memory is None:
+    memory = recent.memory
+    if recent.readings[0][0] > begin_seconds or memory is None:
         return False
-    idle = [sample for sample in seen.engines if begin_seconds <= sample.at_seconds <= end_seconds]
+    idle = [sample for sample in recent.engines if begin_seconds <= sample.at_seconds <= end_seconds]
     if not idle or any(_running(sample) != 0 for sample in idle):
         return False
-    gaps = [_shared_gap_bytes(each) for _, each in seen.since(limits.idle_gap_seconds)]
+    gaps = [_shared_gap_bytes(each) for _, each in recent.since(limits.idle_gap_seconds)]
     return all(gap is not None and gap > _usual_bytes(memory, limits) for gap in gaps)
 
 
 def kept_since_start(timeline: Timeline, last: Allocator, limits: Limits) -> tuple[int, float] | None:
     """The least that a process had reserved and unused since its server began, where that is more than usual.
 
-    With the seconds over which it was. What was there before the first requests was left by the weights' loading, and
-    not by theirs; what they never came to use is no cache of theirs either. `None` where the beginning was not seen, or
-    requests explain it.
+    With the seconds over which it was. What was there before the first requests was left by loading the weights; what
+    requests never used is no cache of theirs either. `None` where the start was not observed, or requests explain it.
     """
-    seen = [
+    readings = [
         (sample.at_seconds, each)
         for sample in timeline.samples
         for each in sample.allocators or ()
         if each.identity == last.identity
     ]
-    if last.memory is None or seen[-1][0] - seen[0][0] < limits.idle_gap_seconds:
+    begin_seconds, end_seconds = readings[0][0], readings[-1][0]
+    if last.memory is None or end_seconds - begin_seconds < limits.idle_gap_seconds:
         return None
-    gaps = [_shared_gap_bytes(each) for _, each in seen if each.split is not None]
+    gaps = [_shared_gap_bytes(each) for _, each in readings if each.split is not None]
     known = [gap for gap in gaps if gap is not None]
     if not known or min(known) <= _usual_bytes(last.memory, limits):
         return None
-    if not _begins(timeline.between(seen[0][0], seen[-1][0]), limits):
+    if not _begins(timeline.between(begin_seconds, end_seconds), limits):
         return None
-    return min(known), seen[-1][0] - seen[0][0]
+    return min(known), end_seconds - begin_seconds
 
 
 def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
@@ -140,9 +140,7 @@ def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
     if not counted:
         return False
     seconds, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
-    if seconds <= 0.0 or tokens <= 0:
-        return False
-    return counted[0][1] <= tokens / seconds * limits.begun_seconds
+    return seconds > 0.0 and tokens > 0 and counted[0][1] <= tokens / seconds * limits.begun_seconds
 
 
 def _usual_bytes(memory: Memory, limits: Limits) -> float:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.model import Facts, Finding, Timeline
+from kvdiag.model import Facts, Finding, Status, Timeline
 
 Rule = Callable[[Timeline, Facts, Limits], tuple[Finding, ...]]
 """A rule returns each of its ids every time: `ok` was looked for and not found, `unknown` names what is missing."""
 
+SEVERITY: tuple[Status, ...] = ("ok", "unknown", "suspect", "fault")
 
-def unseen(finding_id: str, missing: str) -> tuple[Finding, ...]:
+
+def unknown(verdict: str, missing: str) -> tuple[Finding, ...]:
     """The answer of a rule that lacks its evidence: what is missing, and how to get it."""
-    return (Finding(finding_id, "unknown", missing),)
+    return (Finding(verdict, "unknown", missing),)
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """The first of the findings with the most severe status."""
+    return max(findings, key=lambda finding: SEVERITY.index(finding.status))

@@ -1,9 +1,10 @@
-"""What a timeline shows, as numbers: blocks held, idle floors, loads seen whole, device bytes. Judges nothing."""
+"""What a timeline shows, as numbers: blocks in use, idle floors, samples under load, device bytes. Judges nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, takewhile
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
@@ -11,7 +12,7 @@ from kvdiag.model import Allocator, Device, Engine, Facts, Sample, Span, Timelin
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
-    """KV blocks that requests hold, all engines together; `None` unless every engine shows usage and pool."""
+    """KV blocks in use, all engines together; `None` unless every engine reports usage and pool."""
     if not sample.engines:
         return None
     held = 0
@@ -32,17 +33,16 @@ def readings_of(timeline: Timeline, label: str) -> Iterator[tuple[float, Engine]
 
 
 def block_bytes(facts: Facts) -> int | None:
-    """Bytes of one block on one rank, as told or computed; engines of one server share one shape."""
-    sizes = (served_block_bytes(facts, pool) for pool in facts.pools)
-    return next((size[0] for size in sizes if size is not None), None)
+    """Bytes of one block on one rank, reported or computed; engines of one server share one shape."""
+    return next((size[0] for pool in facts.pools if (size := served_block_bytes(facts, pool)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleFloor:
-    """What was held while nothing ran: the last samples of one idle stretch that agree.
+    """Memory in use while nothing ran: the last samples of one idle interval that agree.
 
-    `devices` are the newest device readings of the stretch, those with process lists before those without (they come
-    with some readings only); `None` where it has none. `allocators` are the newest that were published within it.
+    `devices` is the newest device sample of the interval, those with process lists before those without (only some
+    samples have them); `None` where it has none. `allocators` are the newest that were published within it.
     """
 
     at_seconds: float
@@ -52,68 +52,49 @@ class IdleFloor:
 
 
 def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
-    """The floor of each stretch in which every engine is idle and none of our own requests is open, in order."""
-    key = ("idle_floors", facts.pools, limits.idle_samples)
-    return timeline.once(key, lambda: _idle_floors(timeline, facts, limits))
+    """The floor of each interval in which every engine is idle and none of our own requests is open, in order."""
 
+    def floors() -> tuple[IdleFloor, ...]:
+        # A tick on which no engine was read ends no interval.
+        samples = (sample for sample in timeline.samples if sample.engines is not None)
+        intervals = [tuple(group) for idle, group in groupby(samples, _is_idle) if idle]
+        return tuple(floor for each in intervals if (floor := _floor(each, timeline, facts, limits)) is not None)
 
-def _idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
-    floors: list[IdleFloor] = []
-    stretch: list[Sample] = []
-    for sample in (*timeline.samples, None):
-        if sample is not None and sample.engines is None:
-            continue  # engine not read on this tick: it ends no stretch
-        if sample is not None and _is_idle(sample):
-            stretch.append(sample)
-            continue
-        if stretch:
-            floor = _floor(stretch, timeline, facts, limits)
-            floors.extend([floor] if floor else [])
-        stretch = []
-    return tuple(floors)
+    return timeline.once(("idle_floors", facts.pools, limits.idle_samples), floors)
 
 
 def floor_within(
     timeline: Timeline, start_seconds: float, end_seconds: float, facts: Facts, limits: Limits
 ) -> IdleFloor | None:
     """The idle floor at the end of a window; `None` where it did not settle."""
-    samples = [sample for sample in timeline.between(start_seconds, end_seconds) if sample.engines is not None]
-    stretch: list[Sample] = []
-    for sample in samples:
-        stretch = [*stretch, sample] if _is_idle(sample) else []
-    return _floor(stretch, timeline, facts, limits)
+    newest_first = (one for one in reversed(timeline.between(start_seconds, end_seconds)) if one.engines is not None)
+    return _floor(tuple(takewhile(_is_idle, newest_first))[::-1], timeline, facts, limits)
 
 
 def _is_idle(sample: Sample) -> bool:
     return sample.engines_idle is True and (sample.load is None or sample.load.requests == 0)
 
 
-def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: Limits) -> IdleFloor | None:
-    if len(stretch) < limits.idle_samples:
+def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits: Limits) -> IdleFloor | None:
+    if len(interval) < limits.idle_samples:
         return None
-    last = [held_blocks(sample, facts) for sample in stretch[-limits.idle_samples :]]
-    within = timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds)
-    readings = [sample.devices for sample in reversed(within) if sample.devices is not None]
-    newest = readings[0] if readings else None
+    begin_seconds, end_seconds = interval[0].at_seconds, interval[-1].at_seconds
+    newest_first = timeline.between(begin_seconds, end_seconds)[::-1]
+    devices = [sample.devices for sample in newest_first if sample.devices is not None]
+    listed = (each for each in devices if any(device.processes is not None for device in each))
+    published = (one.allocators for one in newest_first if one.allocators and published_since(one, begin_seconds))
     return IdleFloor(
-        at_seconds=stretch[-1].at_seconds,
-        blocks=_settled(last),
-        devices=next((devices for devices in readings if any(one.processes is not None for one in devices)), newest),
-        allocators=next(
-            (
-                sample.allocators
-                for sample in reversed(within)
-                if sample.allocators and published_since(sample, stretch[0].at_seconds)
-            ),
-            None,
-        ),
+        at_seconds=end_seconds,
+        blocks=_settled([held_blocks(sample, facts) for sample in interval[-limits.idle_samples :]]),
+        devices=next(listed, devices[0] if devices else None),
+        allocators=next(published, None),
     )
 
 
 def _settled(last: Sequence[int | None]) -> int | None:
-    """The blocks held at an idle stretch's end, by its last readings; `None` where they still fall, or begin to rise.
+    """The blocks in use at an idle interval's end; `None` while they fall, or begin to rise.
 
-    What returns falls. Blocks that become more while nothing runs are not on their way back: the fewest of them stay.
+    Blocks that are being released fall. Those that rise while nothing runs are not: the fewest of them stay.
     """
     known = [blocks for blocks in last if blocks is not None]
     if len(known) < len(last) or sorted(known) != known:
@@ -122,17 +103,24 @@ def _settled(last: Sequence[int | None]) -> int | None:
 
 
 def published_since(sample: Sample, seconds: float) -> bool:
-    """Whether what a sample tells of the allocators was all published after a moment: agents have their own pace."""
+    """Whether a sample's allocators were all published after a moment: agents have their own period."""
     return all(sample.at_seconds - each.age_seconds >= seconds for each in sample.allocators or ())
 
 
 def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
-    """Samples of a span that saw all its requests resident at once."""
-    if span.workload is None or span.offer_seconds is None:
+    """Samples of a span in which all its requests were resident at once."""
+    if span.workload is None:
+        return ()
+    requests = span.workload.requests
+    return tuple(sample for sample in under_load(timeline, span) if sample.sees_whole(requests))
+
+
+def under_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
+    """Samples between a span's offer and its release, or the timeline's end; none where nothing was offered."""
+    if span.offer_seconds is None:
         return ()
     end = span.release_seconds if span.release_seconds is not None else float("inf")
-    samples = timeline.between(span.offer_seconds, end)
-    return tuple(sample for sample in samples if sample.sees_whole(span.workload.requests))
+    return timeline.between(span.offer_seconds, end)
 
 
 def tokens_taken(timeline: Timeline, span: Span, sample: Sample) -> int | None:
@@ -150,39 +138,24 @@ def _tokens_counted(sample: Sample | None) -> int | None:
 
 
 def most_waiting(timeline: Timeline, span: Span) -> int:
-    """The most requests that any sample of a span's load saw waiting; 0 where the engines do not count them."""
-    if span.offer_seconds is None:
-        return 0
-    end = span.release_seconds if span.release_seconds is not None else float("inf")
-    return max(
-        (
-            sum(engine.requests_waiting or 0 for engine in sample.engines or ())
-            for sample in timeline.between(span.offer_seconds, end)
-        ),
-        default=0,
-    )
+    """The most requests waiting in any sample of a span's load; 0 where the engines do not count them."""
+    waiting = (sum(one.requests_waiting or 0 for one in sample.engines or ()) for sample in under_load(timeline, span))
+    return max(waiting, default=0)
 
 
 def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
-    """The most requests, whosesoever, that so many samples in a row of a span's load saw running or waiting.
+    """The most requests of all clients that ran or waited in so many samples in a row of a span's load.
 
-    One alone may catch a request twice: data-parallel engines tell each at its own time that one ended and one began.
-    0 where none is counted; fewer samples than that are taken as they are.
+    One sample may count a request twice: data-parallel engines report each at its own time that one ended and one
+    began. 0 where none is counted; fewer samples than that are taken as they are.
     """
-    if span.offer_seconds is None:
-        return 0
-    end = span.release_seconds if span.release_seconds is not None else float("inf")
-    counts = [
-        sample.open_requests for sample in timeline.between(span.offer_seconds, end) if sample.engines is not None
-    ]
-    width = min(in_a_row, len(counts))
-    return (
-        max((min(counts[place : place + width]) for place in range(len(counts) - width + 1)), default=0) if width else 0
-    )
+    counts = [sample.open_requests for sample in under_load(timeline, span) if sample.engines is not None]
+    width = max(min(in_a_row, len(counts)), 1)
+    return max((min(counts[place : place + width]) for place in range(len(counts) - width + 1)), default=0)
 
 
 def device_used_bytes(devices: tuple[Device, ...] | None) -> dict[str, int]:
-    """Used bytes by device UUID, of the devices that tell."""
+    """Used bytes by device UUID, of the devices that report them."""
     return {device.uuid: device.memory.used_bytes for device in devices or () if device.memory is not None}
 
 
@@ -197,31 +170,31 @@ def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | N
 
 
 def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
-    """The devices on which the server's processes were ever seen; none where they cannot be told.
+    """The devices that ever listed one of the server's processes; none where these are not known.
 
-    Over the whole timeline, since only some readings list processes: the devices of one that does not are still known.
+    Over the whole timeline, since only some samples list processes.
     """
-    return timeline.once(("server_uuids", facts.server_pids), lambda: _server_uuids(timeline, facts.server_pids))
+    pids = frozenset(facts.server_pids or ())
 
+    def uuids() -> frozenset[str]:
+        own: set[str] = set()
+        for sample in timeline.samples if pids else ():
+            for device in sample.devices or ():
+                # A day of eight GPUs has 700,000 samples, of which a fifth lists processes.
+                if device.processes and device.uuid not in own and any(one.pid in pids for one in device.processes):
+                    own.add(device.uuid)
+        return frozenset(own)
 
-def _server_uuids(timeline: Timeline, server_pids: tuple[int, ...] | None) -> frozenset[str]:
-    pids = frozenset(server_pids or ())
-    own: set[str] = set()
-    for sample in timeline.samples if pids else ():
-        for device in sample.devices or ():
-            # A day of eight GPUs has 700,000 readings, of which a fifth lists processes.
-            if device.processes and device.uuid not in own and any(one.pid in pids for one in device.processes):
-                own.add(device.uuid)
-    return frozenset(own)
+    return timeline.once(("server_uuids", facts.server_pids), uuids)
 
 
 def assigned_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
-    """The devices that are the server's by its processes, else by what assigned them; none where neither tells."""
+    """The devices that are the server's by its processes, else by assignment; none where neither is known."""
     return server_uuids(timeline, facts) or frozenset(facts.device_uuids or ())
 
 
 def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
-    """Those of a reading's devices that are the server's; all of them where that cannot be told."""
+    """Those of a sample's devices that are the server's; all of them where the server's are not known."""
     leaves = without_mig_parents(devices or ())
     return tuple(device for device in leaves if device.uuid in own) if own else leaves
 
@@ -229,12 +202,8 @@ def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> t
 def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, Allocator], ...]:
     """The first and the last reading of each of the server's allocators that was there to the end."""
     readings = [sample.allocators for sample in timeline.samples if sample.allocators]
-    first: dict[tuple[str, int, int], Allocator] = {}
-    for each in (one for allocators in readings for one in allocators):
-        first.setdefault(each.identity, each)
-    return tuple(
-        (first[each.identity], each) for each in (readings[-1] if readings else ()) if each.may_be_of(facts.server_pids)
-    )
+    first = {each.identity: each for allocators in reversed(readings) for each in reversed(allocators)}
+    return tuple((first[one.identity], one) for one in (readings or [()])[-1] if one.may_be_of(facts.server_pids))
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:
@@ -253,21 +222,16 @@ def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
     Before an engine answers, its weights are still being loaded, or another server's are still there; one that sleeps
     has given its own away.
     """
-    answered = next((sample.at_seconds for sample in timeline.samples if _awake(sample)), None)
-    if answered is None:
-        return None if any(sample.engines for sample in timeline.samples) else first_devices(timeline)
-    since = (one.devices for one in timeline.samples if one.at_seconds >= answered and one.devices is not None)
+    answers = [sample for sample in timeline.samples if sample.engines]
+    awake = (sample.at_seconds for sample in answers if not any(engine.asleep for engine in sample.engines or ()))
+    begin_seconds = next(awake, None)
+    if begin_seconds is None:
+        return None if answers else first_devices(timeline)
+    since = (one.devices for one in timeline.samples if one.at_seconds >= begin_seconds and one.devices is not None)
     return next(since, None) or first_devices(timeline)
 
 
-def _awake(sample: Sample) -> bool:
-    return bool(sample.engines) and not any(engine.asleep for engine in sample.engines or ())
-
-
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
-    """Why a source showed nothing, from the newest of its gaps."""
-    for sample in reversed(timeline.samples):
-        for gap in sample.gaps:
-            if gap.source == source:
-                return gap.reason
-    return next((gap.reason for gap in facts.gaps if gap.source == source), None)
+    """Why a source reported nothing, from the newest of its gaps."""
+    newest_first = chain((sample.gaps for sample in reversed(timeline.samples)), (facts.gaps,))
+    return next((gap.reason for gaps in newest_first for gap in gaps if gap.source == source), None)

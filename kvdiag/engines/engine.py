@@ -112,6 +112,18 @@ class EngineAdapter:
     metrics: Mapping[str, Meaning]
     """Name in Prometheus to the field that it reports."""
 
+    metric_prefix: str
+    polled_metrics: tuple[str, ...]
+    """What a tick asks for."""
+
+    needed_metrics: Mapping[str, tuple[str, ...]]
+    """What verdicts about the KV pool need, in words, to the names that it has had."""
+
+    tested_versions: tuple[tuple[int, int], tuple[int, int]]
+    """The oldest and the newest whose metrics stand in the tests."""
+
+    parse_version: Callable[[str | None], tuple[int, int, int] | None]
+
     config_metric: str
     """The metric whose labels describe the KV pool."""
 

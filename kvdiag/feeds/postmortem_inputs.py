@@ -19,8 +19,8 @@ from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
-from kvdiag.oom.log import LoggedFailure, read_failures
-from kvdiag.sources.black_boxes import BlackBox, read_file, read_folder
+from kvdiag.oom.log import read_failures
+from kvdiag.sources.black_boxes import read_file, read_folder
 from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
 
 Kind = Literal["black box", "trace", "log"]
@@ -46,7 +46,7 @@ def gather(
     if sum(kind == "trace" for _, kind in named) > 1:
         raise KvdiagError("more than one trace: give the one that ends with the failure")
     case = Case()
-    found: list[BlackBox] = []
+    found: list[Account] = []
     for path, kind in named:
         if kind == "trace":
             timeline, facts = read_trace(path)
@@ -61,7 +61,7 @@ def gather(
                     if gaps
                     else ": no allocation failed under an agent, or it is the wrong folder"
                 )
-                gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
+                gaps = (*gaps, Gap("black_box", "absent", f"no black box in {path}{damaged}"))
             found += read
             case = replace(case, gaps=(*case.gaps, *gaps))
         else:
@@ -122,22 +122,20 @@ def _with_log(case: Case, path: Path) -> Case:
     if b"\0" in content[:PEEK_BYTES]:
         raise KvdiagError(f"{origin} is binary: give an engine's log or its message")
     text = content.decode("utf-8", "replace")
-    failure = read_failures(text)
+    failure = read_failures(text, origin)
     case = replace(case, has_log=True)
     gaps = case.gaps
     if not whole:
         reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
-        gaps = (*gaps, Gap(source="log", kind="absent", reason=reason))
+        gaps = (*gaps, Gap("log", "absent", reason))
     if failure is None:
         reason = f"{origin} reports no out-of-memory failure"
-        return replace(
-            case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
-        )
+        return replace(case, report=case.report or _report(text), gaps=(*gaps, Gap("log", "absent", reason)))
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
         case,
-        accounts=(*case.accounts, _account(failure, origin)),
+        accounts=(*case.accounts, failure),
         report=case.report or _report(before),
         failed_pool_bytes=next((size for size in failed_pools if size is not None), case.failed_pool_bytes),
         gaps=gaps,
@@ -156,41 +154,10 @@ def _report(text: str) -> EngineReport | None:
     return None
 
 
-def _account(failure: LoggedFailure, origin: str) -> Account:
-    return Account(
-        origin=f"{origin}, line {failure.line}",
-        shortage=failure.shortage,
-        process=failure.process,
-        rank=failure.rank,
-        phase=failure.phase,
-        phase_told_by=failure.phase_told_by,
-        work=failure.work,
-        running=failure.running,
-        waiting=failure.waiting,
-        kv_usage_ratio=failure.kv_usage_ratio,
-        max_num_seqs=failure.max_num_seqs,
-        later=failure.later,
-    )
-
-
-def _account_of_box(box: BlackBox) -> Account:
-    return Account(
-        origin=box.origin,
-        exact=True,
-        at_seconds=box.at_seconds,
-        process=box.process,
-        rank=None if box.allocator is None else box.allocator.tensor_rank,
-        shortage=box.shortage,
-        allocator=box.allocator,
-        split=box.split,
-    )
-
-
-def _with_box(case: Case, found: list[BlackBox]) -> Case:
+def _with_box(case: Case, boxes: list[Account]) -> Case:
     """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
-    if not found:
+    if not boxes:
         return case
-    boxes = [_account_of_box(box) for box in found]
     reported = case.accounts
     oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
     chosen = next((box for box in boxes if any(agree(box, other) for other in reported)), oldest)

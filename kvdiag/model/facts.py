@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.model.readings import Gap
-from kvdiag.model.validation import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
+from kvdiag.model.validation import MAX_COUNT, Checked
 
 MAX_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvPool:
+class KvPool(Checked):
     """One engine's KV-cache pool as the engine itself reports it.
 
     `block_tokens` is what one block holds, context parallelism included. `usable_blocks` is what requests can hold:
@@ -36,29 +36,15 @@ class KvPool:
     memory_fraction_ratio: float | None = None
     prefix_caching: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse an empty pool, a denominator outside it, and impossible figures."""
-        refuse(
-            self,
-            first(
-                None if 0 < self.block_tokens <= MAX_COUNT else f"block_tokens is {self.block_tokens}",
-                None if 1 < self.total_blocks <= MAX_COUNT else f"total_blocks is {self.total_blocks}",
-                None
-                if 0 < self.usable_blocks <= self.usage_blocks <= self.total_blocks
-                else f"{self.usable_blocks} usable, {self.usage_blocks} in the gauge, {self.total_blocks} in all",
-                count_problem("capacity_tokens", self.capacity_tokens),
-                count_problem("pool_bytes", self.pool_bytes, MAX_BYTES),
-                None
-                if not self.max_concurrency or 1 / MAX_COUNT <= self.max_concurrency <= MAX_COUNT
-                else f"max_concurrency is {self.max_concurrency}",
-                None
-                if self.sliding_window_tokens is None or 0 < self.sliding_window_tokens <= MAX_COUNT
-                else f"sliding_window_tokens is {self.sliding_window_tokens}",
-                None
-                if self.memory_fraction_ratio is None or 0 < self.memory_fraction_ratio <= 1
-                else f"memory_fraction_ratio is {self.memory_fraction_ratio}",
-            ),
-        )
+    def _problem(self) -> str | None:
+        for name in ("block_tokens", "sliding_window_tokens", "memory_fraction_ratio"):
+            if getattr(self, name) == 0:
+                return f"{name} is 0"
+        if not 0 < self.usable_blocks <= self.usage_blocks <= self.total_blocks or self.total_blocks == 1:
+            return f"{self.usable_blocks} usable, {self.usage_blocks} in the gauge, {self.total_blocks} in all"
+        if self.max_concurrency and not 1 / MAX_COUNT <= self.max_concurrency <= MAX_COUNT:
+            return f"max_concurrency is {self.max_concurrency}"
+        return None
 
     @property
     def block_bytes(self) -> int | None:
@@ -71,20 +57,16 @@ class KvPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCache:
+class HostCache(Checked):
     """A host-memory cache whose size limit the server's command line sets, in bytes per process; 0 if it is off."""
 
     name: str
     flag: str
     limit_bytes: int
 
-    def __post_init__(self) -> None:
-        """Refuse an impossible limit."""
-        refuse(self, count_problem("limit_bytes", self.limit_bytes, MAX_BYTES))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Checked):
     """Properties of the server that are constant over a timeline: its pools, its processes and its limits.
 
     `server_pids` is `None` if the server's processes were not found. `weights_bytes` is the checkpoint's size on disk,
@@ -114,25 +96,11 @@ class Facts:
     device_uuids: tuple[str, ...] | None = None
     gaps: tuple[Gap, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes and process ids."""
-        refuse(
-            self,
-            first(
-                count_problem("max_model_len_tokens", self.max_model_len_tokens),
-                count_problem("weights_bytes", self.weights_bytes, MAX_BYTES),
-                count_problem("host_limit_bytes", self.host_limit_bytes, MAX_BYTES),
-                None if self.started_seconds is None else time_problem("started_seconds", self.started_seconds),
-                *(
-                    None if ranks is None or 0 < ranks <= MAX_RANKS else f"{name} is {ranks}, not within 1..{MAX_RANKS}"
-                    for name, ranks in (
-                        ("tensor_parallel", self.tensor_parallel),
-                        ("pipeline_parallel", self.pipeline_parallel),
-                    )
-                ),
-                *(count_problem("server_pids", pid, 2**32) for pid in self.server_pids or ()),
-            ),
-        )
+    def _problem(self) -> str | None:
+        ranks = self.tensor_parallel, self.pipeline_parallel
+        if any(count is not None and not 0 < count <= MAX_RANKS for count in ranks):
+            return f"ranks are {ranks}, not within 1..{MAX_RANKS}"
+        return None
 
     def pool(self, engine: str) -> KvPool | None:
         """The pool of one engine, `None` where it did not report one."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.model.validation import MAX_BYTES, count_problem, first, refuse
+from kvdiag.model.validation import MAX_BYTES, Checked
 
 GapKind = Literal["absent", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Something that was looked for and not seen.
 
@@ -23,7 +23,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Checked):
     """One device's memory as NVML reports it.
 
     `used_bytes` is `total - free`, one denominator for everything: NVIDIA's documents disagree on whether NVML's own
@@ -35,16 +35,10 @@ class Memory:
     free_bytes: int
     driver_reserved_bytes: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a device with no memory, or more free or reserved than there is."""
-        refuse(
-            self,
-            first(
-                None if 0 < self.total_bytes < MAX_BYTES else f"total_bytes is {self.total_bytes}",
-                count_problem("free_bytes", self.free_bytes, self.total_bytes),
-                count_problem("driver_reserved_bytes", self.driver_reserved_bytes, self.total_bytes),
-            ),
-        )
+    def _problem(self) -> str | None:
+        if not 0 < self.total_bytes < MAX_BYTES:
+            return f"total_bytes is {self.total_bytes}"
+        return self._above("free_bytes", self.total_bytes) or self._above("driver_reserved_bytes", self.total_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -58,19 +52,12 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Checked):
     """A process that NVML lists on a device. `used_bytes` is `None` where the driver does not tell."""
 
     pid: int
     used_bytes: int | None
     name: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse impossible process ids and sizes."""
-        refuse(
-            self,
-            first(count_problem("pid", self.pid, 2**32), count_problem("used_bytes", self.used_bytes, MAX_BYTES)),
-        )
 
     @property
     def who(self) -> str:
@@ -79,7 +66,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Checked):
     """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had.
 
     `index` is the GPU's as `nvidia-smi -L` counts, so that slices of one GPU share it; `uuid` alone is unique.
@@ -92,9 +79,8 @@ class Device:
     processes: tuple[Process, ...] | None = None
     mig_parent_uuid: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a device without an identity."""
-        refuse(self, first(None if self.uuid else "no uuid", count_problem("index", self.index, 1024)))
+    def _problem(self) -> str | None:
+        return None if self.uuid else "no uuid"
 
 
 def cuda_uuid(nvml_uuid: str) -> str:
@@ -124,7 +110,7 @@ ENGINE_COUNTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class Engine(Checked):
     """One engine (data-parallel rank) as its page shows it; `engine` is the page's label, "0" where it has none."""
 
     engine: str
@@ -139,17 +125,6 @@ class Engine:
     prefix_hits_total: int | None = None
     asleep: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a usage outside 0..1 and negative counts."""
-        usage = self.kv_usage_ratio
-        refuse(
-            self,
-            first(
-                None if usage is None or 0.0 <= usage <= 1.0 else f"kv_usage_ratio is {usage}, not within 0..1",
-                *(count_problem(name, getattr(self, name)) for name in ENGINE_COUNTS),
-            ),
-        )
-
     @property
     def idle(self) -> bool | None:
         """Whether the engine says that nothing runs and nothing waits; `None` where it does not say."""
@@ -159,7 +134,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostProcess:
+class HostProcess(Checked):
     """Host memory of one of the server's processes; `anonymous_bytes` leaves file-backed pages out."""
 
     pid: int
@@ -167,16 +142,8 @@ class HostProcess:
     resident_bytes: int
     anonymous_bytes: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes."""
-        refuse(
-            self,
-            first(
-                count_problem("pid", self.pid, 2**32),
-                count_problem("resident_bytes", self.resident_bytes, MAX_BYTES),
-                count_problem("anonymous_bytes", self.anonymous_bytes, self.resident_bytes),
-            ),
-        )
+    def _problem(self) -> str | None:
+        return self._above("anonymous_bytes", self.resident_bytes)
 
     @property
     def who(self) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
 from kvdiag.model.readings import Device, Engine, Gap, HostProcess
 from kvdiag.model.torch_memory import Allocator
-from kvdiag.model.validation import count_problem, first, refuse, time_problem
+from kvdiag.model.validation import Checked
 
 Made = TypeVar("Made")
 
@@ -22,7 +22,7 @@ without a salt; the same from another tenant, without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Checked):
     """What kvdiag's own requests held when a sample was taken.
 
     `requests` are open, waiting ones included; `resident_tokens` has, for each that has produced its first token,
@@ -33,22 +33,14 @@ class Load:
     requests: int
     resident_tokens: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Refuse more resident requests than open ones."""
-        refuse(
-            self,
-            first(
-                count_problem("requests", self.requests),
-                None
-                if len(self.resident_tokens) <= self.requests
-                else f"{len(self.resident_tokens)} resident requests of {self.requests} open",
-                *(count_problem("resident_tokens", tokens) for tokens in self.resident_tokens),
-            ),
-        )
+    def _problem(self) -> str | None:
+        if len(self.resident_tokens) > self.requests:
+            return f"{len(self.resident_tokens)} resident requests of {self.requests} open"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Checked):
     """Everything seen at one moment. A part not due on this tick is `None`; one due and not seen is a `Gap`.
 
     `load` is what our own requests held right after the engines answered, `load_before` right before they were asked.
@@ -62,10 +54,6 @@ class Sample:
     load: Load | None = None
     load_before: Load | None = None
     gaps: tuple[Gap, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a sample without a time."""
-        refuse(self, time_problem("at_seconds", self.at_seconds))
 
     @property
     def engines_idle(self) -> bool | None:
@@ -111,7 +99,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Checked):
     """Requests that a test step offers at once: unique random prompts, all generating `max_tokens`.
 
     `hold_seconds` is how long all of them should be resident together, so that several samples see them. `repeated`:
@@ -125,18 +113,6 @@ class Workload:
     repeated: bool = False
     probe: Probe | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse negative amounts."""
-        refuse(
-            self,
-            first(
-                count_problem("requests", self.requests),
-                count_problem("prompt_tokens", self.prompt_tokens),
-                count_problem("max_tokens", self.max_tokens),
-                time_problem("hold_seconds", self.hold_seconds),
-            ),
-        )
-
     @property
     def tokens_per_request(self) -> int:
         """Tokens a finished request has in the KV cache at its peak (the last sampled one is never stored)."""
@@ -144,7 +120,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Checked):
     """What became of a step's requests. `errors` are the distinct messages of those that failed, bounded in length.
 
     `first_token_seconds` is the time to the first token, of a single request whose time is judged.
@@ -157,23 +133,9 @@ class Outcome:
     errors: tuple[str, ...] = ()
     first_token_seconds: float | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse negative counts."""
-        seconds = self.first_token_seconds
-        refuse(
-            self,
-            first(
-                *(
-                    count_problem(name, getattr(self, name))
-                    for name in ("completed", "failed", "prompt_tokens", "generated_tokens")
-                ),
-                None if seconds is None else time_problem("first_token_seconds", seconds),
-            ),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Checked):
     """A moment of a test step: its lead-in begins, its load is offered, its last request is over, it has settled."""
 
     at_seconds: float
@@ -183,10 +145,6 @@ class Mark:
     workload: Workload | None = None
     outcome: Outcome | None = None
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a mark without a time."""
-        refuse(self, first(time_problem("at_seconds", self.at_seconds), count_problem("cycle", self.cycle)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,19 +201,14 @@ class Timeline:
         for mark in self.marks:
             if step is not None and mark.step != step:
                 continue
-            key = (mark.step, mark.cycle)
-            known = spans.get(key)
-            if known is None:
-                known = Span(step=mark.step, cycle=mark.cycle, begin_seconds=mark.at_seconds)
-            spans[key] = Span(
-                step=known.step,
-                cycle=known.cycle,
-                begin_seconds=known.begin_seconds,
-                offer_seconds=mark.at_seconds if mark.phase == "offer" else known.offer_seconds,
-                release_seconds=mark.at_seconds if mark.phase == "release" else known.release_seconds,
-                end_seconds=mark.at_seconds if mark.phase == "end" else known.end_seconds,
+            begun = Span(step=mark.step, cycle=mark.cycle, begin_seconds=mark.at_seconds)
+            known = spans.get((mark.step, mark.cycle), begun)
+            reached = {} if mark.phase == "begin" else {f"{mark.phase}_seconds": mark.at_seconds}
+            spans[mark.step, mark.cycle] = replace(
+                known,
                 workload=mark.workload or known.workload,
                 outcome=mark.outcome or known.outcome,
                 notes=known.notes + mark.notes,
+                **reached,  # type: ignore[arg-type]  # a time by its name
             )
         return tuple(spans.values())

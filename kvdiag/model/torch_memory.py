@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.model.readings import Device, Memory, cuda_uuid
-from kvdiag.model.validation import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
+from kvdiag.model.validation import Checked
 
 NATIVE = "native"
 """torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
@@ -15,7 +15,7 @@ INSIDE = "GPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedSplit:
+class ReservedSplit(Checked):
     """The reserved bytes by what they are good for; the five parts add up to `reserved_bytes` exactly.
 
     `pending`: freed, but another stream may still use it. `private`: free in a pool of its own, as CUDA graphs have.
@@ -38,26 +38,15 @@ class ReservedSplit:
     fits: bool | None = None
     unusable_ratio: float | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse parts that do not add up, and ratios that are none."""
-        parts = ("live_bytes", "pending_bytes", "private_bytes", "releasable_bytes", "stranded_bytes")
-        sizes = (*parts, "reserved_bytes", "largest_free_block_bytes", "pinned_free_bytes", "request_bytes")
-        total = sum(getattr(self, name) for name in parts)
-        ratio = self.unusable_ratio
-        refuse(
-            self,
-            first(
-                time_problem("age_seconds", self.age_seconds),
-                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
-                count_problem("pinned_segments", self.pinned_segments),
-                None if total == self.reserved_bytes else f"parts of {total} bytes for {self.reserved_bytes} reserved",
-                None if ratio is None or 0.0 <= ratio <= 1.0 else f"unusable_ratio is {ratio}, not within 0..1",
-            ),
-        )
+    def _problem(self) -> str | None:
+        parts = self.live_bytes, self.pending_bytes, self.private_bytes, self.releasable_bytes, self.stranded_bytes
+        if sum(parts) != self.reserved_bytes:
+            return f"parts of {sum(parts)} bytes for {self.reserved_bytes} reserved"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailedAllocation:
+class FailedAllocation(Checked):
     """An allocation that torch gave up on, by the agent's black box: what was asked for, and what there was.
 
     `age_seconds` before the sample; `split` is `None` where the blocks could not be looked at.
@@ -68,20 +57,9 @@ class FailedAllocation:
     free_bytes: int
     split: ReservedSplit | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes."""
-        sizes = ("asked_bytes", "free_bytes")
-        refuse(
-            self,
-            first(
-                time_problem("age_seconds", self.age_seconds),
-                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
-            ),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocator:
+class Allocator(Checked):
     """One process's allocator on one device, as its agent published it `age_seconds` before the sample.
 
     `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
@@ -118,25 +96,11 @@ class Allocator:
     data_rank: int | None = None
     unverified: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse more allocated than reserved, and other figures that cannot be."""
-        free = ("releasable_bytes", "stranded_bytes")
-        sizes = ("requested_bytes", "inactive_split_bytes", "private_pools_bytes", "process_bytes", *free)
-        counts = ("start_ticks", "alloc_retries_total", "ooms_total", "tensor_rank", "pipeline_rank", "data_rank")
-        active = self.allocated_bytes if self.active_bytes is None else self.active_bytes
-        refuse(
-            self,
-            first(
-                None if self.device_uuid else "no device_uuid",
-                count_problem("pid", self.pid, 2**32),
-                time_problem("age_seconds", self.age_seconds),
-                count_problem("reserved_bytes", self.reserved_bytes, MAX_BYTES),
-                count_problem("active_bytes", active, self.reserved_bytes),
-                count_problem("allocated_bytes", self.allocated_bytes, active),
-                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
-                *(count_problem(name, getattr(self, name), MAX_COUNT) for name in counts),
-            ),
-        )
+    def _problem(self) -> str | None:
+        if not self.device_uuid:
+            return "no device_uuid"
+        active_bytes = self.reserved_bytes if self.active_bytes is None else self.active_bytes
+        return self._above("active_bytes", self.reserved_bytes) or self._above("allocated_bytes", active_bytes)
 
     @property
     def identity(self) -> tuple[str, int, int]:

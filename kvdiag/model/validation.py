@@ -1,8 +1,10 @@
-"""What a figure can be at all: the checks by which the values refuse the impossible."""
+"""What a figure can be at all: bounds that follow from the unit in its name, by which values refuse the impossible."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import ClassVar
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is a wrong reading."""
@@ -10,30 +12,57 @@ MAX_BYTES = 2**50
 MAX_COUNT = 2**53
 """Largest integer that a float on a metrics page can carry exactly."""
 
+MAX_PID = 2**32
+MAX_INDEX = 1024
 
-def refuse(value: object, problem: str | None) -> None:
-    """Raise ValueError where there is a problem, naming the class."""
-    if problem is not None:
-        raise ValueError(f"{type(value).__name__}: {problem}")
+_MOST = {"bytes": MAX_BYTES, "ratio": 1, "seconds": MAX_COUNT, "pid": MAX_PID, "pids": MAX_PID, "index": MAX_INDEX}
+"""The largest value of a figure by the last word of its name; other whole numbers are counts."""
+
+_FIGURES: dict[type[Checked], tuple[tuple[str, int], ...]] = {}
+"""The fields of a class that have bounds, each with its largest value."""
 
 
-def count_problem(name: str, count: int | None, limit: int = MAX_COUNT) -> str | None:
-    """Why a count cannot be: negative, or beyond its limit."""
-    if count is None or 0 <= count <= limit:
+class Checked:
+    """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing reading.
+
+    Raises:
+        ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
+
+    """
+
+    __slots__ = ()
+
+    MOST: ClassVar[Mapping[str, int]] = {}
+    """The largest value of fields whose names allow another one."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        kind = type(self)
+        for name, most in _FIGURES.get(kind) or _FIGURES.setdefault(kind, _figures(kind)):
+            value = getattr(self, name)
+            if value is None or (type(value) is not tuple and 0 <= value <= most):
+                continue
+            # Plain loops, since every value that is made comes through here.
+            for figure in value if isinstance(value, tuple) else (value,):
+                if not 0 <= figure <= most:
+                    raise ValueError(f"{kind.__name__}: {name} is {figure}, not within 0..{most}")
+        if (problem := self._problem()) is not None:
+            raise ValueError(f"{kind.__name__}: {problem}")
+
+    def _problem(self) -> str | None:
+        """What else is impossible about these figures, `None` if nothing is."""
         return None
-    return f"{name} is {count}, not within 0..{limit}"
+
+    def _above(self, name: str, most: int) -> str | None:
+        """The problem of a figure that is larger than `most`, which another one allows it."""
+        value = getattr(self, name)
+        return None if value is None or value <= most else f"{name} is {value}, not within 0..{most}"
 
 
-def time_problem(name: str, seconds: float | None) -> str | None:
-    """Why a time cannot be: negative or not finite."""
-    if seconds is None or (math.isfinite(seconds) and seconds >= 0):
-        return None
-    return f"{name} is {seconds}, not a time"
-
-
-def first(*problems: str | None) -> str | None:
-    """The first problem there is."""
-    for problem in problems:  # a loop, since every value that is made comes through here
-        if problem is not None:
-            return problem
-    return None
+def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
+    found = []
+    for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
+        most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
+        if most is not None or str(field.type).startswith(("int", "tuple[int")):
+            found.append((field.name, MAX_COUNT if most is None else most))
+    return tuple(found)

@@ -5,16 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.model import Allocator, ReservedSplit
-from kvdiag.oom.log import Work
 from kvdiag.oom.message import Shortage
 from kvdiag.oom.phase import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the engine had scheduled in the step that failed, as vLLM V1 dumps it (logging_utils/dump_input.py)."""
+
+    scheduled_tokens: int | None
+    requests: int | None
+    largest_request: str | None = None
+    largest_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """One source's report of a failure. `exact` figures are bytes as counted; others were rounded for print.
 
-    `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed.
+    `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed. In a log, `line` is where
+    the failure stands and `process` its name there; `later` counts the failures after it.
     """
 
     origin: str
@@ -31,5 +41,6 @@ class Account:
     kv_usage_ratio: float | None = None
     max_num_seqs: int | None = None
     later: int = 0
+    line: int = 0
     allocator: Allocator | None = None
     split: ReservedSplit | None = None

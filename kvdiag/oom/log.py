@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, Shortage, parse_shortage
-from kvdiag.oom.phase import NEAR_CHARACTERS, Phase, phase_of
+from kvdiag.oom.account import Account, Work
+from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, parse_shortage
+from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
 
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
@@ -32,7 +33,7 @@ _PROCESS = re.compile(
 )
 _PREFIX = re.compile(
     r"(?:.{0,120}?\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]{1,3}"
-    r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)",
+    r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)"
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
@@ -50,34 +51,6 @@ _EACH_SCHEDULED = re.compile(r"['\"]?([\w.:-]{1,120})['\"]?: (\d{1,12})")
 _NEW = re.compile(r"NewRequestData\(req_id=([^,()]{1,120}), ?prompt_token_ids_len=(\d{1,12})")
 _MOST_DECODE_TOKENS = 16
 """Tokens of one request in one step up to which they are its next ones, drafts of them among it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the engine had scheduled in the step that failed, as vLLM V1 dumps it (logging_utils/dump_input.py)."""
-
-    scheduled_tokens: int | None
-    requests: int | None
-    largest_request: str | None = None
-    largest_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedFailure:
-    """The first failure of a log. `process` is its name there; `later` counts the failures after it."""
-
-    shortage: Shortage
-    line: int
-    process: str = ""
-    rank: int | None = None
-    phase: Phase | None = None
-    phase_told_by: str | None = None
-    work: Work | None = None
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage_ratio: float | None = None
-    max_num_seqs: int | None = None
-    later: int = 0
 
 
 @dataclass(slots=True)
@@ -101,8 +74,8 @@ class _Stream:
         return self.lines[bisect_right(self.starts, position) - 1]
 
 
-def read_failures(text: str) -> LoggedFailure | None:
-    """The first failure for want of memory that `text` tells; `None` where it tells none."""
+def read_failures(text: str, origin: str = "the log") -> Account | None:
+    """The first out-of-memory failure in a log, with its line; `None` where there is none."""
     lines = _lines(text)
     streams = _streams(lines)
     found = [
@@ -124,7 +97,8 @@ def read_failures(text: str) -> LoggedFailure | None:
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)
     most_requests = _last(_MOST_REQUESTS, "\n".join(lines[:line]))
-    return LoggedFailure(
+    return Account(
+        origin=f"{origin}, line {line + 1}",
         shortage=shortage,
         line=line + 1,
         process=stream.name,
@@ -189,7 +163,7 @@ def _rank(name: str) -> int | None:
 def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     """Kind, beginning and end of each message, in order. Where two anchors name one message, the telling one counts."""
     begins = sorted(
-        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text)),
+        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text))
     )[: 4 * MAX_FAILURES]
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
@@ -226,10 +200,7 @@ def _message(text: str, kind: Kind, start: int, end: int) -> str:
 
 
 def _work(lines: list[str], line: int) -> Work | None:
-    dump = next(
-        (text for text in lines[max(0, line - _DUMP_LINES) : line + _DUMP_LINES] if _DUMP.search(text)),
-        None,
-    )
+    dump = next((text for text in lines[max(0, line - _DUMP_LINES) : line + _DUMP_LINES] if _DUMP.search(text)), None)
     if dump is None:
         return None
     total, each = _TOTAL_SCHEDULED.search(dump), _SCHEDULED.search(dump)

@@ -138,10 +138,7 @@ _WORDINGS: tuple[tuple[Kind, str], ...] = (
     ("profiling", r"Error\s+in\s+memory\s+profiling\."),
     ("host", r"Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory|oom-kill:constraint"),
     ("host", r"OOMKilled|OOM[ -]?killed|(?m:^\s{0,8}(?:\[\d{1,4}\]\W{1,4}\d{1,8}\s{1,4})?Killed\s{0,4}$)"),
-    (
-        "host",
-        r"(?:exit(?:ed|\s+with)?(?:\s+with)?\s+(?:code|status)|exit\s?code|exitCode\"?)\s{0,2}[:=]?\s{0,2}137\b",
-    ),
+    ("host", r"(?:exit(?:ed|\s+with)?(?:\s+with)?\s+(?:code|status)|exit\s?code|exitCode\"?)\s{0,2}[:=]?\s{0,2}137\b"),
     ("host", r"DefaultCPUAllocator:[^\n]{0,60}allocate\s+memory|Cannot\s+allocate\s+memory|\bMemoryError\b"),
     ("host", r"Unable\s+to\s+allocate\s+\d[^\n]{0,20}\s+for\s+an\s+array"),
     # Ray's own watch over the node's memory.

@@ -4,8 +4,10 @@ message, and by how far the log had come. Pure.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from importlib import resources
 from typing import Literal
 
 from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, Kind
@@ -50,74 +52,12 @@ TRACEBACK_CHARACTERS = 40_000
 NEAR_CHARACTERS = 400
 _TRACEBACK = "Traceback (most recent call last)"
 
-# Outer frames stand before inner ones: a capture and a profile run go through the same model code as a request.
-_FUNCTIONS: tuple[tuple[Phase, str], ...] = (
-    (
-        "graph_capture",
-        (
-            "capture_model _capture_cudagraphs capture_graph capture_one_batch_size init_cuda_graphs "
-            "_warmup_and_capture profile_cudagraph_memory init_device_graphs CudaGraphRunner capture_end"
-        ),
-    ),
-    ("wake", "wake_up resume_memory_occupation"),
-    ("load", "load_model load_weights process_weights_after_loading _load_model initialize_model from_pretrained"),
-    (
-        "profile",
-        (
-            "profile_run determine_available_memory determine_num_available_blocks profile_num_available_blocks "
-            "memory_profiling profile_max_num_token"
-        ),
-    ),
-    (
-        "kv_pool",
-        (
-            "initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors "
-            "initialize_from_config allocate_gpu_cache _allocate_gpu_cache init_cache_engine _init_cache_engine "
-            "CacheEngine init_memory_pool prealloc_symmetric_memory_pool"
-        ),
-    ),
-    ("warmup", "_dummy_sampler_run _dummy_pooler_run compile_or_warm_up_model kernel_warmup warm_up_model warmup"),
-    (
-        "logprobs",
-        (
-            "_get_prompt_logprobs_dict get_prompt_logprobs compute_logprobs gather_logprobs get_logprobs _get_logprobs "
-            "compute_prompt_logprobs"
-        ),
-    ),
-    (
-        "encoder",
-        (
-            "_execute_mm_encoder embed_multimodal get_multimodal_embeddings _process_image_input vision_tower visual "
-            "get_image_feature vision_model"
-        ),
-    ),
-    (
-        "sampler",
-        (
-            r"sample_tokens _sample topk_topp_sampler apply_top_k_top_p compute_logits random_sample rejection_sampler "
-            r"logits_processor _get_logits sampler\.py"
-        ),
-    ),
-    ("kv_growth", "DynamicCache cache_utils past_key_value past_key_values"),
-    ("prefill", "forward_extend run_batch_prefill _prefill"),
-    ("decode", "forward_decode _decode"),
-    (
-        "request",
-        (
-            "execute_model run_busy_loop engine_step step_async forward_batch_generation run_batch event_loop_normal "
-            "event_loop_overlap generate_token run_engine_loop"
-        ),
-    ),
-    (
-        "startup",
-        (
-            "init_device init_torch_distributed init_worker_distributed_environment _initialize_kv_caches "
-            "from_engine_args from_vllm_config init_process_group init_distributed_environment run_engine_core "
-            "run_mp_engine launch_server"
-        ),
-    ),
-)
-_FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names.split())})\b")) for phase, names in _FUNCTIONS)
+_FUNCTIONS: dict[Phase, list[str]] = json.loads(resources.files("kvdiag.oom").joinpath("functions.json").read_bytes())
+"""Functions of the engines by what they do. Outer frames stand before inner ones: a capture and a profile run go
+through the same model code as a request.
+"""
+
+_FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names)})\b")) for phase, names in _FUNCTIONS.items())
 
 _SAID: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("load", re.compile(r"Failed to load model")),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping
 
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Status
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
+from kvdiag.kv.calibration.running_server import pool_bytes
+from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -48,6 +49,18 @@ def explained_of(diagnosis: Diagnosis) -> list[Finding]:
     return [one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence]
 
 
+EXPLAINED, HEALTHY, UNKNOWN = "Explained", "Checked, not found", "Unknown"
+
+
+def sections(diagnosis: Diagnosis) -> list[tuple[str, list[Finding]]]:
+    """The findings that are no problem, in the order in which they are read, under their titles; none is empty."""
+    explained = explained_of(diagnosis)
+    healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
+    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    found = ((EXPLAINED, explained), (HEALTHY, healthy), (UNKNOWN, unknown))
+    return [(title, findings) for title, findings in found if findings]
+
+
 def unknown_by_reason(findings: Iterable[Finding]) -> dict[str, list[str]]:
     """The ids of the unknown verdicts by their reason: what lacks the same thing stands together."""
     reasons: dict[str, list[str]] = {}
@@ -83,6 +96,13 @@ def sentence(diagnosis: Diagnosis) -> str:
 def engine_of(facts: Facts) -> str:
     """The engine's name and version, as far as they are known."""
     return " ".join(part for part in (facts.engine_name, facts.engine_version) if part)
+
+
+def pool_title(facts: Facts, pool: KvPool) -> str:
+    """A KV pool in blocks and bytes: `8,191 blocks of 16 tokens, 16.0 GiB computed`."""
+    size = pool_bytes(facts, pool)
+    bytes_and_origin = "" if size is None else f", {format_bytes(size[0])} {size[1]}"
+    return f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens{bytes_and_origin}"
 
 
 def spaced(name: str) -> str:

@@ -6,25 +6,21 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvdiag.sim import metrics_text
-from kvdiag.sim.blocks import blocks_for
 from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, parse_completion, tokenize
 from kvdiag.sim.engine_core import Engine, Output, Outputs
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpRequest, Response
 from kvdiag.sim.nvml_state import STATE_PATH, nvml_state
-from kvdiag.sim.scenarios import Scenario
+from kvdiag.sim.scenarios import MODEL_NAME, Scenario
 from kvdiag.sim.scheduler import Request
 
 VLLM_VERSION = "0.32.0"
-MODEL_NAME = "drill"
 GPU_UUID = "GPU-5ca1ab1e-d211-4d1a-8000-000000000001"
 GPU_NAME = "Simulated GPU 24GiB"
 
@@ -57,7 +53,6 @@ class Api:
         for foreign in scenario.foreign:
             gpu.take(gpu.join(foreign.pid, foreign.name), foreign.used_bytes)
         self.engine = Engine(scenario, gpu, pid=os.getpid())
-        self._cache_config = cache_config(scenario, self.engine.total_blocks)
         self._routes: Mapping[str, tuple[str, Callable[[HttpRequest], Response]]] = {
             "/health": ("GET", lambda _: Response()),
             "/version": ("GET", lambda _: Response.json({"version": VLLM_VERSION})),
@@ -94,15 +89,8 @@ class Api:
         return {"object": "list", "data": [model]}
 
     def _metrics(self, names: Sequence[str]) -> Response:
-        page = metrics_text.families(
-            self.engine.statistics,
-            model=MODEL_NAME,
-            cache_config=self._cache_config,
-            process=_process_figures(self._started_seconds),
-            started_seconds=self._started_seconds,
-        )
-        text = metrics_text.render(metrics_text.only(page, names) if names else page)
-        return Response(text.encode(), content_type=FILTERED_METRICS_TYPE if names else METRICS_TYPE)
+        content_type = FILTERED_METRICS_TYPE if names else METRICS_TYPE
+        return Response(self.engine.statistics.page(names), content_type=content_type)
 
     async def _complete(self, asked: HttpRequest) -> Response:
         completion = parse_completion(asked.body, self._limits)
@@ -143,12 +131,7 @@ class Api:
     async def _run(
         self, identity: str, completion: Completion, gone: asyncio.Event
     ) -> AsyncGenerator[tuple[int, Output]]:
-        """What the engine makes of each prompt, with the prompt's index; whoever stops listening aborts the rest.
-
-        Raises:
-            _ClientGoneError: the client hung up before all of it had come.
-
-        """
+        """The engine's outputs, each with its prompt's index; _ClientGoneError if the client disconnects."""
         outputs: Outputs = asyncio.Queue()
         now = time.monotonic()
         requests = {
@@ -189,51 +172,6 @@ class Api:
         }
 
 
-def cache_config(scenario: Scenario, total_blocks: int) -> dict[str, str]:
-    """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
-    # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
-    concurrency = total_blocks / blocks_for(scenario.max_model_len_tokens, scenario.block_tokens)
-    return {
-        "_block_size_resolved": "True",
-        "block_size": str(scenario.block_tokens),
-        "cache_dtype": "auto",
-        "cache_hit_alignment_tokens": "None",
-        "effective_attention_block_size": str(scenario.block_tokens),
-        "enable_mamba_shared_prefix_checkpoint": "False",
-        "enable_prefix_caching": str(scenario.prefix_caching),
-        "engine": "0",
-        "gpu_memory_utilization": str(scenario.memory_fraction_ratio),
-        "hash_block_size": "None",
-        "is_attention_free": "False",
-        "kv_cache_dtype_skip_layers": "[]",
-        "kv_cache_layout": "None",
-        "kv_cache_max_concurrency": str(concurrency),
-        "kv_cache_memory_bytes": str(scenario.kv_cache_memory_bytes),
-        "kv_cache_size_tokens": str(int(concurrency * scenario.max_model_len_tokens)),
-        "kv_offloading_backend": "native",
-        "kv_offloading_size": "None",
-        "kv_sharing_fast_prefill": "False",
-        "mamba_block_size": "None",
-        "mamba_cache_dtype": "auto",
-        "mamba_cache_mode": "none",
-        "mamba_page_size_padded": "None",
-        "mamba_ssm_cache_dtype": "float32",
-        "num_cpu_blocks": "None",
-        "num_gpu_blocks": str(total_blocks),
-        "num_gpu_blocks_override": "None",
-        "prefix_cache_retention_interval": "0",
-        "prefix_caching_hash_algo": "sha256",
-        "prefix_match_unit": "None",
-        "replayssm_buffer_len": "16",
-        "skip_page_size_padded": "None",
-        "sliding_window": "None",
-        "swa_bounded_replay": "True",
-        "use_kda_recoverssm": "False",
-        "use_replayssm": "False",
-        "user_specified_block_size": "False",
-    }
-
-
 async def _tell(gone: asyncio.Event, outputs: Outputs) -> None:
     await gone.wait()
     outputs.put_nowait(None)
@@ -254,16 +192,3 @@ def _failure(message: str) -> dict[str, Any]:
 
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
-
-
-def _process_figures(started_seconds: float) -> dict[str, float]:
-    """What prometheus_client tells of the process itself."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    pages = [int(field) for field in Path("/proc/self/statm").read_text().split()[:2]]
-    page_bytes = resource.getpagesize()
-    return {
-        "process_virtual_memory_bytes": pages[0] * page_bytes,
-        "process_resident_memory_bytes": pages[1] * page_bytes,
-        "process_start_time_seconds": started_seconds,
-        "process_cpu_seconds_total": used.ru_utime + used.ru_stime,
-    }

@@ -104,12 +104,7 @@ def tokenize(body: bytes, limits: ModelLimits) -> dict[str, Any]:
     if not isinstance(fields.get("prompt"), str):
         raise _validation_error("prompt", "Field required")
     tokens = encode(fields["prompt"])
-    return {
-        "count": len(tokens),
-        "max_model_len": limits.max_model_len_tokens,
-        "tokens": tokens,
-        "token_strs": None,
-    }
+    return {"count": len(tokens), "max_model_len": limits.max_model_len_tokens, "tokens": tokens, "token_strs": None}
 
 
 def encode(text: str) -> list[int]:

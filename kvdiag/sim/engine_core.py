@@ -75,7 +75,7 @@ class Engine:
             ),
             blocks_kept_at_finish=scenario.blocks_kept_per_request,
         )
-        self.statistics = Statistics()
+        self.statistics = Statistics(scenario, self.total_blocks)
         self.statistics.see(self.scheduler)
 
     @property

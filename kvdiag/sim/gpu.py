@@ -128,11 +128,6 @@ class CachingAllocator:
         """What tensors hold of that (torch.cuda.memory_allocated)."""
         return sum(block.size_bytes for segment in self._segments for block in segment.blocks if block.allocated)
 
-    @property
-    def largest_hole_bytes(self) -> int:
-        """The largest block that a tensor could have without a new segment."""
-        return max((hole.size_bytes for hole in self._holes), default=0)
-
     def allocate(self, size_bytes: int) -> Block:
         """A block for a tensor: the smallest hole that fits, else a new segment.
 

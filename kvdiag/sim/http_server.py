@@ -144,12 +144,7 @@ class HttpServer:
 async def _read_request(
     connection: h11.Connection, reader: _Reader, writer: asyncio.StreamWriter
 ) -> HttpRequest | None:
-    """Read a whole request; `None` where the client is done.
-
-    Raises:
-        h11.RemoteProtocolError: it is malformed or too large.
-
-    """
+    """A whole request, `None` if the client is done; h11.RemoteProtocolError if it is malformed or too large."""
     head: h11.Request | None = None
     body = bytearray()
     while True:

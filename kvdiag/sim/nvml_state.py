@@ -1,21 +1,19 @@
 """The simulated GPU's NVML: `nvml_state` says what the driver sees, `RemoteNvml` is pynvml for another process.
 
-Only functions that kvdiag's NVML source calls are here; constants and error classes are pynvml's own.
+Only functions that kvdiag's NVML source calls are here; constants, structs and error classes are pynvml's own.
 """
 
-# ruff: noqa: N802, N815 - the names are NVML's and pynvml's
+# ruff: noqa: N802 - the names are NVML's and pynvml's
 from __future__ import annotations
 
 import http.client
 import importlib
 import json
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from kvdiag.sim.gpu import Gpu
 
-DRIVER_VERSION = "580.95.05"
 STATE_PATH = "/drill/nvml"
 ANSWER_SECONDS = 30.0
 """A driver that is slow is slow, not lost: only one that never answers is an error."""
@@ -27,7 +25,6 @@ NO_INSTANCE = 2**32 - 1
 def nvml_state(gpu: Gpu) -> dict[str, Any]:
     """The device and its processes now, JSON-able, in bytes; `used` leaves the driver's reservation out, as v2 does."""
     return {
-        "driver_version": DRIVER_VERSION,
         "devices": [
             {
                 "index": 0,
@@ -42,38 +39,8 @@ def nvml_state(gpu: Gpu) -> dict[str, Any]:
                     for process in gpu.processes
                 ],
             }
-        ],
+        ]
     }
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryV1:
-    """nvmlMemory_t: `used` holds the driver's reservation too."""
-
-    total: int
-    free: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryV2:
-    """nvmlMemory_v2_t."""
-
-    version: int
-    total: int
-    reserved: int
-    free: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """nvmlProcessInfo_t, as nvidia-ml-py gives it."""
-
-    pid: int
-    usedGpuMemory: int | None
-    gpuInstanceId: int = NO_INSTANCE
-    computeInstanceId: int = NO_INSTANCE
 
 
 class RemoteNvml:
@@ -89,11 +56,11 @@ class RemoteNvml:
         self._latest: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Find constants and error classes in pynvml; a function that is not simulated answers NOT_SUPPORTED."""
+        """Find constants, structs and errors in pynvml; a function that is not simulated answers NOT_SUPPORTED."""
         if name.startswith("__"):
             raise AttributeError(name)
         value = getattr(importlib.import_module("pynvml"), name)
-        return value if name.startswith("NVML") or not callable(value) else self._not_supported
+        return value if name.startswith(("NVML", "c_nvml")) or not callable(value) else self._not_supported
 
     def nvmlInit(self) -> None:
         """Succeeds when the drill answers."""
@@ -101,11 +68,6 @@ class RemoteNvml:
 
     def nvmlShutdown(self) -> None:
         """Nothing to give back."""
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        """The simulated driver's version."""
-        version: str = self._known()["driver_version"]
-        return version
 
     def nvmlDeviceGetCount(self) -> int:
         """One device."""
@@ -127,24 +89,29 @@ class RemoteNvml:
         name: str = self._known()["devices"][handle]["name"]
         return name
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> MemoryV1 | MemoryV2:
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         """The device's memory, of structure version 2 where asked for."""
         device = self._read()["devices"][handle]
         total, free, reserved = device["total_bytes"], device["free_bytes"], device["reserved_bytes"]
         if version is None:
-            return MemoryV1(total=total, free=free, used=total - free)
+            return self.c_nvmlMemory_t(total=total, free=free, used=total - free)
         if version != self.nvmlMemory_v2:
             raise self.NVMLError(self.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-        return MemoryV2(version=version, total=total, reserved=reserved, free=free, used=device["used_bytes"])
+        return self.c_nvmlMemory_v2_t(
+            version=version, total=total, reserved=reserved, free=free, used=device["used_bytes"]
+        )
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[ProcessInfo]:
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
         """As nvmlDeviceGetComputeRunningProcesses, by its versioned name."""
         return self.nvmlDeviceGetComputeRunningProcesses(handle)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[ProcessInfo]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         """The processes that hold memory of the device."""
         processes = self._read()["devices"][handle]["processes"]
-        return [ProcessInfo(process["pid"], process["used_bytes"]) for process in processes]
+        return [
+            self.c_nvmlProcessInfo_v2_t(process["pid"], process["used_bytes"], NO_INSTANCE, NO_INSTANCE)
+            for process in processes
+        ]
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:
         """A process's name as of the last reading."""
@@ -179,16 +146,10 @@ class RemoteNvml:
 
 
 def _state(text: bytes) -> dict[str, Any]:
-    """What `nvml_state` gave at the other end, or whoever says that it is a drill.
-
-    Raises:
-        ValueError: it is something else.
-
-    """
+    """The state that `nvml_state` wrote at the other end, checked: any server can claim to be a drill."""
     state = json.loads(text)
     try:
         return {
-            "driver_version": str(state["driver_version"]),
             "devices": [
                 {
                     **{name: str(device[name]) for name in ("uuid", "name")},
@@ -199,7 +160,7 @@ def _state(text: bytes) -> dict[str, Any]:
                     ],
                 }
                 for device in state["devices"]
-            ],
+            ]
         }
     except (LookupError, TypeError) as error:
         raise ValueError("not the state of a simulated driver") from error

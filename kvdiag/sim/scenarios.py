@@ -9,6 +9,9 @@ from types import MappingProxyType
 from kvdiag.sim.gpu import GIB, KIB, MIB
 from kvdiag.sim.model_folder import ModelShape
 
+MODEL_NAME = "drill"
+"""As the server and its metrics call its model."""
+
 THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_heads=8, head_dim=128, vocab=128256)
 """2.8 billion parameters: 5.2 GiB; 128 KiB of KV cache a token, 2 MiB a block of 16."""
 
@@ -80,9 +83,7 @@ class Scenario:
 _ALL = (
     Scenario(name="healthy", summary="Everything that a request takes is released."),
     Scenario(
-        name="kv-leak",
-        summary="Each finished request leaves four of its KV blocks behind.",
-        blocks_kept_per_request=4,
+        name="kv-leak", summary="Each finished request leaves four of its KV blocks behind.", blocks_kept_per_request=4
     ),
     Scenario(
         name="device-leak",

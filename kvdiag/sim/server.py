@@ -52,10 +52,7 @@ class Drill:
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Hang up on all clients and remove the model's folder; an error inside the drill comes out here."""
         if self._loop is not None and self._stop is not None:

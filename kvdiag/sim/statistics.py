@@ -1,128 +1,135 @@
-"""What the engine has counted: gauges as of the last step, counters and histograms since the start; no wire names."""
+"""The metrics of vLLM 0.32 (vllm/v1/metrics/loggers.py) for one engine, kept and written by prometheus_client.
+
+Gauges are as of the last step, counters and histograms since the start. What is constant on the metrics page stands in
+vllm_metrics.json: names, help texts, bucket bounds, and the constant labels of `cache_config_info`.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import get_args
+import json
+from collections.abc import Collection, Iterable, Mapping
+from importlib import resources
+from typing import Any, TypeVar, get_args
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from kvdiag.sim.blocks import blocks_for
+from kvdiag.sim.scenarios import MODEL_NAME, Scenario
 from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler
 
-# Bucket bounds of vLLM 0.32 (vllm/v1/metrics/loggers.py).
-TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
-STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-COUNT_BOUNDS = (1, 2, 5, 10, 20)
-PREEMPTION_BOUNDS = (1, 2, 3, 4, 5, 10, 20)
-TTFT_BOUNDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-LATENCY_BOUNDS = (
-    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
-    *(120, 240, 480, 960, 1920, 7680),
-)
+Metric = TypeVar("Metric", Gauge, Counter, Histogram)
 
-
-class Histogram:
-    """Cumulative buckets, as Prometheus has them."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """Count nothing yet; `bounds` ascend and leave infinity out."""
-        self.bounds = tuple(float(bound) for bound in bounds)
-        self._hits = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-
-    @property
-    def cumulative(self) -> list[int]:
-        """Observations at or below each bound, and all of them last."""
-        totals: list[int] = []
-        for hits in self._hits:
-            totals.append(hits + (totals[-1] if totals else 0))
-        return totals
-
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self._hits[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+_PAGE: Mapping[str, Any] = json.loads(resources.files("kvdiag.sim").joinpath("vllm_metrics.json").read_bytes())
 
 
 class Statistics:
-    """Everything that the metrics page tells of the engine's work."""
+    """One engine's metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, scenario: Scenario, total_blocks: int) -> None:
         """Count nothing yet."""
-        self.kv_usage_ratio = 0.0
-        self.running = 0
-        self.waiting = 0
-        self.preemptions_total = 0
-        self.prefix_queries_total = 0
-        self.prefix_hits_total = 0
-        self.prompt_tokens_total = 0
-        self.cached_prompt_tokens_total = 0
-        self.generation_tokens_total = 0
-        self.finished_total: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
-        self.prompt_tokens = Histogram(TOKEN_BOUNDS)
-        self.generation_tokens = Histogram(TOKEN_BOUNDS)
-        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
-        self.params_n = Histogram(COUNT_BOUNDS)
-        self.params_max_tokens = Histogram(TOKEN_BOUNDS)
-        self.ttft_seconds = Histogram(TTFT_BOUNDS)
-        self.itl_seconds = Histogram(ITL_BOUNDS)
-        self.tpot_seconds = Histogram(ITL_BOUNDS)
-        self.e2e_seconds = Histogram(LATENCY_BOUNDS)
-        self.queue_seconds = Histogram(LATENCY_BOUNDS)
-        self.inference_seconds = Histogram(LATENCY_BOUNDS)
-        self.prefill_seconds = Histogram(LATENCY_BOUNDS)
-        self.decode_seconds = Histogram(LATENCY_BOUNDS)
-        self.preemptions = Histogram(PREEMPTION_BOUNDS)
-        self.prefill_computed_tokens = Histogram(TOKEN_BOUNDS)
+        own = {"engine": "0", "model_name": MODEL_NAME}
+        registry = self._registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+
+        def made(kind: type[Metric], name: str, text: str, labels: Iterable[str] = own, **more: Any) -> Metric:
+            return kind(f"vllm:{name}", text, tuple(labels), registry=registry, **more)
+
+        def by_label(kind: type[Metric], name: str, label: str, values: Iterable[str]) -> dict[str, Metric]:
+            metric = made(kind, name, _PAGE["by_label"][name], (*own, label))
+            return {value: metric.labels(**own, **{label: value}) for value in values}
+
+        self._gauges = {name: made(Gauge, name, text).labels(**own) for name, text in _PAGE["gauges"].items()}
+        self._counters = {name: made(Counter, name, text).labels(**own) for name, text in _PAGE["counters"].items()}
+        self._histograms = {
+            name: made(Histogram, name, text, buckets=_PAGE["buckets"][buckets]).labels(**own)
+            for name, (buckets, text) in _PAGE["histograms"].items()
+        }
+        self._waiting = by_label(Gauge, "num_requests_waiting_by_reason", "reason", ("capacity", "deferred"))
+        states = ("awake", "weights_offloaded", "discard_all")
+        by_label(Gauge, "engine_sleep_state", "sleep_state", states)["awake"].set(1)
+        sources = ("local_compute", "local_cache_hit", "external_kv_transfer")
+        self._sources = by_label(Counter, "prompt_tokens_by_source", "source", sources)
+        self._finished = by_label(Counter, "request_success", "finished_reason", get_args(FinishReason))
+        config = cache_config(scenario, total_blocks)
+        made(Gauge, "cache_config_info", _PAGE["by_label"]["cache_config_info"], config).labels(**config).set(1)
+        self._scheduler_totals = (0, 0, 0)
+
+    def page(self, names: Collection[str] = ()) -> bytes:
+        """The metrics page; with `names` only the series of those exact names, as `name[]` selects them."""
+        return generate_latest(self._registry.restricted_registry(names) if names else self._registry)
 
     def see(self, scheduler: Scheduler) -> None:
         """Take the gauges, and the counters that the scheduler itself keeps."""
-        self.kv_usage_ratio = scheduler.pool.usage_ratio
-        self.running = len(scheduler.running)
-        self.waiting = len(scheduler.waiting)
-        self.preemptions_total = scheduler.preemptions_total
-        self.prefix_queries_total = scheduler.prefix_queries_total
-        self.prefix_hits_total = scheduler.prefix_hits_total
+        self._gauges["num_requests_running"].set(len(scheduler.running))
+        self._gauges["num_requests_waiting"].set(len(scheduler.waiting))
+        self._gauges["kv_cache_usage_perc"].set(scheduler.pool.usage_ratio)
+        self._waiting["capacity"].set(len(scheduler.waiting))
+        totals = (scheduler.preemptions_total, scheduler.prefix_queries_total, scheduler.prefix_hits_total)
+        names = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+        for name, total, before in zip(names, totals, self._scheduler_totals, strict=True):
+            self._counters[name].inc(total - before)
+        self._scheduler_totals = totals
 
     def scheduled(self, batch: Batch, now_seconds: float) -> None:
         """Note when requests first left the queue, and the step's size."""
-        self.step_tokens.observe(batch.total_tokens)
+        self._histograms["iteration_tokens_total"].observe(batch.total_tokens)
         for request in batch.tokens:
             if request.scheduled_seconds is None:
                 request.scheduled_seconds = now_seconds
 
     def sampled(self, previous_seconds: dict[Request, float | None], now_seconds: float) -> None:
         """Count a step's new tokens; `previous_seconds` is when each had the one before, `None` at its first."""
-        self.generation_tokens_total += len(previous_seconds)
+        self._counters["generation_tokens"].inc(len(previous_seconds))
         for request, previous in previous_seconds.items():
             if previous is not None:
-                self.itl_seconds.observe(now_seconds - previous)
+                self._histograms["inter_token_latency_seconds"].observe(now_seconds - previous)
             else:
-                self.ttft_seconds.observe(now_seconds - request.arrived_seconds)
-                self.prompt_tokens_total += len(request.prompt)
-                self.cached_prompt_tokens_total += request.cached_tokens
+                self._histograms["time_to_first_token_seconds"].observe(now_seconds - request.arrived_seconds)
+                self._counters["prompt_tokens"].inc(len(request.prompt))
+                self._counters["prompt_tokens_cached"].inc(request.cached_tokens)
+                self._sources["local_compute"].inc(len(request.prompt) - request.cached_tokens)
+                self._sources["local_cache_hit"].inc(request.cached_tokens)
 
     def finished(self, request: Request, now_seconds: float) -> None:
         """Count a request that is over, however it ended; times and sizes only of one that had a token."""
         if request.finish_reason is None:
             raise ValueError(f"request {request.id} is not finished")
-        self.finished_total[request.finish_reason] += 1
+        self._finished[request.finish_reason].inc()
         scheduled, first, last = request.scheduled_seconds, request.first_token_seconds, request.last_token_seconds
         if scheduled is None or first is None or last is None:
             return
         generated = len(request.output)
-        self.prompt_tokens.observe(len(request.prompt))
-        self.generation_tokens.observe(generated)
-        self.params_n.observe(1)
-        self.params_max_tokens.observe(request.max_tokens)
-        self.e2e_seconds.observe(now_seconds - request.arrived_seconds)
-        self.queue_seconds.observe(scheduled - request.arrived_seconds)
-        self.inference_seconds.observe(last - scheduled)
-        self.prefill_seconds.observe(first - scheduled)
-        self.decode_seconds.observe(last - first)
-        self.tpot_seconds.observe((last - first) / (generated - 1) if generated > 1 else 0.0)
-        self.preemptions.observe(request.preemptions)
-        self.prefill_computed_tokens.observe(len(request.prompt) - request.cached_tokens)
+        observed = {
+            "request_prompt_tokens": len(request.prompt),
+            "request_generation_tokens": generated,
+            "request_max_num_generation_tokens": generated,
+            "request_params_n": 1,
+            "request_params_max_tokens": request.max_tokens,
+            "e2e_request_latency_seconds": now_seconds - request.arrived_seconds,
+            "request_queue_time_seconds": scheduled - request.arrived_seconds,
+            "request_inference_time_seconds": last - scheduled,
+            "request_prefill_time_seconds": first - scheduled,
+            "request_decode_time_seconds": last - first,
+            "request_time_per_output_token_seconds": (last - first) / max(generated - 1, 1),
+            "request_num_preemptions": request.preemptions,
+            "request_prefill_kv_computed_tokens": len(request.prompt) - request.cached_tokens,
+        }
+        for name, value in observed.items():
+            self._histograms[name].observe(value)
+
+
+def cache_config(scenario: Scenario, total_blocks: int) -> dict[str, str]:
+    """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
+    # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
+    concurrency = total_blocks / blocks_for(scenario.max_model_len_tokens, scenario.block_tokens)
+    values = {
+        "block_size": scenario.block_tokens,
+        "effective_attention_block_size": scenario.block_tokens,
+        "enable_prefix_caching": scenario.prefix_caching,
+        "gpu_memory_utilization": scenario.memory_fraction_ratio,
+        "kv_cache_max_concurrency": concurrency,
+        "kv_cache_memory_bytes": scenario.kv_cache_memory_bytes,
+        "kv_cache_size_tokens": int(concurrency * scenario.max_model_len_tokens),
+        "num_gpu_blocks": total_blocks,
+    }
+    return {**_PAGE["cache_config"], **{name: str(value) for name, value in values.items()}}

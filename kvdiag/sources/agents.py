@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from kvdiag.model import Allocator, Gap, GapKind
-from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
+from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, Written, content
 from kvdiag.sources.agent_publication import Publication, parse, plain
 from kvdiag.sources.black_boxes import NewestBlackBoxes
 
@@ -86,8 +86,9 @@ class TorchAllocatorSource:
         owners: dict[tuple[int, int], int] = {}
         for name in names:
             try:
-                left_bytes = _left(left_bytes, folder, name)
-                publication, written, age_seconds = self._publication(folder, name)
+                written = content(folder, name)
+                left_bytes -= len(written.text)
+                publication, age_seconds = self._publication(name, written, left_bytes)
                 owner = _owner(publication)
                 verified = _is_its_own(written, owner, publication.pid)
             except (RefusedError, ValueError) as problem:
@@ -144,8 +145,9 @@ class TorchAllocatorSource:
             finally:
                 os.close(file)
 
-    def _publication(self, folder: int, name: str) -> tuple[Publication, Written, float]:
-        written = content(folder, name)
+    def _publication(self, name: str, written: Written, left_bytes: int) -> tuple[Publication, float]:
+        if left_bytes < 0:
+            raise RefusedError(f"not read: the files have more than {MAX_READ_BYTES >> 20} MiB together")
         publication = parse(written.text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
             raise RefusedError(f"it says that it is process {publication.pid}'s")
@@ -154,16 +156,11 @@ class TorchAllocatorSource:
         known = self._renewed.get(name)
         if known is None or known[0] != publication.sequence:
             known = self._renewed[name] = (publication.sequence, now_seconds)
-        return publication, written, max(time.time() - written.at_seconds, now_seconds - known[1], 0.0)
+        return publication, max(time.time() - written.at_seconds, now_seconds - known[1], 0.0)
 
 
 def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
-    """Return whether a file belongs to the user of the process it describes, in a directory of that user, root or us.
-
-    Raises:
-        RefusedError: the file belongs to another user.
-
-    """
+    """Whether the process's user wrote the file, in its, root's or our directory; RefusedError if another did."""
     if owner is None or owner == ENDED:
         return False
     if written.owner != owner:
@@ -193,20 +190,6 @@ def _owner(publication: Publication) -> int | None:
         # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.
         return next(int(line.split()[4]) for line in status.splitlines() if line.startswith(b"Uid:"))
     return None
-
-
-def _left(left_bytes: int, folder: int, name: str) -> int:
-    """What may be read after this file.
-
-    Raises:
-        RefusedError: not all of it may be.
-
-    """
-    with suppress(OSError):
-        left_bytes -= min(os.stat(name, dir_fd=folder, follow_symlinks=False).st_size, MAX_FILE_BYTES)
-    if left_bytes < 0:
-        raise RefusedError(f"not read: the files have more than {MAX_READ_BYTES >> 20} MiB together")
-    return left_bytes
 
 
 def _gap(kind: GapKind, reason: str) -> Gap:

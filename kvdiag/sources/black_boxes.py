@@ -1,4 +1,4 @@
-"""The black boxes that the agents in a server's processes have written (kvdiag/agent/black_box.py), as untrusted input.
+"""Black boxes: failed allocations as the agents record them (kvdiag/agent/black_box.py). Nothing in one is trusted.
 
 Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBlackBoxes`. In a folder the rules of publications hold:
 names matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is
@@ -7,20 +7,23 @@ the user's choice.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap, ReservedSplit
+from kvdiag.model import MAX_BYTES, FailedAllocation, Gap
+from kvdiag.model.codec import from_plain
+from kvdiag.model.validation import Checked
+from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
-from kvdiag.sources import agent_publication
 from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
+from kvdiag.sources.agent_publication import MAX_DEVICES, check_format, json_object, plain, read_document
 
 SOURCE = "black_box"
 FORMAT = 1
@@ -29,81 +32,73 @@ MAX_BOXES = 256
 MAX_GPUS = 1024
 
 
-class BlackBox(NamedTuple):
-    """A failed allocation as the agent recorded it, sizes in exact bytes; `at_seconds` is a wall clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box(Checked):
+    """The figures that torch passed to the agent, beside the document of the process."""
 
-    origin: str
-    at_seconds: float | None
-    process: str
-    shortage: Shortage
-    allocator: Allocator | None
+    device: int
+    asked_bytes: int
+    allowed_bytes: int
+    free_bytes: int
 
-    @property
-    def split(self) -> ReservedSplit | None:
-        """The reserved bytes by what they could be used for; `None` where the blocks could not be read."""
-        return None if self.allocator is None else self.allocator.split
+    MOST: ClassVar[Mapping[str, int]] = {"device": MAX_GPUS, "asked_bytes": 2**63}
 
 
-def parse(text: str | bytes, *, origin: str = "the black box") -> BlackBox:
-    """The black box in a file's text.
+def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
+    """The failure that a file's text describes, in exact bytes; `at_seconds` is a wall clock.
 
     Raises:
         ValueError: it is no black box that this version understands.
 
     """
-    try:
-        reported = json.loads(text, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(reported, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
-    version = _whole(reported, "kvdiag_black_box", most=2**31)
-    if version > FORMAT or version < 1:
-        raise ValueError(f"written in format {version}, this kvdiag reads {FORMAT}: use a newer kvdiag")
-    device, asked = _whole(reported, "device", most=MAX_GPUS), _whole(reported, "asked_bytes", most=2**63)
-    total, free = _whole(reported, "allowed_bytes", most=MAX_BYTES), _whole(reported, "free_bytes", most=MAX_BYTES)
+    reported = json_object(text)
+    check_format(reported, "kvdiag_black_box", FORMAT)
+    box = from_plain(_Box, reported, lenient=True)
     document = reported.get("document")
     if not isinstance(document, dict):
-        raise ValueError("it has no document")  # noqa: TRY004 - as above
+        raise ValueError("it has no document")  # noqa: TRY004 - one kind of error for one kind of mistake
     devices = document.get("devices")
     own = [
-        # torch before 2.4 does not tell the device's identity, which nothing here needs.
+        # torch before 2.4 does not report the device's identity, which nothing here needs.
         {**each, "uuid": each.get("uuid") or "unknown"}
-        for each in (devices if isinstance(devices, list) else [])[: agent_publication.MAX_DEVICES]
-        if isinstance(each, dict) and each.get("index") == device
+        for each in (devices if isinstance(devices, list) else [])[:MAX_DEVICES]
+        if isinstance(each, dict) and each.get("index") == box.device
     ]
-    # A publication but for its pace.
-    whole = {**document, "devices": own[:1], "sequence": 0, "period_seconds": 1.0}
-    seen = agent_publication.parse(json.dumps(whole))
-    allocator = seen.allocators[0] if seen.allocators else None
+    # A publication except for its pace.
+    publication = read_document({**document, "devices": own[:1], "sequence": 0, "period_seconds": 1.0})
+    allocator = publication.allocators[0] if publication.allocators else None
     at = document.get("wall_seconds")
-    return BlackBox(
+    possible, total = box.asked_bytes <= MAX_BYTES, box.allowed_bytes
+    return Account(
         origin=origin,
+        exact=True,
         at_seconds=float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None,
-        process=f"{seen.title} {seen.pid}",
+        process=f"{publication.title} {publication.pid}",
+        rank=None if allocator is None else allocator.tensor_rank,
         shortage=Shortage(
-            kind="torch" if asked <= MAX_BYTES else "absurd",
+            kind="torch" if possible else "absurd",
             message="",
-            device=device,
-            asked_bytes=asked if asked <= MAX_BYTES else None,
-            free_bytes=min(free, total) if total else free,
+            device=box.device,
+            asked_bytes=box.asked_bytes if possible else None,
+            free_bytes=min(box.free_bytes, total) if total else box.free_bytes,
             total_bytes=total or None,
             allocated_bytes=None if allocator is None else allocator.allocated_bytes,
             unallocated_bytes=None if allocator is None else allocator.reserved_bytes - allocator.allocated_bytes,
             process_bytes=None if allocator is None else allocator.process_bytes,
         ),
         allocator=allocator,
+        split=None if allocator is None else allocator.split,
     )
 
 
-def read_folder(path: Path) -> tuple[tuple[BlackBox, ...], tuple[Gap, ...]]:
+def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
     """Every black box in an agent's folder, the oldest first.
 
     Raises:
         KvdiagError: the folder cannot be read.
 
     """
-    boxes: list[BlackBox] = []
+    boxes: list[Account] = []
     gaps: list[Gap] = []
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -118,7 +113,7 @@ def read_folder(path: Path) -> tuple[tuple[BlackBox, ...], tuple[Gap, ...]]:
             try:
                 boxes.append(parse(content(folder, name).text, origin=f"the black box {name}"))
             except (RefusedError, ValueError) as problem:
-                gaps.append(_gap(f"{name}: {agent_publication.plain(str(problem))}"))
+                gaps.append(_gap(f"{name}: {plain(str(problem))}"))
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     finally:
@@ -136,7 +131,7 @@ class NewestBlackBoxes:
 
     def __init__(self) -> None:
         """Read nothing yet."""
-        self._read: dict[str, tuple[int, BlackBox | Gap]] = {}
+        self._read: dict[str, tuple[int, Account | Gap]] = {}
 
     def read(
         self, folder: int, names: Sequence[str], users: Mapping[tuple[int, int], int]
@@ -148,7 +143,7 @@ class NewestBlackBoxes:
         whose = {f"oom-{pid}-{start}-": user for (pid, start), user in users.items()}
         wanted = {name: begin for name in names if NAME.fullmatch(name) and (begin := _process(name)) in whose}
         self._read = {name: self._box(folder, name, whose[begin]) for name, begin in islice(wanted.items(), MAX_BOXES)}
-        newest: dict[Owner, BlackBox] = {}
+        newest: dict[Owner, Account] = {}
         for _, box in self._read.values():
             if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
                 continue
@@ -160,7 +155,7 @@ class NewestBlackBoxes:
         gaps = tuple(box for _, box in self._read.values() if isinstance(box, Gap))
         return {owner: failure for owner, failure in failures.items() if failure is not None}, gaps
 
-    def _box(self, folder: int, name: str, user: int) -> tuple[int, BlackBox | Gap]:
+    def _box(self, folder: int, name: str, user: int) -> tuple[int, Account | Gap]:
         try:
             changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
             known = self._read.get(name)
@@ -168,17 +163,11 @@ class NewestBlackBoxes:
                 return known
             return changed_at, _own(content(folder, name), name, user)
         except (OSError, RefusedError, ValueError) as problem:
-            return 0, _gap(f"{name}: {agent_publication.plain(str(problem))}")
+            return 0, _gap(f"{name}: {plain(str(problem))}")
 
 
-def _own(written: Written, name: str, user: int) -> BlackBox:
-    """Return a black box that belongs to the process in its name and to that process's user.
-
-    Raises:
-        RefusedError: it belongs to another process or user, or is dated in the future.
-        ValueError: it is not a black box.
-
-    """
+def _own(written: Written, name: str, user: int) -> Account:
+    """A black box of the process in its name and of that process's user; RefusedError or ValueError if it is not."""
     if written.owner != user:
         raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
     box = parse(written.text, origin=f"the black box {name}")
@@ -194,7 +183,7 @@ def _process(name: str) -> str:
     return name[: name.rindex("-") + 1]
 
 
-def _failure(box: BlackBox) -> FailedAllocation | None:
+def _failure(box: Account) -> FailedAllocation | None:
     shortage = box.shortage
     if shortage.asked_bytes is None or shortage.free_bytes is None or box.at_seconds is None:
         return None
@@ -207,7 +196,7 @@ def _failure(box: BlackBox) -> FailedAllocation | None:
     )
 
 
-def read_file(path: Path, text: bytes) -> BlackBox:
+def read_file(path: Path, text: bytes) -> Account:
     """A black box that the user names.
 
     Raises:
@@ -220,17 +209,6 @@ def read_file(path: Path, text: bytes) -> BlackBox:
         return parse(text, origin=f"the black box {path.name}")
     except ValueError as error:
         raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error
-
-
-def _whole(reported: dict[str, Any], name: str, *, most: int) -> int:
-    value = reported.get(name)
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{name} is {str(value)[:40]}, not a number within 0..{most}")
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
 
 
 def _gap(reason: str) -> Gap:

@@ -204,12 +204,7 @@ def model_config(root: str | None) -> str | None:
 
 
 def _inside(path: Path) -> Path:
-    """Return the file's real path: in its folder, or among the blobs of a Hub cache snapshot.
-
-    Raises:
-        OSError, RuntimeError: it does not exist, or is a link to another place.
-
-    """
+    """The file's real path, in its folder or among the blobs of a Hub cache snapshot; OSError for any other place."""
     file = path.resolve(strict=True)
     folder = path.parent.resolve()
     if file.parent not in (folder, folder.parent.parent / "blobs"):

@@ -66,6 +66,7 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
                     return _kept(_unpacked(opened))
             if stat.S_ISREG(os.fstat(file).st_mode):
                 os.lseek(file, 0, os.SEEK_SET)
+                return _kept(chain(chunks(file, str(path)), _end(file)))
             return _kept(chunks(file, str(path)))
         finally:
             os.close(file)
@@ -109,13 +110,17 @@ def chunks(file: int, name: str) -> Iterator[bytes]:
         yield held
 
 
+def _end(file: int) -> Iterator[bytes]:
+    """The end of a regular file of which the first `MAX_BYTES` were read; nothing if that was all."""
+    position, size = os.lseek(file, 0, os.SEEK_CUR), os.fstat(file).st_size
+    if size > position:
+        os.lseek(file, max(position, size - TAIL_CHUNKS * CHUNK_BYTES), os.SEEK_SET)
+        while chunk := os.read(file, CHUNK_BYTES):
+            yield chunk
+
+
 def _wait(file: int, name: str) -> None:
-    """Wait for a pipe's writer.
-
-    Raises:
-        KvdiagError: it stays silent.
-
-    """
+    """Wait for a pipe's writer; KvdiagError if it stays silent."""
     if not select.select([file], [], [], SILENT_SECONDS)[0]:
         raise KvdiagError(f"{name} has sent nothing for {SILENT_SECONDS:.0f} s: give a log that ends")
 

@@ -127,12 +127,7 @@ def _json(content: bytes, origin: str) -> Mapping[str, Any]:
 
 
 def _headers(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The header of each tensor file, within one budget.
-
-    Raises:
-        KvdiagError: one cannot be read, or they are more than any model has.
-
-    """
+    """The header of each tensor file; KvdiagError if one cannot be read, or all of them exceed one budget."""
     total_bytes = values = 0
     for path in sorted(islice(folder.glob("*.safetensors"), MAX_FILES)):
         content = _header(path)

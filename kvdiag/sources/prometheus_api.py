@@ -111,12 +111,7 @@ class PrometheusSource:
         return [self._known(series_labels(one)) for one in data]
 
     def _known(self, series: Labels) -> Labels:
-        """The same series, with each distinct label stored once.
-
-        Raises:
-            TooMuchError: there are more series or labels than the limit.
-
-        """
+        """The same series, with each distinct label stored once; TooMuchError beyond the limits."""
         if (known := self._listed.get(series)) is not None:
             return known
         for label in series:

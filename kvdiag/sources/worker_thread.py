@@ -43,8 +43,7 @@ class ThreadedReader(Generic[T]):
         self._read = read
         self._name = name
         self._call: _Call[T] | None = None
-        self._calls: SimpleQueue[_Call[T] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = DaemonThreadPool(1, name)
         self._closed = False
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
@@ -57,18 +56,15 @@ class ThreadedReader(Generic[T]):
         deadline_seconds = time.monotonic() + timeout_seconds
         while self._call is not None:
             await self._finish(self._call, deadline_seconds)
-        if self._thread is None:
-            self._thread = threading.Thread(target=_work_off, args=(self._calls,), name=self._name, daemon=True)
-            self._thread.start()
         call = self._call = _Call(partial(self._read, **kwargs))
-        self._calls.put(call)
+        self._thread.submit(call.run)
         await self._finish(call, deadline_seconds)
         return call.outcome.result()
 
     def close(self) -> None:
         """Accept no more reads and stop the thread, now or when its current read returns."""
         self._closed = True
-        self._calls.put(None)
+        self._thread.shutdown()
 
     async def _finish(self, call: _Call[T], deadline_seconds: float) -> None:
         if not await call.over(deadline_seconds):
@@ -124,19 +120,13 @@ class _Call(Generic[T]):
         return self.outcome.done()
 
 
-def _work_off(calls: SimpleQueue[_Call[T] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call.run()
-        # An answer may be large, and the next question far away.
-        del call
-
-
 class DaemonThreadPool(ThreadPoolExecutor):
-    """For an event loop's own calls, such as looking up a name: none that hangs keeps the process from ending."""
+    """Runs calls, such as an event loop's name look-ups, on daemon threads: none that hangs keeps the process."""
 
-    def __init__(self, most_threads: int = MOST_THREADS) -> None:
-        """Start nothing yet. Calls wait while `most_threads` are busy."""
-        super().__init__(max_workers=most_threads)
+    def __init__(self, most_threads: int = MOST_THREADS, name: str = "loop") -> None:
+        """Start nothing yet. Calls wait while `most_threads` are busy; `name` is what the threads are called after."""
+        super().__init__(max_workers=most_threads, thread_name_prefix=name)
+        self._name = name
         self._most_threads = most_threads
         self._started = self._idle = 0
         self._guard = threading.Lock()
@@ -150,7 +140,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
                 self._idle -= 1
             elif self._started < self._most_threads:
                 self._started += 1
-                threading.Thread(target=self._work, name=f"loop-{self._started}", daemon=True).start()
+                threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True).start()
         self._waiting.put((outcome, partial(fn, *args, **kwargs)))
         return outcome
 

@@ -6,13 +6,7 @@ that cannot be had is `None`. Times are seconds of any origin: adding a constant
 
 from __future__ import annotations
 
-from kvdiag.stats.jumps import (
-    Change,
-    Levelled,
-    change,
-    sensitivities,
-    without_jumps,
-)
+from kvdiag.stats.jumps import Change, Levelled, change, sensitivities, without_jumps
 from kvdiag.stats.series import (
     Interval,
     blocks,

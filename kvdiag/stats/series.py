@@ -101,8 +101,4 @@ def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: fl
         return None
     fast, slow = rate_per_second + errors * error_per_second, rate_per_second - errors * error_per_second
     left = max(room, 0.0)
-    return Interval(
-        low=left / fast,
-        middle=left / rate_per_second,
-        high=left / slow if slow > 0.0 else math.inf,
-    )
+    return Interval(low=left / fast, middle=left / rate_per_second, high=left / slow if slow > 0.0 else math.inf)

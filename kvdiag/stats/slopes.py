@@ -99,11 +99,7 @@ def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[S
     error = max(error, 1e-12 * scale / count)
     if error <= 0.0:
         return Slope(per_step=0.0, error_per_step=0.0, p_rising=0.5)
-    return Slope(
-        per_step=per_step,
-        error_per_step=error,
-        p_rising=student_tail(per_step / error, freedom),
-    )
+    return Slope(per_step=per_step, error_per_step=error, p_rising=student_tail(per_step / error, freedom))
 
 
 def _orthogonal(columns: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -68,6 +68,11 @@ def evidence(found: Finding) -> dict[str, float | str | None]:
     return {one.name: one.value for one in found.evidence}
 
 
+def rows(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows of name, value, unit and source."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
 def expected(result: StepResult) -> dict[str, float | str | None]:
     """Expected values of a step by name."""
     return {one.name: one.value for one in result.expected}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gpu.replay import recorded, replay
+from tests.integration.gpu.scenarios import recorded, replay
 
 FOLDER = Path(__file__).parent / "traces" / "gpu"
 NONE_YET = "no run on a real GPU is committed in tests/golden/traces/gpu: `make gpu-check` makes one"
@@ -20,9 +20,6 @@ NONE_YET = "no run on a real GPU is committed in tests/golden/traces/gpu: `make 
 )
 def test_recorded_gpu_is_judged_rightly(trace: Path) -> None:
     """Each fault is called what it is, on the GPU that figures.json names."""
-    # WHEN
     figures = replay(trace)
-
-    # THEN
     assert [] == [figure for figure in figures if figure.ok is False]
     assert "standin" not in json.loads((FOLDER / "figures.json").read_text())["machine"]["driver"]

@@ -16,13 +16,10 @@ TRACES = Path(__file__).with_name("traces")
 
 def test_a_client_that_lags_behind_the_server_accuses_nobody() -> None:
     """Tokens that our own streams have still to bring are no waste, and a request that has ended is no empty pool."""
-    # GIVEN a run on a machine so busy that streams are read seconds late
+    # A run on a machine so busy that streams are read seconds late.
     timeline, facts = read_trace(TRACES / "vllm-0.32.0-starved.jsonl.gz")
-
-    # WHEN
     actual = diagnose(timeline, facts)
-
-    # THEN what was seen is exact, what was not seen is unknown, and nothing is called a fault
+    # What was seen is exact, what was not seen is unknown, and nothing is called a fault.
     steps = {step.id: (step.status, {one.name: one.value for one in step.measured}) for step in actual.steps}
     assert ("unknown", {"ok", "unknown"}) == (actual.worst, {finding.status for finding in actual.findings})
     assert ("ok", 21) == (steps["single_request"][0], steps["single_request"][1]["blocks"])
@@ -31,13 +28,8 @@ def test_a_client_that_lags_behind_the_server_accuses_nobody() -> None:
 
 def test_a_soak_of_a_healthy_server_finds_nothing() -> None:
     """Host memory of a real server's processes stands still, to half a MiB in a load cycle; no block stays."""
-    # GIVEN
     timeline, facts = read_trace(TRACES / "vllm-0.32.0-soak-healthy.jsonl.gz")
-
-    # WHEN
     actual = diagnose(timeline, facts)
-
-    # THEN
     soak, host = step(actual, "soak"), finding(actual, "leak.host")
     assert ("ok", "ok", "ok") == (actual.worst, soak.status, host.status)
     assert "no leak found over 18 load and 18 idle cycles, 188 requests" == soak.summary
@@ -47,13 +39,8 @@ def test_a_soak_of_a_healthy_server_finds_nothing() -> None:
 
 def test_a_soak_counts_the_blocks_that_a_real_server_loses() -> None:
     """Two blocks of each of 196 requests, exactly; and its host memory is not blamed."""
-    # GIVEN
     timeline, facts = read_trace(TRACES / "vllm-0.32.0-soak-leak.jsonl.gz")
-
-    # WHEN
     actual = diagnose(timeline, facts)
-
-    # THEN
     soak = step(actual, "soak")
     assert ("fault", 392, 196) == (soak.status, measured(soak)["blocks_kept"], measured(soak)["requests"])
     assert ("fault", "ok") == (finding(actual, "leak.kv_blocks").status, finding(actual, "leak.host").status)
@@ -61,13 +48,8 @@ def test_a_soak_counts_the_blocks_that_a_real_server_loses() -> None:
 
 def test_a_soak_finds_the_process_that_keeps_host_memory() -> None:
     """128 KiB of each request stay in the engine core: it is named, measured to 2 %, and nobody else is blamed."""
-    # GIVEN
     timeline, facts = read_trace(TRACES / "vllm-0.32.0-soak-host-leak.jsonl.gz")
-
-    # WHEN
     actual = diagnose(timeline, facts)
-
-    # THEN
     found = finding(actual, "leak.host")
     assert ("suspect", "VLLM::EngineCore 22323") == (found.status, evidence(found)["holder"])
     assert pytest.approx(128 * KIB, rel=0.02) == evidence(found)["growth_per_request"]

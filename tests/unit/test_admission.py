@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.admission import LEAST_FINISHED, STALE_SECONDS, Advice, Wish, advise
+from kvdiag.admission import Advice, Wish, advise
+from kvdiag.diagnosis.limits import ADMISSION_LIMITS
 from kvdiag.model import Engine, Facts, Lengths
 from tests.builders.values import engine, holding, pool
 from tests.quality.bench.admission_replay import arrivals, replay
@@ -92,7 +93,7 @@ def test_what_can_never_be_served_is_shed(wish: Wish, facts: Facts, told: str) -
     ("engines", "facts", "age_seconds", "told"),
     [
         ((), KNOWN, 0.0, "does not answer"),
-        ((held(0, running=0),), KNOWN, STALE_SECONDS + 1.0, "6 s old"),
+        ((held(0, running=0),), KNOWN, ADMISSION_LIMITS.stale_seconds + 1.0, "6 s old"),
         ((held(0, running=0),), replace(KNOWN, pools=()), 0.0, "does not report its KV pool"),
         ((engine(label="1"),), KNOWN, 0.0, "engine 1 does not report"),
         ((engine(usage=None),), KNOWN, 0.0, "KV usage"),
@@ -110,7 +111,7 @@ def test_in_doubt_it_waits(engines: tuple[Engine, ...], facts: Facts, age_second
 
 def test_without_known_lengths_the_request_counts_whole() -> None:
     """A handful of finished requests is no distribution: what is asked for at most is counted."""
-    few = Lengths(upper_tokens=(100.0,), counts=(LEAST_FINISHED - 1,))
+    few = Lengths(upper_tokens=(100.0,), counts=(ADMISSION_LIMITS.least_finished - 1,))
     for lengths in (None, few):
         told = asked(held(0, running=0), lengths=lengths)
         assert (1000, math.ceil(1160 / 16)) == (told.output_tokens, told.request_blocks)

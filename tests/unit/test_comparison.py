@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.comparison import Baseline, Figure, baseline_of, compare, document, parse
+from kvdiag.baseline_comparison import Baseline, Figure, baseline_of, compare, document, parse
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Quantity, StepResult, Timeline
 from tests.builders.runs import run

@@ -288,7 +288,7 @@ def _expected(
     )
     planned = total is not None and settings.pool_bytes is None and settings.blocks_override is None
     return Expected(
-        weights_bytes=tuple(rank.weights_bytes for rank in rank_weights(scenario)),
+        weights_bytes=rank_weights(scenario),
         pool_bytes=tuple(budget.pool_bytes for budget in scenario_budgets(scenario)) if planned else None,
         pool_source=overheads.source,
         total_bytes=total,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,12 +90,24 @@ def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T
 API_KEY = click.option("--api-key", envvar="KVDIAG_API_KEY", help="Server's API key; prefer KVDIAG_API_KEY.")
 CA_FILE = click.option("--ca-file", type=click.Path(path_type=Path), help="CA certificates to trust, as a PEM file.")
 INSECURE = click.option("--insecure", is_flag=True, help="Do not verify the server's TLS certificate.")
-AGENT_DIR = click.option(
+agent_option = click.option(
     "--agent-dir",
     envvar="KVDIAG_AGENT_DIR",
     type=click.Path(path_type=Path, readable=False),  # one that cannot be read is a gap, which doctor explains
     help="Directory the agents publish in (see `kvdiag agent`).",
 )
+output_option = click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAccess:
+    """The key that a server requires, and which certificates to trust."""
+
+    api_key: str | None = None
+    ca_file: Path | None = None
+    insecure: bool = False
 
 
 def server_options(function: F) -> F:
@@ -101,14 +115,11 @@ def server_options(function: F) -> F:
     return API_KEY(CA_FILE(INSECURE(function)))
 
 
-def agent_option(function: F) -> F:
-    """Add `--agent-dir`."""
-    return AGENT_DIR(function)
+def server_access(function: Callable[..., T]) -> Callable[..., T]:
+    """Add the options of every command that reads a server; they arrive as one `ServerAccess` called `access`."""
 
+    @wraps(function)
+    def collected(*, api_key: str | None, ca_file: Path | None, insecure: bool, **others: Any) -> T:
+        return function(access=ServerAccess(api_key=api_key, ca_file=ca_file, insecure=insecure), **others)
 
-def output_option(function: F) -> F:
-    """Add `--output text|json`."""
-    option = click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
-    )
-    return option(function)
+    return server_options(collected)

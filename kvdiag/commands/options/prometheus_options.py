@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import ssl
@@ -12,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 import httpx2
 
 import kvdiag
-from kvdiag.commands.options.addresses import pasted
+from kvdiag.commands.options.addresses import basic_authorization, pasted, read_secret, without_user
 from kvdiag.commands.options.common import UNIT_SECONDS, parse_duration
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
@@ -27,7 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-MAX_SECRET_BYTES = 64 * 2**10
 SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1", "/graph", "/query")
 DEFAULT_WINDOW = "24h"
 LEAST_WINDOW_SECONDS = 60.0
@@ -88,7 +86,7 @@ def prometheus_options(function: F) -> F:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class PrometheusAccess:
     """How to reach a Prometheus: plain values, so that they can be passed to another process."""
 
     url: str
@@ -136,45 +134,40 @@ def _no_password() -> str:
     raise KvdiagError("the key of --cert-file is encrypted: give an unencrypted one")
 
 
-def access(
+def prometheus_access(
     url: str,
     *,
-    user: str | None,
-    password: str | None,
-    password_file: Path | None,
-    token: str | None,
-    token_file: Path | None,
-    headers: tuple[str, ...],
-    ca_file: Path | None,
-    cert_file: Path | None,
-    key_file: Path | None,
-    insecure: bool,
-    timeout: float,
-) -> Access:
+    user: str | None = None,
+    password: str | None = None,
+    password_file: Path | None = None,
+    token: str | None = None,
+    token_file: Path | None = None,
+    headers: tuple[str, ...] = (),
+    ca_file: Path | None = None,
+    cert_file: Path | None = None,
+    key_file: Path | None = None,
+    insecure: bool = False,
+    timeout: float = ANSWER_SECONDS,
+) -> PrometheusAccess:
     """Return how to reach the Prometheus that the options name.
 
     Raises:
         KvdiagError: a value is invalid.
 
     """
-    address, own_user, own_password = _address(url)
+    refusal = f"{url.rpartition('@')[2]!r} is not a Prometheus address: give one such as http://prometheus:9090"
+    parts = pasted(url, SUFFIXES, refusal)
     sent = dict(_header(header) for header in headers)
     token = read_secret(token, token_file)
-    user = user or own_user
-    secret = read_secret(password, password_file) or own_password
-    if token and user:
+    basic = basic_authorization(parts, user, password, password_file)
+    if token and basic:
         raise click.UsageError("give either --user or --token-file")
-    if secret and not user:
-        raise click.UsageError("a password needs --user")
     if key_file is not None and cert_file is None:
         raise click.UsageError("--key-file needs --cert-file")
-    if token:
-        sent["Authorization"] = f"Bearer {token}"
-    elif user:
-        pair = ":".join((user, secret or ""))
-        sent["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    return Access(
-        url=address,
+    if token or basic:
+        sent["Authorization"] = f"Bearer {token}" if token else str(basic)
+    return PrometheusAccess(
+        url=urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/")),
         headers=tuple(sent.items()),
         ca_file=ca_file,
         cert_file=cert_file,
@@ -184,20 +177,6 @@ def access(
     )
 
 
-def _address(url: str) -> tuple[str, str | None, str | None]:
-    refusal = f"{_shown(url)!r} is not a Prometheus address: give one such as http://prometheus:9090"
-    parts = pasted(url, SUFFIXES, refusal)
-    host = parts.netloc.rpartition("@")[2]
-    user = None if parts.username is None else unquote(parts.username)
-    password = None if parts.password is None else unquote(parts.password)
-    return urlunsplit(parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/")), user, password
-
-
-def _shown(url: str) -> str:
-    """Return an address without what is before an @: it may be a password."""
-    return url.rpartition("@")[2]
-
-
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or not (value.isascii() and value.isprintable()):
@@ -205,29 +184,6 @@ def _header(text: str) -> tuple[str, str]:
         shown = f"{name[:40]!r}" if colon else "the value of --header"
         raise KvdiagError(f"{shown} is not a header: give NAME:VALUE")
     return name, value.strip()
-
-
-def read_secret(value: str | None, file: Path | None) -> str | None:
-    """Return the secret given directly or in a file; `None` if there is none.
-
-    Raises:
-        KvdiagError: the file cannot be read, or its content is invalid.
-
-    """
-    if file is not None:
-        try:
-            with file.open("rb") as opened:
-                content = opened.read(MAX_SECRET_BYTES)
-            value = content.decode()
-        except OSError as error:
-            raise KvdiagError(f"cannot read {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise KvdiagError(f"{file} is not a text file") from error
-    # A secret from a file often ends with a newline.
-    value = (value or "").strip()
-    if not (value.isascii() and value.isprintable()):
-        raise KvdiagError("the token or password has characters that are invalid in HTTP: check it")
-    return value or None
 
 
 def matchers(text: str) -> str:

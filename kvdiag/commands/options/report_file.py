@@ -6,16 +6,15 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 import kvdiag
 from kvdiag import files
+from kvdiag.commands.printing import EXIT_CODES, print_diagnosis
 from kvdiag.errors import KvdiagError
-from kvdiag.outputs.html.report_page import Making
-
-F = TypeVar("F", bound=Callable[..., Any])
+from kvdiag.model import Diagnosis, Timeline
+from kvdiag.outputs.html.report_page import Making, render
 
 TOLD = frozenset(
     (
@@ -30,15 +29,9 @@ ADDRESSES = frozenset(("url", "prometheus", "attach"))
 """Of those, options whose values may bring a password before an @, or a token after a question mark."""
 
 
-def report_option(function: F) -> F:
-    """`--report FILE`."""
-    option = click.option(
-        "--report",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write an HTML report with plots to FILE.",
-    )
-    return option(function)
+report_option = click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML report with plots to FILE."
+)
 
 
 class ReportFile:
@@ -81,6 +74,15 @@ class ReportFile:
             files.replace(self._path, content)
         except OSError as error:
             raise KvdiagError(f"cannot write a report to {self._path}: {error.strerror}") from error
+
+
+def show_diagnosis(diagnosis: Diagnosis, timeline: Timeline, page: ReportFile, output: str) -> int:
+    """Write the report, print the diagnosis, and return the exit code."""
+    try:
+        page.write(lambda making: render(diagnosis, timeline, making))
+    finally:  # the verdict is printed even if the report cannot be written
+        print_diagnosis(diagnosis, output)
+    return EXIT_CODES[diagnosis.worst]
 
 
 def _command() -> str:

@@ -19,8 +19,8 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.options.common import AGENT_DIR, API_KEY, CA_FILE, INSECURE, Size
-from kvdiag.commands.options.thresholds import CRITICAL, RESERVED_GAP, WARNING, limits_of
+from kvdiag.commands.options.common import API_KEY, CA_FILE, INSECURE, ServerAccess, Size, agent_option
+from kvdiag.commands.options.thresholds import CRITICAL, WARNING, limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
@@ -66,7 +66,7 @@ class ServeOptions:
     api_key: str | None = _by(API_KEY)
     ca_file: Path | None = _by(CA_FILE)
     insecure: bool = _by(INSECURE)
-    agent_dir: Path | None = _by(AGENT_DIR)
+    agent_dir: Path | None = _by(agent_option)
     record_dir: Path | None = _by(
         click.option(
             "--record-dir",
@@ -105,7 +105,7 @@ class ServeOptions:
         click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval."),
         restart=True,
     )
-    reserved_gap_bytes: int = _by(RESERVED_GAP)
+    reserved_gap_bytes: int = _by(reserved_gap_option)
     pressure_warning: float = _by(WARNING)
     pressure_critical: float = _by(CRITICAL)
 
@@ -124,9 +124,9 @@ class ServeOptions:
         return limits_of(self.reserved_gap_bytes, pressure=(self.pressure_warning, self.pressure_critical))
 
     @property
-    def server(self) -> tuple[object, ...]:
-        """The server to watch, and how to reach it."""
-        return self.url, self.api_key, self.ca_file, self.insecure
+    def access(self) -> ServerAccess:
+        """The key and the certificates of the server to watch."""
+        return ServerAccess(api_key=self.api_key, ca_file=self.ca_file, insecure=self.insecure)
 
     @property
     def fixed(self) -> Mapping[str, Any]:

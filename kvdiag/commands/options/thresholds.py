@@ -14,7 +14,7 @@ from kvdiag.model import PressureThresholds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED_GAP = click.option(
+reserved_gap_option = click.option(
     "--reserved-gap-bytes",
     type=click.IntRange(min=0),
     default=DEFAULT_LIMITS.reserved_gap_bytes,
@@ -31,11 +31,6 @@ def _pressure(name: str, default: float, text: str) -> Callable[[F], F]:
 
 WARNING = _pressure("warning", DEFAULT_LIMITS.pressure.warning_ratio, "Memory pressure (0 to 1) that warns.")
 CRITICAL = _pressure("critical", DEFAULT_LIMITS.pressure.critical_ratio, "Memory pressure (0 to 1) that pages on-call.")
-
-
-def limit_options(function: F) -> F:
-    """Add `--reserved-gap-bytes`."""
-    return RESERVED_GAP(function)
 
 
 def limits_of(reserved_gap_bytes: int, pressure: tuple[float, float] | None = None) -> Limits:

@@ -16,14 +16,8 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
 from kvdiag.model import Facts, Timeline
 
-CELLS = 60
-"""Pieces of the time that is looked at, each told by its lowest reading: as many as a bank has."""
-
-ERRORS = 2.0
-"""Of a slope, within which it lies with 95 %."""
-
 Reading = tuple[int, int, float]
-"""Blocks held, requests that run, and when."""
+"""Blocks in use, requests running, and when."""
 
 Says = Literal["bounded", "flat", "rising", "open"]
 
@@ -53,30 +47,31 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: 
     hours = (last - first) / HOUR_SECONDS
     if last - first < limits.busy_floor_seconds:
         return None
-    cells: list[Reading | None] = [None] * CELLS
+    count = limits.busy_floor_cells
+    cells: list[Reading | None] = [None] * count
     for reading in readings:
-        place = min(int((reading[2] - first) / (last - first) * CELLS), CELLS - 1)
+        place = min(int((reading[2] - first) / (last - first) * count), count - 1)
         known = cells[place]
         cells[place] = reading if known is None else min(known, reading)
-    lows = stats.interpolated([None if cell is None else float(cell[0]) for cell in cells], limits.growth.filled_ratio)
-    running = stats.interpolated(
-        [None if cell is None else float(cell[1]) for cell in cells], limits.growth.filled_ratio
+    lows, running = (
+        stats.interpolated([None if cell is None else float(cell[part]) for cell in cells], limits.growth.filled_ratio)
+        for part in (0, 1)
     )
     slope = None if lows is None or running is None else stats.slope(lows, [running])
     if slope is None:
         return None
-    lowest = min(cell for cell in cells[-CELLS // 3 :] if cell is not None)
+    lowest = min(cell for cell in cells[-count // 3 :] if cell is not None)
     # Less than a block in all cannot show.
-    visible = max(slope.per_step, 0.0) + max(ERRORS * slope.error_per_step, 1.0 / CELLS)
+    visible = max(slope.per_step, 0.0) + max(limits.busy_floor_errors * slope.error_per_step, 1.0 / count)
     total = sum(pool.usable_blocks for pool in facts.pools)
     says: Says = "open"
     if lowest[0] <= limits.late_blocks_ratio * total:
         says = "bounded"
-    elif slope.p_rising < limits.busy_floor_p and slope.per_step * CELLS >= 1.0:
+    elif slope.p_rising < limits.busy_floor_p and slope.per_step * count >= 1.0:
         says = "rising"
-    elif visible * CELLS <= limits.busy_floor_ratio * total:
+    elif visible * count <= limits.busy_floor_ratio * total:
         says = "flat"
-    per_hour = CELLS / hours
+    per_hour = count / hours
     return BusyFloor(
         hours=hours,
         lowest_blocks=lowest[0],

@@ -1,7 +1,7 @@
 """Whether blocks in use match what the tokens need, for the steps that send requests.
 
-A load is judged at its peak among the samples that saw all of its requests resident. Its step is unknown where it
-failed, was cut short, ran beside other traffic, or too few samples saw it whole (`blind_spot`, in that order); more
+A load is judged at its peak among the samples with all of its requests resident. Its step is unknown where it failed,
+was cut short, ran beside other traffic, or too few samples have the whole load (`blind_spot`, in that order); more
 blocks than needed, beyond one per request, are suspect and from 1.5 times a fault; fewer mean a wrong report.
 """
 
@@ -26,10 +26,11 @@ from kvdiag.diagnosis.timeline_queries import (
     most_open,
     most_waiting,
     tokens_taken,
+    under_load,
     whole_load,
 )
 from kvdiag.formatting import format_count, plural
-from kvdiag.model import Facts, Quantity, Sample, Span, Status, StepResult, Timeline
+from kvdiag.model import Facts, Outcome, Quantity, Sample, Span, Status, StepResult, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +53,17 @@ class Growth:
 
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> Growth | None:
-    """The fullest sample that saw all of a span's requests resident; `None` where none did or blocks are unknown."""
+    """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
     samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
     growths = [
-        _at(sample, facts, floor_blocks, samples=len(samples), counted=tokens_taken(timeline, span, sample))
+        growth
         for sample in samples
+        if (growth := _at(sample, facts, floor_blocks, len(samples), tokens_taken(timeline, span, sample))) is not None
     ]
-    return max(
-        (growth for growth in growths if growth is not None), key=lambda growth: growth.held_blocks, default=None
-    )
+    return max(growths, key=lambda growth: growth.held_blocks, default=None)
 
 
-def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counted: int | None) -> Growth | None:
+def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: int | None) -> Growth | None:
     held = held_blocks(sample, facts)
     if sample.load is None or held is None:
         return None
@@ -112,12 +112,10 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
-        lost = gap_reason(timeline, facts, "engine")
-        return f"the step did not run: {lost}" if lost else "the step did not run"
+        return ": ".join(filter(None, ("the step did not run", gap_reason(timeline, facts, "engine"))))
     outcome = span.outcome
     if outcome is not None and outcome.failed:
-        reason = outcome.errors[0] if outcome.errors else "no reason reported"
-        return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
+        return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
     if not span.complete:
         return "the step was cut short"
     if (problem := curve_problem(facts)) is not None:
@@ -128,13 +126,12 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     most = most_open(timeline, span, limits.idle_samples)
     if most > ours:
         return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
-    seen = len(whole_load(timeline, span))
-    waiting = most_waiting(timeline, span)
-    if seen < limits.load_samples and waiting:
-        return f"up to {plural(waiting, 'request')} waited, so not all ran at once; raise --max-num-seqs or enlarge the pool"
-    if seen < limits.load_samples:
-        return f"only {plural(seen, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
-    return None
+    samples, waiting = len(whole_load(timeline, span)), most_waiting(timeline, span)
+    if samples >= limits.load_samples:
+        return None
+    if waiting:
+        return f"up to {plural(waiting, 'request')} waited, so not all ran at once; raise --max-num-seqs or the pool"
+    return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
 
 
 def other_tokens(timeline: Timeline, span: Span) -> int:
@@ -151,23 +148,21 @@ def other_tokens(timeline: Timeline, span: Span) -> int:
     return max(sum(last.values()) - sum(first.values()) - span.outcome.prompt_tokens, 0)
 
 
-def quantities(
-    facts: Facts, *, requests: int, tokens: int, blocks: int, extra: tuple[Quantity, ...] = ()
-) -> tuple[Quantity, ...]:
-    """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is told."""
+def quantities(facts: Facts, growth: Growth, blocks: int, *extra: Quantity) -> tuple[Quantity, ...]:
+    """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is known."""
     size = block_bytes(facts)
     return (
-        Quantity("requests", requests, "requests"),
-        Quantity("tokens", tokens, "tokens"),
+        Quantity("requests", growth.requests, "requests"),
+        Quantity("tokens", growth.tokens, "tokens"),
         Quantity("blocks", blocks, "blocks"),
         Quantity("bytes", None if size is None else blocks * size, "bytes"),
         *extra,
     )
 
 
-def rounded(ratio: float | None) -> float | None:
-    """A ratio to four places: blocks are counted, not measured to more."""
-    return None if ratio is None else round(ratio, 4)
+def fill_quantity(growth: Growth) -> Quantity:
+    """The share of the blocks in use that is filled, to four places: blocks are counted, not measured to more."""
+    return Quantity("filled_ratio", None if growth.filled_ratio is None else round(growth.filled_ratio, 4), "ratio")
 
 
 def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
@@ -205,18 +200,13 @@ def floor_after(timeline: Timeline, facts: Facts, span: Span, limits: Limits) ->
 
 def unknown(step: str, reason: str, span: Span | None = None) -> StepResult:
     """A step that could not be judged, and why."""
-    return StepResult(
-        step,
-        "unknown",
-        reason,
-        notes=span.notes if span is not None else (),
-    )
+    return StepResult(step, "unknown", reason, notes=span.notes if span is not None else ())
 
 
 def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     """The verdict of a step with one load: blocks in use at its peak against what the tokens need.
 
-    A load that was not seen whole is repeated once; the last one is judged.
+    A load without enough samples is repeated once; the last one is judged.
     """
     span = last_span(timeline, step)
     if (refusal := refused(span)) is not None and span is not None:
@@ -228,23 +218,10 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if growth is None:
         return unknown(step, "the pool's usage before or under the load is not reported", span)
     status, sentence = compare(growth, limits)
-    return StepResult(
-        step,
-        status,
-        sentence,
-        expected=quantities(facts, requests=growth.requests, tokens=growth.tokens, blocks=growth.need.most_blocks),
-        measured=quantities(
-            facts,
-            requests=growth.requests,
-            tokens=growth.tokens,
-            blocks=growth.held_blocks,
-            extra=(
-                Quantity("filled_ratio", rounded(growth.filled_ratio), "ratio"),
-                Quantity("samples_of_whole_load", growth.samples, "samples"),
-            ),
-        ),
-        notes=span.notes,
-    )
+    samples = Quantity("samples_of_whole_load", growth.samples, "samples")
+    expected = quantities(facts, growth, growth.need.most_blocks)
+    measured = quantities(facts, growth, growth.held_blocks, fill_quantity(growth), samples)
+    return StepResult(step, status, sentence, expected=expected, measured=measured, notes=span.notes)
 
 
 def last_span(timeline: Timeline, step: str) -> Span | None:
@@ -254,12 +231,15 @@ def last_span(timeline: Timeline, step: str) -> Span | None:
 
 def refused(span: Span | None) -> str | None:
     """The server's message when it ran out of memory under a span's load; `None` where it did not."""
-    if span is None or span.outcome is None or not span.outcome.failed:
+    outcome = None if span is None else span.outcome
+    if outcome is None or not outcome.failed:
         return None
-    text = next((error for error in span.outcome.errors if "out of memory" in error.lower()), None)
-    if text is None:
-        return None
-    return f"{span.outcome.failed} of {span.outcome.completed + span.outcome.failed} requests failed: {text}"
+    text = next((error for error in outcome.errors if "out of memory" in error.lower()), None)
+    return None if text is None else _failures(outcome, text)
+
+
+def _failures(outcome: Outcome, reason: str) -> str:
+    return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
 
 
 def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
@@ -272,7 +252,7 @@ def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
 def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
     """The most blocks in use at any time of a span's load, prefill included, beyond the floor before it."""
     floor = floor_before(timeline, facts, span, limits)
-    if floor is None or span.offer_seconds is None or span.release_seconds is None:
+    if floor is None or span.release_seconds is None:
         return None
-    held = [held_blocks(sample, facts) for sample in timeline.between(span.offer_seconds, span.release_seconds)]
+    held = [held_blocks(sample, facts) for sample in under_load(timeline, span)]
     return max((blocks - floor for blocks in held if blocks is not None), default=None)

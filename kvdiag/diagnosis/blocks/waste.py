@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from statistics import median
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
@@ -52,7 +53,7 @@ class _Window:
 
 
 def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWaste | None:
-    """The window and engine in which requests held most beyond their need; `None` where no window tells."""
+    """The window and engine in which requests held most beyond their need; `None` where no window shows it."""
     if curve_problem(facts) is not None:
         return None
     found = [waste for pool in facts.pools for waste in _of_engine(timeline, pool, facts, limits)]
@@ -60,15 +61,13 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
 
 
 def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[MetricsWaste]:
-    """What each window of an engine tells, with how many of them in a row tell as much as counts."""
-    told: list[MetricsWaste] = []
-    row = 0
-    for window in _windows(timeline, pool, limits):
-        if (waste := _of(window, pool, facts, limits)) is not None:
-            row = row + 1 if waste.ratio >= limits.metrics_waste_ratio else 0
-            told.append(replace(waste, windows_in_a_row=row))
-    longest = max((waste.windows_in_a_row for waste in told), default=0)
-    return [replace(waste, windows_in_a_row=longest) for waste in told]
+    """The waste of each window of an engine, with the most of them in a row that reach the limit."""
+    found = [
+        waste for window in _windows(timeline, pool, limits) if (waste := _of(window, pool, facts, limits)) is not None
+    ]
+    runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in found)
+    longest = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
+    return [replace(waste, windows_in_a_row=longest) for waste in found]
 
 
 def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Window]:

@@ -18,8 +18,8 @@ from kvdiag.diagnosis.fleet.comparison import (
     version_changes,
     version_growths,
 )
+from kvdiag.diagnosis.fleet.fleet_verdicts import findings
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
-from kvdiag.diagnosis.fleet.verdicts import findings
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.model import Finding, Status

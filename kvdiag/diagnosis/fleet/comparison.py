@@ -15,7 +15,7 @@ from statistics import median
 from typing import Literal
 
 from kvdiag import stats
-from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
+from kvdiag.diagnosis.fleet.fleet_components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.headroom import OUT, Holes, holes
 from kvdiag.diagnosis.postmortem.remedies import joined, lower_fraction
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding
 
@@ -22,7 +22,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """Look at the blocks where they are known, else at the unused bytes in torch's message."""
     chief = case.chief
     if chief is None:
-        return unseen(ID, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(ID, "no failure is reported; pass a log, a black box or torch's message")
     shortage = chief.shortage
     if shortage.kind not in OUT - {"library", "workspace"}:
         return (Finding(ID, "ok", "no torch allocation failed for lack of memory"),)
@@ -55,10 +55,10 @@ def _async(case: Case, limits: Limits) -> tuple[Finding, ...]:
     chief = case.chief
     told = None if chief is None else chief.shortage
     if told is None or told.total_bytes is None or told.free_bytes is None or told.allocated_bytes is None:
-        return unseen(ID, "cudaMallocAsync reports no blocks, and the message no figures; use torch's own allocator")
+        return unknown(ID, "cudaMallocAsync reports no blocks, and the message no figures; use torch's own allocator")
     rest = told.total_bytes - told.free_bytes - told.allocated_bytes
     if rest <= limits.async_rest_ratio * told.total_bytes:
-        return unseen(ID, "cudaMallocAsync reports no blocks; use torch's own allocator")
+        return unknown(ID, "cudaMallocAsync reports no blocks; use torch's own allocator")
     summary = (
         f"{asked_for(case)}: {format_bytes(rest)} are in use beyond the {format_bytes(told.allocated_bytes)} that "
         "torch counts: cached by cudaMallocAsync, or used by other processes (see nvidia-smi)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.remedies import joined, lower_fraction, raise_fraction
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding
 
@@ -19,7 +19,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
     """Read the refusal, or the failed growth of a cache in torch."""
     chief = case.chief
     if chief is None:
-        return unseen(ID, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(ID, "no failure is reported; pass a log, a black box or torch's message")
     told = chief.shortage
     if chief.phase == "kv_growth" and told.kind in {"torch", "driver", "masked"}:
         remedy = joined("shorten contexts or the batch", lower_fraction(case, told.short_bytes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, evidence, serving
 from kvdiag.diagnosis.postmortem.headroom import OUT
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding
 
@@ -24,8 +24,8 @@ def judge_torch(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return ()
     allocated = chief.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:
-        return unseen(
-            TORCH, "torch's allocated bytes at start are not known; add the startup log, or an hours-long trace"
+        return unknown(
+            TORCH, "torch's allocated bytes at start are missing; add the startup log or an hours-long trace"
         )
     total = case.total_bytes or 0
     peak = round(limits.activation_ratio * total) if rank.activation is None else rank.activation.nominal_bytes

@@ -13,7 +13,7 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.headroom import OUT, foreign
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, Status
 
@@ -25,7 +25,7 @@ def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """Look at processes that torch's message lists, memory taken before the start, and memory released during it."""
     chief = case.chief
     if chief is None:
-        return unseen(FOREIGN, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(FOREIGN, "no failure is reported; pass a log, a black box or torch's message")
     told = chief.shortage
     if told.kind == "profiling":
         came = None
@@ -39,7 +39,7 @@ def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
     if found is None:
         known = told.other_bytes is not None or told.kind not in OUT
         if not known:
-            return unseen(FOREIGN, "the message does not list the device's processes; run nvidia-smi on the host")
+            return unknown(FOREIGN, "the message does not list the device's processes; run nvidia-smi on the host")
         return (Finding(FOREIGN, "ok", "other processes use too little to explain the failure"),)
     size = format_bytes(found.size_bytes)
     if told.kind == "budget":
@@ -63,7 +63,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """Compare the memory fraction with the device, and allocations made once at start with what was free."""
     chief = case.chief
     if chief is None:
-        return unseen(MISCONFIGURED, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(MISCONFIGURED, "no failure is reported; pass a log, a black box or torch's message")
     told = chief.shortage
     if told.kind == "budget":
         return _fault(case, _budget_summary(case), _fraction(case))
@@ -81,7 +81,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return _fault(case, summary, lower_fraction(case, told.short_bytes or limits.headroom_bytes))
     if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
         if chief.phase is None and told.kind in OUT:
-            return unseen(MISCONFIGURED, f"not known whether it failed before the first request{case.log_would}")
+            return unknown(MISCONFIGURED, f"not known whether it failed before the first request{case.log_would}")
         return (Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed"),)
     found = foreign(case, limits)
     if found is not None and found.sure:

@@ -10,7 +10,7 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.headroom import OUT, foreign, holes
 from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding
 
@@ -26,12 +26,12 @@ def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """Memory ran out while graphs were captured; a capture that failed for another reason decides nothing."""
     chief = case.chief
     if chief is None:
-        return unseen(CAPTURE, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(CAPTURE, "no failure is reported; pass a log, a black box or torch's message")
     if chief.shortage.kind == "capture":
         summary = "a graph capture failed, but no figure shows lack of memory; look at the first error before it"
         return (Finding(CAPTURE, "unknown", summary, evidence(case)),)
     if chief.phase is None:
-        return unseen(CAPTURE, f"not known whether graphs were being captured{case.log_would}")
+        return unknown(CAPTURE, f"not known whether graphs were being captured{case.log_would}")
     if chief.phase != "graph_capture" or chief.shortage.kind not in OUT:
         return (Finding(CAPTURE, "ok", "it did not fail during graph capture"),)
     if foreign(case, limits) is not None:
@@ -62,7 +62,7 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """An allocation of a step did not fit: not holes, not others' memory, and not what is taken once at start."""
     chief = case.chief
     if chief is None:
-        return unseen(ACTIVATION, "no failure is reported; pass a log, a black box or torch's message")
+        return unknown(ACTIVATION, "no failure is reported; pass a log, a black box or torch's message")
     shortage = chief.shortage
     if shortage.kind not in OUT - {"library"}:
         return (Finding(ACTIVATION, "ok", "no step ran out of device memory"),)
@@ -72,14 +72,14 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
         )
         return (Finding(ACTIVATION, "ok", f"it failed while {told}, not in a step"),)
     if chief.phase is None and shortage.asked_bytes is None:
-        return unseen(
+        return unknown(
             ACTIVATION,
             f"{asked_for(case)}, without size or time; add the engine's log from its start, or the agent's black box",
         )
     if holes(chief, limits).state == "confirmed":
         return (Finding(ACTIVATION, "ok", "enough memory was free, but not in one block"),)
     if shortage.kind == "async" and chief.phase is None:
-        return unseen(ACTIVATION, "cudaMallocAsync does not report what it caches; use torch's own allocator")
+        return unknown(ACTIVATION, "cudaMallocAsync does not report what it caches; use torch's own allocator")
     if foreign(case, limits) is not None:
         return (Finding(ACTIVATION, "ok", "it would have fit without other processes' memory"),)
     if any(

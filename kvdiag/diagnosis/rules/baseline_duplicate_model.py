@@ -9,33 +9,31 @@ step, and stays there.
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason, server_bytes, server_devices, server_uuids
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.running_server import all_pools_bytes, bytes_problem
 from kvdiag.model import Device, Evidence, Facts, Finding, Status, Timeline
 
 ID = "baseline.duplicate_model"
-LEVEL_READINGS = 2
-"""Equal samples that make a level; more of them add nothing."""
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the server's bytes beyond its pool, before any load of ours, with one copy of its weights."""
     if not first_devices(timeline):
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
     known = server_uuids(timeline, facts)
-    there = next((seen for sample in timeline.samples if (seen := server_devices(sample.devices, known))), ())
+    there = next((found for sample in timeline.samples if (found := server_devices(sample.devices, known))), ())
     own = [one for device in there if (one := _first_with_server(timeline, device.uuid, facts)) is not None]
     pools = all_pools_bytes(facts)
     if facts.weights_bytes is None:
-        return unseen(ID, "the size of the weights is not known; run kvdiag where the model's files are")
+        return unknown(ID, "the size of the weights is not known; run kvdiag where the model's files are")
     if not facts.pools:
         return _without_pool(timeline, facts, limits)
     if pools is None:
-        return unseen(ID, f"the engine does not report the bytes of its pool, and {bytes_problem(facts)}")
+        return unknown(ID, f"the engine does not report the bytes of its pool, and {bytes_problem(facts)}")
     if not own or len(own) < len(there):
-        return unseen(ID, "the server's bytes on the device are not reported; run kvdiag in its PID namespace")
+        return unknown(ID, "the server's bytes on the device are not reported; run kvdiag in its PID namespace")
     copies = len(facts.pools)
     ranks = max(len(own) // copies, 1)
     pool_bytes = pools[0] * ranks
@@ -58,11 +56,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         extra = f"{format_bytes(beyond)} beyond its pool and one copy of its weights ({format_bytes(weights)})"
         if beyond <= allowance:
             # Context, activations and graphs of a small model weigh more than its weights.
-            summary = (
-                f"the idle server uses {extra}: a second copy, or ordinary overhead; look for two "
-                "'Model loading took' lines in its log"
-            )
-            return (Finding(ID, "unknown", summary, evidence),)
+            either = "a second copy, or ordinary overhead; look for two 'Model loading took' lines in its log"
+            return (Finding(ID, "unknown", f"the idle server uses {extra}: {either}", evidence),)
         status: Status = "fault" if weights >= limits.duplicate_certainty_ratio * allowance else "suspect"
         summary = f"the idle server uses {extra}: the weights are loaded {extra_copies + 1} times"
         return (Finding(ID, status, summary, evidence),)
@@ -72,9 +67,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the server's bytes with its weights alone: less than two copies is one, more may be a cache."""
-    weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts)
+    weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts, limits)
     if not held or not weights:
-        return unseen(ID, "the engine does not report its KV pool; its /metrics need cache_config_info")
+        return unknown(ID, "the engine does not report its KV pool; its /metrics need cache_config_info")
     most, newest = max(held), held[-1]
     evidence: tuple[Evidence, ...] = (
         Evidence("server_bytes", newest, "bytes", "nvml"),
@@ -90,8 +85,7 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
     if step is None or any(sample.engines for sample in timeline.samples):
         summary = (
             f"the engine does not report its KV pool, and uses {format_bytes(most)}, {most / weights:.1f} times its "
-            "weights: "
-            "a cache, or a second copy; look for two 'Model loading took' lines in its log"
+            "weights: a cache, or a second copy; look for two 'Model loading took' lines in its log"
         )
         return (Finding(ID, "unknown", summary, evidence),)
     before, after = step
@@ -119,21 +113,19 @@ def _copy_step(held: list[int], weights: int, limits: Limits) -> tuple[int, int]
     return None
 
 
-def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
+def _held_over_time(timeline: Timeline, facts: Facts, limits: Limits) -> list[int]:
     """The server's bytes on all its devices in every sample that lists its processes, where they change."""
     held: list[int] = []
+    level = limits.level_samples
     for sample in timeline.samples:
         sizes = [server_bytes(device, facts.server_pids) for device in sample.devices or ()]
         known = [size for size in sizes if size is not None]
-        if known and (len(held) < LEVEL_READINGS or set(held[-LEVEL_READINGS:]) != {sum(known)}):
+        if known and (len(held) < level or set(held[-level:]) != {sum(known)}):
             held.append(sum(known))
     return held
 
 
 def _first_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:
     """A device in the first sample that shows the server's bytes on it."""
-    for sample in timeline.samples:
-        for device in sample.devices or ():
-            if device.uuid == uuid and server_bytes(device, facts.server_pids) is not None:
-                return device
-    return None
+    same = (device for sample in timeline.samples for device in sample.devices or () if device.uuid == uuid)
+    return next((device for device in same if server_bytes(device, facts.server_pids) is not None), None)

@@ -8,11 +8,12 @@ worst device is the finding; where it is not a fault, growth of other processes 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
@@ -21,7 +22,7 @@ ID = "baseline.foreign_memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _Listing:
     """A device's process list at one time."""
 
     at_seconds: float
@@ -38,28 +39,24 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     histories = _histories(timeline, facts, limits)
     if not histories:
         if newest_devices(timeline) is None:
-            return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
-        return unseen(
-            ID,
-            gap_reason(timeline, facts, "nvml")
-            or "NVML lists no processes here; run kvdiag in the host's PID namespace",
-        )
+            return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
+        unlisted = "NVML lists no processes here; run kvdiag in the host's PID namespace"
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or unlisted)
     served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
     judged = [_judge_history(history, facts, limits, served=served) for history in histories]
-    order = ("fault", "suspect", "unknown", "ok")
-    worst = min(judged, key=lambda finding: order.index(finding.status))
-    if worst.status != "fault" and not timeline.marks:
-        return (others_growth(timeline, facts, limits, ID) or worst,)
-    return (worst,)
+    found = worst(judged)
+    if found.status != "fault" and not timeline.marks:
+        return (others_growth(timeline, facts, limits, ID) or found,)
+    return (found,)
 
 
-def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Seen, ...]]:
+def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Listing, ...]]:
     """Each device's process lists, a minute apart, and the newest two; only with the server where it is listed."""
     own = server_uuids(timeline, facts)
     pids = frozenset(facts.server_pids or ()) if own else frozenset[int]()
-    kept: dict[str, dict[float, _Seen]] = {}
-    newest: dict[str, list[_Seen]] = {}
-    dark: dict[str, _Seen] = {}
+    kept: dict[str, dict[float, _Listing]] = {}
+    newest: dict[str, list[_Listing]] = {}
+    dark: dict[str, _Listing] = {}
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
     due = 0.0
     for sample in timeline.samples:
@@ -68,7 +65,7 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
             continue
         keep = sample.at_seconds >= due
         for device in server_devices(sample.devices, own):
-            one = _Seen(at_seconds=sample.at_seconds, device=device, processes=device.processes or ())
+            one = _Listing(at_seconds=sample.at_seconds, device=device, processes=device.processes or ())
             if device.processes is None:
                 dark[device.uuid] = one
             elif not pids or any(process.pid in pids for process in device.processes):
@@ -84,14 +81,11 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
     return [*(tuple(readings[at] for at in sorted(readings)) for readings in kept.values()), *never]
 
 
-def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, served: bool) -> Finding:
+def _judge_history(history: tuple[_Listing, ...], facts: Facts, limits: Limits, *, served: bool) -> Finding:
     """One device: as it is now, else another process that it had while the server was there."""
     newest = history[-1]
-    times_seen: dict[int, int] = {}
-    for pid in (process.pid for one in history for process in one.others(facts)):
-        times_seen[pid] = times_seen.get(pid, 0) + 1
-    least = min(len(history), 2)
-    stay = frozenset(pid for pid, times in times_seen.items() if times >= least)
+    listed = Counter(process.pid for one in history for process in one.others(facts))
+    stay = frozenset(pid for pid, times in listed.items() if times >= min(len(history), 2))
     unlisted = [_unattributed_bytes(one.device) for one in history[-2:]]
     # Memory and process list are two questions to the driver: between them a server that starts takes gigabytes.
     unattributed = None if None in unlisted else min(size for size in unlisted if size is not None)
@@ -106,26 +100,22 @@ def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, 
         one.at_seconds for one in history if _held(one, facts, stay) >= held / 2
     )
     names = _names([one for one in most.others(facts) if one.pid in stay])
-    where = f"GPU {newest.device.index}"
-    return Finding(
-        ID,
-        "suspect",
-        f"{where}: other processes used {format_bytes(held)} ({names}) until "
-        f"{format_duration(ended_seconds_ago)} before the last sample",
-        (
-            Evidence("gpu", newest.device.index, "index", "nvml"),
-            Evidence("foreign_bytes", held, "bytes", "nvml"),
-            Evidence("foreign_bytes_now", _held(newest, facts, stay), "bytes", "nvml"),
-            Evidence("ended_seconds_ago", ended_seconds_ago, "seconds", "nvml"),
-        ),
+    until = f"until {format_duration(ended_seconds_ago)} before the last sample"
+    evidence = (
+        Evidence("gpu", newest.device.index, "index", "nvml"),
+        Evidence("foreign_bytes", held, "bytes", "nvml"),
+        Evidence("foreign_bytes_now", _held(newest, facts, stay), "bytes", "nvml"),
+        Evidence("ended_seconds_ago", ended_seconds_ago, "seconds", "nvml"),
     )
+    summary = f"GPU {newest.device.index}: other processes used {format_bytes(held)} ({names}) {until}"
+    return Finding(ID, "suspect", summary, evidence)
 
 
-def _held(one: _Seen, facts: Facts, stay: frozenset[int]) -> int:
+def _held(one: _Listing, facts: Facts, stay: frozenset[int]) -> int:
     return sum(process.used_bytes or 0 for process in one.others(facts) if process.pid in stay)
 
 
-def _shows_server(one: _Seen, facts: Facts) -> bool:
+def _shows_server(one: _Listing, facts: Facts) -> bool:
     return any(process.pid in (facts.server_pids or ()) for process in one.processes)
 
 
@@ -134,21 +124,17 @@ def _names(processes: list[Process]) -> str:
 
 
 def _judge_device(
-    seen: _Seen, facts: Facts, limits: Limits, *, stay: frozenset[int], unattributed: int | None, served: bool
+    listing: _Listing, facts: Facts, limits: Limits, *, stay: frozenset[int], unattributed: int | None, served: bool
 ) -> Finding:
-    device, where = seen.device, f"GPU {seen.device.index}"
+    device, where = listing.device, f"GPU {listing.device.index}"
     if device.processes is None:
         return Finding(ID, "unknown", f"NVML lists no processes on {where}; run kvdiag in the host's PID namespace")
     if not device.processes and not served and facts.server_pids is None:
         return _nobody(device, limits)
-    others, certain = _others(seen, facts, stay, served=served)
+    others, certain = _others(listing, facts, stay, served=served)
     if others is None:
-        return Finding(
-            ID,
-            "unknown",
-            f"which of {plural(len(device.processes), 'process', 'processes')} on {where} belong to the server; "
-            "run kvdiag in its PID namespace",
-        )
+        processes = f"{plural(len(device.processes), 'process', 'processes')} on {where}"
+        return Finding(ID, "unknown", f"which of {processes} belong to the server; run kvdiag in its PID namespace")
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)
     evidence: tuple[Evidence, ...] = (
@@ -167,19 +153,14 @@ def _judge_device(
         summary = f"{where}: other processes use {format_bytes(foreign_bytes)}: {_names(known)}"
         return Finding(ID, "fault" if serious else "suspect", summary, evidence)
     if unattributed is not None and unattributed >= limits.foreign_suspect_bytes:
-        summary = (
-            f"{where}: {format_bytes(unattributed)} used by no process that NVML lists (a zombie, or another container)"
-        )
-        return Finding(ID, "suspect", summary, evidence)
+        unlisted = f"{format_bytes(unattributed)} used by no process that NVML lists"
+        return Finding(ID, "suspect", f"{where}: {unlisted} (a zombie, or another container)", evidence)
     if len(known) < len(others):
-        silent = plural(len(others) - len(known), "other process", "other processes")
-        summary = f"NVML does not report the memory of {silent} on {where}; run kvdiag as root on the host"
-        return Finding(ID, "unknown", summary, evidence)
+        silent = f"the memory of {plural(len(others) - len(known), 'other process', 'other processes')} on {where}"
+        return Finding(ID, "unknown", f"NVML does not report {silent}; run kvdiag as root on the host", evidence)
     if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
-        summary = (
-            f"NVML does not report which process uses {format_bytes(hidden)} on {where}; run kvdiag as root on the host"
-        )
-        return Finding(ID, "unknown", summary, evidence)
+        silent = f"which process uses {format_bytes(hidden)} on {where}"
+        return Finding(ID, "unknown", f"NVML does not report {silent}; run kvdiag as root on the host", evidence)
     summary = f"{where}: only the server uses significant memory" + ("" if certain else " (assumed: its only process)")
     return Finding(ID, "ok", summary, evidence)
 
@@ -187,31 +168,30 @@ def _judge_device(
 def _nobody(device: Device, limits: Limits) -> Finding:
     """A device without any process, where no server runs whose processes could be hidden."""
     where, hidden = f"GPU {device.index}", _unexplained_bytes(device)
+    reserved = None if device.memory is None else device.memory.driver_reserved_bytes
     evidence = (
         Evidence("gpu", device.index, "index", "nvml"),
         Evidence("unattributed", hidden, "bytes", "computed"),
-        Evidence(
-            "driver_reserved", None if device.memory is None else device.memory.driver_reserved_bytes, "bytes", "nvml"
-        ),
+        Evidence("driver_reserved", reserved, "bytes", "nvml"),
     )
-    if device.memory is None or device.memory.driver_reserved_bytes is None:
+    if reserved is None:
         summary = f"the driver's reservation on {where} is not reported; nvidia-smi on the host lists processes"
         return Finding(ID, "unknown", summary, evidence)
     if hidden >= limits.foreign_suspect_bytes:
-        summary = (
-            f"{where}: {format_bytes(hidden)} used although no process is listed and no server runs: a zombie, or "
-            "a process that only the host lists"
-        )
+        unlisted = f"{format_bytes(hidden)} used although no process is listed and no server runs"
+        summary = f"{where}: {unlisted}: a zombie, or a process that only the host lists"
         return Finding(ID, "suspect", summary, evidence)
     return Finding(ID, "ok", f"{where}: no significant memory in use", evidence)
 
 
-def _others(seen: _Seen, facts: Facts, stay: frozenset[int], *, served: bool) -> tuple[list[Process] | None, bool]:
+def _others(
+    listing: _Listing, facts: Facts, stay: frozenset[int], *, served: bool
+) -> tuple[list[Process] | None, bool]:
     """Processes that are not the server's, and whether that is certain; `None` where the server is not listed."""
-    if _shows_server(seen, facts):
-        return [process for process in seen.others(facts) if process.pid in stay], True
+    if _shows_server(listing, facts):
+        return [process for process in listing.others(facts) if process.pid in stay], True
     # Containers see host pids, or none: while a server answers, the only process must be its own.
-    if len(seen.processes) == 1 and served:
+    if len(listing.processes) == 1 and served:
         return [], False
     return None, False
 

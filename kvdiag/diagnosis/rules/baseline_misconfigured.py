@@ -1,41 +1,35 @@
 """baseline.misconfigured: memory fraction, pool size or context length do not fit the device.
 
-Checked, and the worst is told: the smallest pool against max_model_len (fault), the pool against what the model's
-config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
+Checked in this order, and the worst is reported: the smallest pool against max_model_len (fault), the pool against
+what the model's config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, serving_devices
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
 ID = "baseline.misconfigured"
-ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the pool with the longest request, and the idle device with the budget of the memory fraction."""
-    pool = next(iter(facts.pools), None)
-    if pool is None:
-        return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
+    if not facts.pools:
+        return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
     own = assigned_uuids(timeline, facts)
-    devices = server_devices(serving_devices(timeline), own)
-    if devices and not own and len(devices) > 1:
+    devices, missing = server_devices(serving_devices(timeline), own), None
+    if not own and len(devices) > 1:
         missing, devices = f"which of {len(devices)} GPUs belong to the server; run kvdiag in its PID namespace", ()
     elif not devices or any(device.memory is None for device in devices):
-        missing = (
-            gap_reason(timeline, facts, "nvml")
-            or "device memory was not read while the server was awake; run kvdiag where NVML works"
-        )
-    else:
-        missing = ""
+        unread = "device memory was not read while the server was awake; run kvdiag where NVML works"
+        missing = gap_reason(timeline, facts, "nvml") or unread
     found += [_device_problem(device, pool, facts, limits) for device in devices]
     problems = [problem for problem in found if problem is not None]
     evidence = (
@@ -46,11 +40,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         *(part for device in devices for part in _device_evidence(device, pool, facts)),
     )
     if problems:
-        status = min((severity for severity, _ in problems), key=ORDER.index)
+        status = max((severity for severity, _ in problems), key=SEVERITY.index)
         summary = "; ".join(text for severity, text in problems if severity == status)
         return (Finding(ID, status, summary, evidence),)
     if missing:
-        return unseen(ID, f"the pool fits the longest request, but the memory fraction is unchecked: {missing}")
+        return unknown(ID, f"the pool fits the longest request, but the memory fraction is unchecked: {missing}")
     return (Finding(ID, "ok", "pool, context length and memory fraction match the device", evidence),)
 
 
@@ -58,10 +52,7 @@ def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:
     longest = facts.max_model_len_tokens
     if longest is None or pool.capacity_tokens is None or pool.capacity_tokens >= longest:
         return None
-    return (
-        "fault",
-        f"a request may have {longest:,} tokens but the KV pool holds only {pool.capacity_tokens:,}",
-    )
+    return "fault", f"a request may have {longest:,} tokens but the KV pool holds only {pool.capacity_tokens:,}"
 
 
 def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:
@@ -70,14 +61,10 @@ def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, 
     drift = None if isinstance(model, str) else model.drift(limits.model_drift_ratio)
     if drift is None:
         return None
-    predicted, reported = (_count(one.nominal) for one in (drift.predicted, drift.reported))
-    told = f"the model's config gives {predicted} {drift.title}, the engine reports {reported}"
-    told += f" ({drift.drift_ratio:+.1%})"
-    return "suspect", ": ".join((told, *(reason.text for reason in drift.reasons[:1])))
-
-
-def _count(value: float) -> str:
-    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+    values = (one.nominal for one in (drift.predicted, drift.reported))
+    predicted, reported = (f"{value:,.2f}" if value % 1 else f"{value:,.0f}" for value in values)
+    summary = f"the model's config gives {predicted} {drift.title}, the engine reports {reported}"
+    return "suspect", ": ".join((f"{summary} ({drift.drift_ratio:+.1%})", *(one.text for one in drift.reasons[:1])))
 
 
 def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:
@@ -85,27 +72,22 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
         return None
     memory, where = device.memory, f"GPU {device.index}"
     if memory.free_bytes < limits.headroom_bytes:
-        return (
-            "suspect",
-            f"{where}: only {format_bytes(memory.free_bytes)} free while idle; the next transient allocation may fail",
-        )
+        free = format_bytes(memory.free_bytes)
+        return "suspect", f"{where}: only {free} free while idle; the next transient allocation may fail"
     budget = _budget_bytes(memory, pool)
     if budget is None:
         return None
     server = server_bytes(device, facts.server_pids)
     used = _beside_driver_bytes(memory) if server is None else server
     over = used - budget - _allowance_bytes(device, facts, limits)
+    beyond, share = format_bytes(used - budget), f"{pool.memory_fraction_ratio:.0%} budget"
     if over > 0 and server is None:
-        told = f"{where}: {format_bytes(used - budget)} used above the {pool.memory_fraction_ratio:.0%} budget by"
-        return "unknown", f"{told} unidentified processes; run kvdiag in the server's PID namespace"
+        whose = "unidentified processes; run kvdiag in the server's PID namespace"
+        return "unknown", f"{where}: {beyond} used above the {share} by {whose}"
     if over > 0:
-        beyond = format_bytes(used - budget)
-        return "suspect", f"{where}: the server uses {beyond} more than its {pool.memory_fraction_ratio:.0%} budget"
+        return "suspect", f"{where}: the server uses {beyond} more than its {share}"
     if used < limits.under_budget_ratio * budget:
-        return (
-            "suspect",
-            f"{where}: the server uses only {format_bytes(used)} of its {format_bytes(budget)} budget",
-        )
+        return "suspect", f"{where}: the server uses only {format_bytes(used)} of its {format_bytes(budget)} budget"
     return None
 
 
@@ -132,8 +114,8 @@ def _allowance_bytes(device: Device, facts: Facts, limits: Limits) -> int:
     if device.memory is None:
         return 0
     own = sum(process.pid in (facts.server_pids or ()) for process in device.processes or ())
-    told = device.memory.driver_reserved_bytes is not None or own > 0
-    driver = 0 if told else limits.driver_reserved_bytes
+    reported = device.memory.driver_reserved_bytes is not None or own > 0
+    driver = 0 if reported else limits.driver_reserved_bytes
     return limits.context_bytes * max(own, 1) + driver + int(limits.over_budget_ratio * device.memory.total_bytes)
 
 

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.growth.equal_cycles import device_growths
 from kvdiag.diagnosis.growth.filling_caches import filling
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Timeline
@@ -19,7 +19,6 @@ from kvdiag.model import Evidence, Facts, Finding, Timeline
 ID = "benign.warmup"
 CYCLES = "single_request"
 BASELINE = "baseline"
-STILL_GROWING = "device memory is still growing; a longer run shows whether it stops"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -27,10 +26,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not timeline.marks and (fills := filling(timeline, facts, limits, ID)) is not None:
         return (fills,)
     if not first_devices(timeline):
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        return unseen(ID, "too few equal cycles with device samples; pause traffic for the run")
+        return unknown(ID, "too few equal cycles with device samples; pause traffic for the run")
     before = _before_first_request(timeline, facts, limits)
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
@@ -40,33 +39,20 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
     if any(growth.rose for growth in growths) and not _stopped_later(timeline, facts, limits):
-        return (
-            Finding(
-                id=ID,
-                status="unknown",
-                summary=STILL_GROWING,
-                evidence=evidence,
-            ),
-        )
+        summary = "device memory is still growing; a longer run shows whether it stops"
+        return (Finding(ID, "unknown", summary, evidence),)
     first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
     if first_touch < limits.device_quantum_bytes:
-        return (Finding(id=ID, status="ok", summary="device memory did not grow at all", evidence=evidence),)
-    return (
-        Finding(
-            id=ID,
-            status="ok",
-            summary=f"GPU {largest.gpu}: grew {format_bytes(first_touch)} with the first requests, then "
-            f"stopped: warm-up, not a leak",
-            evidence=evidence,
-        ),
-    )
+        return (Finding(ID, "ok", "device memory did not grow at all", evidence),)
+    grown = f"grew {format_bytes(first_touch)} with the first requests, then stopped"
+    return (Finding(ID, "ok", f"GPU {largest.gpu}: {grown}: warm-up, not a leak", evidence),)
 
 
 def _stopped_later(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
-    """Whether a soak saw the server's device memory stand still after all, or come to its end."""
+    """Whether in a soak the server's device memory was flat after all, or stopped growing."""
     soak = soaked(timeline, facts, limits)
-    seen = () if soak is None else soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE)
-    return bool(seen) and all(one.soaked.shape in ("flat", "ended") for one in seen)
+    components = () if soak is None else soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE)
+    return bool(components) and all(one.soaked.shape in ("flat", "ended") for one in components)
 
 
 def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, int]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
@@ -26,27 +26,26 @@ STEP = "concurrent"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for KV blocks."""
-    seen = _seen(timeline, facts)
-    if seen.counted < limits.idle_samples:
-        reason = None if seen.samples else gap_reason(timeline, facts, "engine")
-        return unseen(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
-    preempted, streak, most = seen.preempted, seen.longest_wait, seen.most_waiting
+    totals = _totals(timeline, facts)
+    if totals.counted < limits.idle_samples:
+        reason = None if totals.samples else gap_reason(timeline, facts, "engine")
+        return unknown(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
+    preempted, most = totals.preempted, totals.most_waiting
     evidence: tuple[Evidence, ...] = (
         Evidence("preemptions", preempted, "requests", "engine"),
         Evidence("max_waiting", most, "requests", "engine"),
-        Evidence("max_running", seen.most_running, "requests", "engine"),
-        Evidence("max_usage", seen.highest_usage, "ratio", "engine"),
+        Evidence("max_running", totals.most_running, "requests", "engine"),
+        Evidence("max_usage", totals.highest_usage, "ratio", "engine"),
         Evidence("capacity", _capacity_tokens(facts), "tokens", "engine"),
     )
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
         # A request may be preempted many times.
-        summary = (
-            f"{plural(preempted, 'preemption')}, each recomputed; up to {most} requests waited for KV blocks{limit}"
-        )
+        waited = f"up to {most} requests waited for KV blocks{limit}"
+        summary = f"{plural(preempted, 'preemption')}, each recomputed; {waited}"
         return (Finding(ID, "fault", summary, evidence),)
-    if streak >= limits.waiting_samples:
+    if totals.longest_wait >= limits.waiting_samples:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
         share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
@@ -55,13 +54,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
-    if not worked and seen.most_running <= 1:
-        return unseen(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
+    if not worked and totals.most_running <= 1:
+        return unknown(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
     return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
+class _Totals:
     """Totals over all samples of the engines, and how many samples reported preemptions."""
 
     samples: int = 0
@@ -73,33 +72,33 @@ class _Seen:
     highest_usage: float = 0.0
 
 
-def _seen(timeline: Timeline, facts: Facts) -> _Seen:
+def _totals(timeline: Timeline, facts: Facts) -> _Totals:
     """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
-    seen, streak = _Seen(), 0
+    totals, streak = _Totals(), 0
     last: dict[str, int] = {}
     for sample in timeline.samples:
         engines = sample.engines
         if not engines:
             continue
-        seen.samples += 1
+        totals.samples += 1
         running = most = 0
         counts = True
         for engine in engines:
             running += engine.requests_running or 0
-            seen.highest_usage = max(seen.highest_usage, engine.kv_usage_ratio or 0.0)
+            totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
             counts = counts and engine.preemptions_total is not None
             if engine.requests_waiting:
                 most = max(most, _waiting_for_room(engine, facts))
-        seen.most_running = max(seen.most_running, running)
+        totals.most_running = max(totals.most_running, running)
         streak = streak + 1 if most else 0
-        seen.longest_wait, seen.most_waiting = max(seen.longest_wait, streak), max(seen.most_waiting, most)
+        totals.longest_wait, totals.most_waiting = max(totals.longest_wait, streak), max(totals.most_waiting, most)
         if counts:
-            seen.counted += 1
+            totals.counted += 1
             for engine in engines:
                 count = engine.preemptions_total or 0
-                seen.preempted += max(count - last.get(engine.engine, count), 0)
+                totals.preempted += max(count - last.get(engine.engine, count), 0)
                 last[engine.engine] = count
-    return seen
+    return totals
 
 
 def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:
@@ -129,17 +128,17 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
 def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
     """Prompt and generated tokens between two samples; `None` where they are not reported, or after a restart."""
     first, last = (
-        [
-            (one.engine, each)
+        {
+            (one.engine, place): count
             for one in engines
-            for each in (one.prompt_tokens_total, one.generation_tokens_total)
-            if each is not None
-        ]
+            for place, count in enumerate((one.prompt_tokens_total, one.generation_tokens_total))
+            if count is not None
+        }
         for engines in (before, now)
     )
-    if not first or [one for one, _ in first] != [one for one, _ in last]:
+    if not first or first.keys() != last.keys():
         return None
-    steps = [later - earlier for (_, earlier), (_, later) in zip(first, last, strict=True)]
+    steps = [last[key] - count for key, count in first.items()]
     return sum(steps) if min(steps) >= 0 else None
 
 

@@ -7,8 +7,8 @@ has the whole pool and makes no progress are faults; a long request that complet
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import memory_failures
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import readings_of, whole_load
 from kvdiag.formatting import format_bytes, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
@@ -20,45 +20,29 @@ STEP = "long_context"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at single requests that ran out of memory, at the pool's size, and at the longest request that worked."""
     alone = [
-        (workload.prompt_tokens, failure.oom)
-        for failure in memory_failures(timeline)
-        if (workload := failure.span.workload) is not None
-        and workload.requests == 1
-        and failure.oom.room_left is not True
+        (span.workload.prompt_tokens, shortage)
+        for span, shortage in memory_failures(timeline)
+        if span.workload is not None and span.workload.requests == 1 and enough_room(shortage) is not True
     ]
     if alone:
-        tokens, oom = alone[0]
-        free = "" if oom.free_bytes is None else f" with {format_bytes(oom.free_bytes)} free"
-        return (
-            Finding(
-                ID,
-                "fault",
-                f"one request of {tokens:,} tokens ran out of memory: "
-                f"{format_bytes(oom.asked_bytes)} requested at once{free}",
-                (
-                    Evidence("prompt", tokens, "tokens", "kvdiag"),
-                    Evidence("requested", oom.asked_bytes, "bytes", "torch's message"),
-                    Evidence("free_on_device", oom.free_bytes, "bytes", "torch's message"),
-                    Evidence("reserved_but_unallocated", oom.unallocated_bytes, "bytes", "torch's message"),
-                ),
-            ),
-        )
+        tokens, shortage = alone[0]
+        free = "" if shortage.free_bytes is None else f" with {format_bytes(shortage.free_bytes)} free"
+        requested = f"{format_bytes(shortage.asked_bytes or 0)} requested at once{free}"
+        summary = f"one request of {tokens:,} tokens ran out of memory: {requested}"
+        evidence = (Evidence("prompt", tokens, "tokens", "kvdiag"), *shortage_evidence(shortage))
+        return (Finding(ID, "fault", summary, evidence),)
     # Any engine may get the request: the smallest pool decides.
     capacity = min((pool.capacity_tokens for pool in facts.pools if pool.capacity_tokens is not None), default=None)
     longest = facts.max_model_len_tokens
     if capacity is not None and longest and capacity < longest:
-        return (
-            Finding(
-                ID,
-                "fault",
-                f"max_model_len is {longest:,} tokens but the KV pool holds only {capacity:,}: such a request can "
-                "never run",
-                (
-                    Evidence("capacity", capacity, "tokens", "engine"),
-                    Evidence("max_model_len", longest, "tokens", "engine"),
-                ),
-            ),
+        summary = (
+            f"max_model_len is {longest:,} tokens but the KV pool holds only {capacity:,}: such a request can never run"
         )
+        evidence = (
+            Evidence("capacity", capacity, "tokens", "engine"),
+            Evidence("max_model_len", longest, "tokens", "engine"),
+        )
+        return (Finding(ID, "fault", summary, evidence),)
     if (stuck := _stuck(timeline, facts, limits)) is not None:
         return (stuck,)
     worked = [
@@ -71,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and len(whole_load(timeline, span)) >= limits.load_samples
     ]
     if not worked or worked[0].workload is None:
-        return unseen(ID, "no long request was observed to complete; run `kvdiag run`")
+        return unknown(ID, "no long request was observed to complete; run `kvdiag run`")
     tokens = worked[0].workload.prompt_tokens
     evidence = (
         Evidence("prompt", tokens, "tokens", "kvdiag"),
@@ -134,6 +118,5 @@ def _fills_alone(engine: Engine, pool: KvPool) -> bool:
 
 def _advanced(before: Engine, now: Engine) -> bool:
     """Whether a token was generated or a prompt started in between, or that is not reported."""
-    counts = ((before.generation_tokens_total, now.generation_tokens_total),
-              (before.prompt_tokens_total, now.prompt_tokens_total))  # fmt: skip
-    return any(one is None or one != other for one, other in counts)
+    counts = [(each.generation_tokens_total, each.prompt_tokens_total) for each in (before, now)]
+    return None in counts[0] or counts[0] != counts[1]

@@ -19,7 +19,7 @@ from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import MemoryFailure, memory_failures
+from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import (
     RecentReadings,
     confirmed,
@@ -31,10 +31,11 @@ from kvdiag.diagnosis.reserved_memory import (
     stranded_bytes,
     watched,
 )
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
 from kvdiag.formatting import format_bytes, format_duration, plural
-from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Status, Timeline
+from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Span, Status, Timeline
+from kvdiag.oom.message import Shortage
 
 ID = "fragmentation.allocator"
 CYCLES = "single_request"
@@ -43,32 +44,31 @@ CYCLES = "single_request"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at every out-of-memory message of our own requests, then at each process's allocator statistics."""
     failures = memory_failures(timeline)
-    fragmented = [failure for failure in failures if failure.oom.room_left]
+    fragmented = [(span, shortage) for span, shortage in failures if enough_room(shortage)]
     if fragmented:
-        worst = max(fragmented, key=lambda failure: failure.oom.unallocated_bytes or 0)
-        oom = worst.oom
-        summary = (
-            f"an allocation of {format_bytes(oom.asked_bytes)} failed with {format_bytes(oom.free_bytes or 0)} free "
-            f"and {format_bytes(oom.unallocated_bytes or 0)} reserved but unused: no free block is large enough"
+        span, shortage = max(fragmented, key=lambda failure: failure[1].unallocated_bytes or 0)
+        asked, free, unused = (
+            format_bytes(size or 0) for size in (shortage.asked_bytes, shortage.free_bytes, shortage.unallocated_bytes)
         )
-        return (Finding(ID, "fault", summary, _evidence(worst)),)
-    if failures and failures[-1].oom.room_left is False:
+        room = f"{free} free and {unused} reserved but unused"
+        summary = f"an allocation of {asked} failed with {room}: no free block is large enough"
+        return (Finding(ID, "fault", summary, _evidence(span, shortage)),)
+    if failures and enough_room(failures[-1][1]) is False:
         summary = "the failed allocation exceeds all free and unused memory together: out of memory, not fragmentation"
-        return (Finding(ID, "ok", summary, _evidence(failures[-1])),)
+        return (Finding(ID, "ok", summary, _evidence(*failures[-1])),)
     readings = torch_readings(timeline, facts)
     if not readings:
-        return unseen(
-            ID,
-            "no allocation failed, and torch's free blocks are visible only inside the server's process; run the agent "
-            "in it (`kvdiag agent`)",
+        inside = (
+            "torch's free blocks are visible only inside the server's process; run the agent in it (`kvdiag agent`)"
         )
+        return unknown(ID, f"no allocation failed, and {inside}")
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
     judged = [
         replace(_judge_process(last, recent_readings(timeline, last, limits), limits), holder=last.who)
         for last in newest
     ]
-    found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
+    found = worst(judged)
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
         return (left,)
@@ -88,29 +88,21 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
     if found is not None:
         return found if found.status in ("suspect", "fault") else None
     growths = allocator_growths(timeline, facts, limits, step=CYCLES)
-    worst = max(
-        (one for one in growths if one.reserved.leaking and not one.live.leaking),
-        key=lambda one: one.reserved.bytes_per_cycle,
-        default=None,
-    )
-    if worst is None:
+    growing = [one for one in growths if one.reserved.leaking and not one.live.leaking]
+    if not growing:
         return None
-    climb = worst.reserved
-    return Finding(
-        verdict,
-        "suspect",
-        f"{worst.who}: torch reserves {format_bytes(climb.bytes_per_cycle)} more per request while "
-        "allocated bytes do not grow",
-        (
-            Evidence("process", worst.who, "", "torch"),
-            Evidence("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
-            Evidence("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
-            Evidence("live_growth_over_judged_cycles", worst.live.judged_bytes, "bytes", "torch"),
-            Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
-            Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
-        ),
-        holder=worst.who,
+    most = max(growing, key=lambda one: one.reserved.bytes_per_cycle)
+    climb = most.reserved
+    evidence = (
+        Evidence("process", most.who, "", "torch"),
+        Evidence("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
+        Evidence("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
+        Evidence("live_growth_over_judged_cycles", most.live.judged_bytes, "bytes", "torch"),
+        Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
+        Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
     )
+    rate = f"{format_bytes(climb.bytes_per_cycle)} more per request while allocated bytes do not grow"
+    return Finding(verdict, "suspect", f"{most.who}: torch reserves {rate}", evidence, holder=most.who)
 
 
 def _left_by_the_load(
@@ -152,12 +144,12 @@ def _gap_bytes(allocator: Allocator) -> int:
     return allocator.reserved_bytes - allocator.allocated_bytes
 
 
-def _judge_process(last: Allocator, seen: RecentReadings, limits: Limits) -> Finding:
+def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> Finding:
     """One process, by the first of the three states that its samples show."""
     who = last.who
     if last.backend is not None and last.backend != NATIVE:
         return Finding(ID, "unknown", f"{who} allocates with {last.backend}, which reports no blocks; use torch's own")
-    evidence = _parts(who, last, seen, limits)
+    evidence = _parts(who, last, recent, limits)
     failure = recent_failure(last, limits)
     if failure is not None and confirmed(failure):
         stranded = failure.split.stranded_bytes if failure.split is not None else 0
@@ -170,9 +162,9 @@ def _judge_process(last: Allocator, seen: RecentReadings, limits: Limits) -> Fin
     if last.outside_driver:
         summary = f"{who} sleeps or allocates outside torch, so torch's figures are not the device's; wake it up"
         return Finding(ID, "unknown", summary)
-    if likely(last, seen, limits):
+    if likely(last, recent, limits):
         summary = (
-            f"{who}: torch flushed its cache {seen.retries(limits)} times to continue, with "
+            f"{who}: torch flushed its cache {recent.retries(limits)} times to continue, with "
             f"{format_bytes(stranded_bytes(last) or 0)} stranded between live blocks"
         )
         return Finding(ID, "suspect", summary, evidence)
@@ -180,10 +172,10 @@ def _judge_process(last: Allocator, seen: RecentReadings, limits: Limits) -> Fin
     if gap <= limits.reserved_gap_bytes:
         summary = f"{who}: {format_bytes(gap)} reserved by torch but unused, which is normal"
         return Finding(ID, "ok", summary, evidence)
-    return Finding(ID, *_by_the_gap(last, seen, limits), evidence)
+    return Finding(ID, *_by_the_gap(last, recent, limits), evidence)
 
 
-def _by_the_gap(last: Allocator, seen: RecentReadings, limits: Limits) -> tuple[Status, str]:
+def _by_the_gap(last: Allocator, recent: RecentReadings, limits: Limits) -> tuple[Status, str]:
     """The plain "reserved - allocated", by its parts and how long it has been there.
 
     Prometheus keeps two of the parts, but not whether a large block would fit.
@@ -196,7 +188,7 @@ def _by_the_gap(last: Allocator, seen: RecentReadings, limits: Limits) -> tuple[
     unused += f" ({format_bytes(releasable)} releasable, {private}{format_bytes(stranded)} stranded)"
     if split is not None and not split.fits and stranded >= split.request_bytes:
         return "suspect", f"{unused}; a block of {format_bytes(split.request_bytes)} would not fit"
-    if watched(seen, limits):
+    if watched(recent, limits):
         since = f"for {format_duration(limits.idle_gap_seconds)} without a request"
         if stranded > releasable:
             return "suspect", f"{unused} {since}: most of it between live blocks"
@@ -207,22 +199,17 @@ def _by_the_gap(last: Allocator, seen: RecentReadings, limits: Limits) -> tuple[
     return "ok", f"{unused}: the next requests use it"
 
 
-def _shown_by_metrics(last: Allocator) -> bool:
-    return releasable_bytes(last) is not None and stranded_bytes(last) is not None
-
-
 def _ago(failure: FailedAllocation) -> str:
     return "just now" if failure.age_seconds < MINUTE_SECONDS else f"{format_duration(failure.age_seconds)} ago"
 
 
-def _parts(who: str, last: Allocator, seen: RecentReadings, limits: Limits) -> tuple[Evidence, ...]:
+def _parts(who: str, last: Allocator, recent: RecentReadings, limits: Limits) -> tuple[Evidence, ...]:
     split, failure = last.split, recent_failure(last, limits)
-    retries = seen.retries(limits)
     found: tuple[Evidence, ...] = (
         Evidence("process", who, "", "torch"),
         Evidence("reserved", last.reserved_bytes, "bytes", "torch"),
-        Evidence("reserved_but_unallocated", last.reserved_bytes - last.allocated_bytes, "bytes", "torch"),
-        Evidence("alloc_retries", retries, "times", "torch"),
+        Evidence("reserved_but_unallocated", _gap_bytes(last), "bytes", "torch"),
+        Evidence("alloc_retries", recent.retries(limits), "times", "torch"),
     )
     if failure is not None:
         found = (
@@ -231,15 +218,18 @@ def _parts(who: str, last: Allocator, seen: RecentReadings, limits: Limits) -> t
             Evidence("free_on_device", failure.free_bytes, "bytes", "black box"),
             Evidence("failed_seconds_ago", failure.age_seconds, "seconds", "black box"),
         )
-    if split is None and not _shown_by_metrics(last):
+    releasable, stranded = releasable_bytes(last), stranded_bytes(last)
+    if split is None and (releasable is None or stranded is None):
         return found
+    found = (
+        *found,
+        Evidence("releasable", releasable, "bytes", "torch"),
+        Evidence("stranded", stranded, "bytes", "torch"),
+    )
     if split is None:
-        kept = (("releasable", releasable_bytes(last)), ("stranded", stranded_bytes(last)))
-        return (*found, *(Evidence(name, size, "bytes", "torch") for name, size in kept))
+        return found
     return (
         *found,
-        Evidence("releasable", split.releasable_bytes, "bytes", "torch"),
-        Evidence("stranded", split.stranded_bytes, "bytes", "torch"),
         Evidence("private_pools", split.private_bytes, "bytes", "torch"),
         Evidence("pending", split.pending_bytes, "bytes", "torch"),
         Evidence("largest_free_block", split.largest_free_block_bytes, "bytes", "torch"),
@@ -247,11 +237,6 @@ def _parts(who: str, last: Allocator, seen: RecentReadings, limits: Limits) -> t
     )
 
 
-def _evidence(failure: MemoryFailure) -> tuple[Evidence, ...]:
-    oom = failure.oom
-    return (
-        Evidence("requested", oom.asked_bytes, "bytes", "torch's message"),
-        Evidence("free_on_device", oom.free_bytes, "bytes", "torch's message"),
-        Evidence("reserved_but_unallocated", oom.unallocated_bytes, "bytes", "torch's message"),
-        Evidence("failed_requests", failure.failed, "requests", f"step {failure.span.step}"),
-    )
+def _evidence(span: Span, shortage: Shortage) -> tuple[Evidence, ...]:
+    failed = None if span.outcome is None else span.outcome.failed
+    return *shortage_evidence(shortage), Evidence("failed_requests", failed, "requests", f"step {span.step}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
 from kvdiag.diagnosis.blocks.waste import MetricsWaste, metrics_waste
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_count, plural
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
@@ -57,7 +57,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     """Without a load of our own: blocks that come and go with a request, against the most that it can need."""
     waste = metrics_waste(timeline, facts, limits)
     if waste is None:
-        return unseen(ID, f"no load of known size was observed; {RUN}")
+        return unknown(ID, f"no load of known size was observed; {RUN}")
     evidence = (
         Evidence("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
         Evidence("max_blocks_needed", waste.need_blocks, "blocks", "computed"),

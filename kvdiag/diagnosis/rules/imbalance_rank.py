@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     block_bytes,
@@ -46,19 +46,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     floors = idle_floors(timeline, facts, limits)
     devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
     if not own or devices is None:
-        unknown = (
-            "the GPUs were not read while the server was idle; pause traffic for a moment"
-            if own
-            else "the server's GPUs are not known; run kvdiag in its PID namespace"
-        )
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or unknown)
+        idle = "the GPUs were not read while the server was idle; pause traffic for a moment"
+        whose = "the server's GPUs are not known; run kvdiag in its PID namespace"
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or (idle if own else whose))
     ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
     if len(ranks) < len(own):
-        return unseen(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
+        return unknown(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
     if len(ranks) == 1:
         return (Finding(ID, "ok", "one GPU: nothing to balance"),)
     if len(facts.pools) > 1:
-        return unseen(ID, f"the GPUs of each of {len(facts.pools)} engines are not known; run one engine per server")
+        return unknown(ID, f"the GPUs of each of {len(facts.pools)} engines are not known; run one engine per server")
     return (_compared(ranks, facts, limits),)
 
 
@@ -67,7 +64,7 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
     sizes = [(_pool_tokens(pool), pool) for pool in facts.pools]
     if not sizes:
         return None
-    (least, small), (most, large) = min(sizes, key=_size), max(sizes, key=_size)
+    (least, small), (most, large) = (extreme(sizes, key=lambda one: one[0]) for extreme in (min, max))
     if most - least <= limits.uneven_pools_ratio * most:
         return None
     alike = _alike(timeline, facts)
@@ -94,25 +91,16 @@ def _alike(timeline: Timeline, facts: Facts) -> bool:
     return len(devices) == len(own) > 1 and len(sizes) == 1 and None not in sizes
 
 
-def _size(one: tuple[int, KvPool]) -> int:
-    return one[0]
-
-
 def _pool_tokens(pool: KvPool) -> int:
     return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
 
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
     held = server_bytes(device, facts.server_pids)
-    if (
-        held is None
-        and device.processes is None
-        and device.memory is not None
-        and device.uuid in (facts.device_uuids or ())
-    ):
+    assigned = device.processes is None and device.uuid in (facts.device_uuids or ())
+    if held is None and assigned and device.memory is not None:
         # All of a device that is assigned to the server alone is its own, except the driver's share.
-        whole = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
-        return _Rank(device=device, held_bytes=whole, processes_bytes=())
+        held = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
     if held is None:
         return None
     own = [one for one in device.processes or () if one.pid in (facts.server_pids or ())]
@@ -153,8 +141,8 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     if lost_bytes <= _even_bytes(fullest, ranks, limits):
         summary = f"{len(ranks)} ranks use the same memory to within {format_bytes(lost_bytes)}"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)
-    unseen_one = "" if fullest.processes_bytes else "; its processes are not visible here"
-    summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{unseen_one}"
+    hidden = "" if fullest.processes_bytes else "; its processes are not visible here"
+    summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"
     certain = _agree(fullest, ranks, limits) and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
     return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
 

@@ -6,9 +6,11 @@ The verdict itself stands in kvdiag/diagnosis/cache_isolation.py, which the test
 
 from __future__ import annotations
 
+from statistics import median
+
 from kvdiag.diagnosis.cache_isolation import Arm, probed, verdict
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.model import Evidence, Facts, Finding, Timeline
 from kvdiag.stats.rank_tests import rank_sum_tail
 
@@ -19,10 +21,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare what two tenants' requests got from the cache, by the engine's counters and by time to first token."""
     found = probed(timeline, facts)
     if found is None:
-        return unseen(ID, "two tenants' requests were not compared; run `kvdiag run --isolation`")
+        return unknown(ID, "two tenants' requests were not compared; run `kvdiag run --isolation`")
     status, summary = verdict(found, limits)
-    chance = rank_sum_tail(found.new.seconds, found.own.seconds) if found.own.seconds else None
-    evidence: tuple[Evidence, ...] = (
+    p = rank_sum_tail(found.new.seconds, found.own.seconds) if found.own.seconds else None
+    evidence = (
         Evidence("requests_judged", sum(one.problem is None for one in found.answers), "requests", "kvdiag"),
         Evidence("new_hit_ratio", found.new.hit_ratio, "ratio", "engine"),
         Evidence("own_hit_ratio", found.own.hit_ratio, "ratio", "engine"),
@@ -33,10 +35,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("first_token_own", _milliseconds(found.own), "ms", "kvdiag"),
         Evidence("first_token_other_salt", _milliseconds(found.salted), "ms", "kvdiag"),
         Evidence("first_token_other_unsalted", _milliseconds(found.unsalted), "ms", "kvdiag"),
-        Evidence("p_same_timing", chance, "ratio", "kvdiag"),
+        Evidence("p_same_timing", p, "ratio", "kvdiag"),
     )
     return (Finding(ID, status, summary, evidence),)
 
 
 def _milliseconds(arm: Arm) -> float | None:
-    return None if arm.median_seconds is None else round(1000.0 * arm.median_seconds, 2)
+    return round(1000.0 * median(arm.seconds), 2) if arm.seconds else None

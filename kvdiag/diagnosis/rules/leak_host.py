@@ -17,7 +17,7 @@ from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.model import Facts, Finding, Timeline
 
@@ -42,7 +42,7 @@ def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         if resident is not None:
             return (resident,)
         reason = gap_reason(timeline, facts, "host")
-        return unseen(ID, reason or "the host memory of the server's processes was not read")
+        return unknown(ID, reason or "the host memory of the server's processes was not read")
     assessed = seen.assessed(Part.HOST_ANONYMOUS, limits.growth)
     found = decisive(assessed, limits.growth, lambda _: room)
     part = Part.HOST_ANONYMOUS
@@ -54,7 +54,7 @@ def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         elif resident is not None and resident.status != "unknown":
             return (resident,)
     if found is None:
-        return unseen(ID, too_short(assessed.values(), "host memory", limits.growth))
+        return unknown(ID, too_short(assessed.values(), "host memory", limits.growth))
     judged = _finding(seen, part, found, room, facts, limits)
     return (judged if not found[1].grows else within_its_limit(judged, found[0], seen, part, facts, limits),)
 
@@ -80,7 +80,7 @@ def _resident(seen: MemorySeries, room: int | None, facts: Facts, limits: Limits
     assessed = seen.assessed(part, limits.growth)
     found = decisive(assessed, limits.growth, lambda _: room)
     if found is None:
-        (missing,) = unseen(ID, too_short(assessed.values(), "resident host memory", limits.growth))
+        (missing,) = unknown(ID, too_short(assessed.values(), "resident host memory", limits.growth))
         return missing
     judged = _finding(seen, part, found, room, facts, limits)
     doubt = "resident memory includes mapped files; read /proc/PID/smaps_rollup for anonymous memory"

@@ -20,7 +20,7 @@ from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
 from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
 from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
 from kvdiag.model import Evidence, Facts, Finding, Timeline
@@ -31,7 +31,7 @@ ID = "leak.kv_blocks"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
-        return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
+        return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     began = _began_seconds(timeline, facts, limits)
     every = idle_floors(timeline, facts, limits)
     intervals = [floor for floor in every if floor.at_seconds >= began]
@@ -39,11 +39,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not floors:
         if not timeline.marks and (lowest := busy_floor(timeline, facts, limits, began)) is not None:
             return (_under_load(lowest, facts),)
-        return unseen(ID, _not_idle(every, timeline, facts))
+        return unknown(ID, _not_idle(every, timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
     if intervals[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
-        return unseen(ID, "the pool had not settled at the last sample; sample the idle server for a few seconds more")
+        return unknown(ID, "the pool had not settled at the last sample; sample the idle server for a few seconds more")
     requests = _requests_between(timeline, first, last)
     evidence: tuple[Evidence, ...] = (
         Evidence("idle_intervals", len(floors), "intervals", "engine"),
@@ -79,8 +79,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
     """Blocks that no request used until a timeout released them: no lasting leak, but a smaller pool meanwhile."""
-    most = max(late, key=lambda hold: hold.blocks)
-    longest = max(late, key=lambda hold: hold.seconds).seconds
+    most, longest = max(hold.blocks for hold in late), max(hold.seconds for hold in late)
     total = sum(pool.usable_blocks for pool in facts.pools)
     times = "once" if len(late) == 1 else f"{len(late)} times"
     large = [hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total]
@@ -88,14 +87,14 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
         ID,
         # Once may be a peer that was lost; what happens again is how this server works.
         "fault" if len(large) > 1 else "suspect",
-        f"{format_count(most.blocks)} of {plural(total, 'KV block')} stayed in use for up to "
+        f"{format_count(most)} of {plural(total, 'KV block')} stayed in use for up to "
         f"{format_duration(longest)} while idle, {times}; released by a timeout, not when their requests ended",
         (
             *evidence,
             Evidence("late_frees", len(late), "times", "engine"),
             Evidence("longest_late_free", longest, "seconds", "engine"),
-            Evidence("max_blocks_freed_late", most.blocks, "blocks", "engine"),
-            Evidence("max_late_ratio", most.blocks / total, "ratio", "engine"),
+            Evidence("max_blocks_freed_late", most, "blocks", "engine"),
+            Evidence("max_late_ratio", most / total, "ratio", "engine"),
         ),
         likely_cause="Requests that were cancelled or lost while a KV connector held their blocks: only the "
         "connector's timeout releases them.",
@@ -128,8 +127,8 @@ def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> s
     """Why the engine that runs now has no idle floor."""
     if any(floor.blocks is not None for floor in every):
         return "the engine restarted and has not been idle for two samples in a row since; pause traffic for a moment"
-    seen = any(sample.engines for sample in timeline.samples)
-    reason = None if seen else gap_reason(timeline, facts, "engine")
+    answered = any(sample.engines for sample in timeline.samples)
+    reason = None if answered else gap_reason(timeline, facts, "engine")
     return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
 
 
@@ -146,17 +145,14 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     )
     if floor.says == "bounded":
         return Finding(ID, "ok", f"never idle; the minimum in use was {lowest}, so no more can be leaked", evidence)
+    usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
-        summary = (
-            f"never idle; minimum usage at equal concurrency did not rise over {format_duration(floor.hours * 3600)} "
-            f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
-        )
+        limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
+        summary = f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}"
         return Finding(ID, "ok", summary, evidence)
     if floor.says == "rising":
-        summary = (
-            f"never idle; minimum usage at equal concurrency rises by {floor.growth_per_hour:,.2g} blocks/h; "
-            "pause traffic for a moment to rule out longer requests"
-        )
+        rate = f"{floor.growth_per_hour:,.2g} blocks/h"
+        summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
         return Finding(ID, "unknown", summary, evidence)
     summary = (
         f"never idle for two samples in a row, and usage never fell below {lowest} and varies too much to show "

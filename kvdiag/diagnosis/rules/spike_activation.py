@@ -15,12 +15,12 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.reserved_memory import confirmed
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
+from kvdiag.diagnosis.rule import worst
 from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
 from kvdiag.formatting import format_bytes, plural
-from kvdiag.model import Allocator, Device, Evidence, Facts, FailedAllocation, Finding, Status, Timeline
+from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Status, Timeline
 
 ID = "spike.activation"
 
@@ -28,10 +28,10 @@ ID = "spike.activation"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at allocations that torch failed, at exits under load, and at the devices while requests run."""
     failed = [(first, last) for first, last in torch_readings(timeline, facts) if _failed(first, last)]
-    judged = [replace(_of_torch(first, last), holder=last.who) for first, last in sorted(failed, key=_named)]
-    order: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
+    failed.sort(key=lambda pair: (pair[1].title or "", pair[1].pid, pair[1].device_uuid))
+    judged = [replace(_of_torch(first, last), holder=last.who) for first, last in failed]
     if judged:
-        return (min(judged, key=lambda finding: order.index(finding.status)),)
+        return (worst(judged),)
     ended = [one for one in server_exits(timeline, facts, limits) if one.answered_before]
     if ended:
         last = ended[-1]
@@ -47,10 +47,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
-
-
-def _named(pair: tuple[Allocator, Allocator]) -> tuple[str, int, str]:
-    return pair[1].title or "", pair[1].pid, pair[1].device_uuid
 
 
 def _failed(first: Allocator, last: Allocator) -> bool:
@@ -71,7 +67,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
     if failure is None:
         summary = f"{who}: {plural(times, 'torch allocation')} failed; read their sizes from the agent's black box"
         return Finding(ID, "suspect", summary, evidence)
-    room = _room_bytes(failure)
+    room = room_bytes(failure)
     short = failure.asked_bytes - room
     evidence = (
         *evidence,
@@ -94,11 +90,6 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
     return Finding(ID, "fault" if short > 0 else "suspect", summary, evidence)
 
 
-def _room_bytes(failure: FailedAllocation) -> int:
-    split = failure.split
-    return failure.free_bytes + (0 if split is None else split.stranded_bytes + split.releasable_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dip:
     """A device at its fullest while requests ran, and the idle samples next to it where there are any."""
@@ -107,33 +98,26 @@ class _Dip:
     idle_before: Device | None
     idle_after: Device | None = None
 
-    @property
-    def gpu(self) -> int:
-        """The index of the GPU."""
-        return self.fullest.index
-
 
 def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
-        missing = (
-            gap_reason(timeline, facts, "nvml")
-            or "no GPU of the server was read under load; run kvdiag in its PID namespace"
-        )
-        return unseen(ID, missing)[0]
-    worst = min(dips, key=lambda dip: (_free(dip.fullest), dip.gpu))
-    least = _free(worst.fullest)
-    before, after = (None if one is None else _free(one) for one in (worst.idle_before, worst.idle_after))
+        unread = "no GPU of the server was read under load; run kvdiag in its PID namespace"
+        return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or unread)
+    deepest = min(dips, key=lambda dip: (_free(dip.fullest), dip.fullest.index))
+    gpu, least = deepest.fullest.index, _free(deepest.fullest)
+    before, after = (None if one is None else _free(one) for one in (deepest.idle_before, deepest.idle_after))
+    by_others = _taken_by_others(deepest, facts)
     evidence = (
-        Evidence("gpu", worst.gpu, "index", "nvml"),
+        Evidence("gpu", gpu, "index", "nvml"),
         Evidence("min_free_under_load", least, "bytes", "nvml"),
         Evidence("free_before_load", before, "bytes", "nvml"),
         Evidence("free_after_load", after, "bytes", "nvml"),
-        Evidence("taken_by_other_processes", _taken_by_others(worst, facts), "bytes", "nvml"),
+        Evidence("taken_by_other_processes", by_others, "bytes", "nvml"),
     )
-    status, summary = _judged(f"GPU {worst.gpu}", least, before, after, limits)
-    if status == "suspect" and (_taken_by_others(worst, facts) or 0) >= limits.foreign_suspect_bytes:
-        status, summary = "ok", f"GPU {worst.gpu}: other processes caused the shortage under load"
+    status, summary = _judged(f"GPU {gpu}", least, before, after, limits)
+    if status == "suspect" and (by_others or 0) >= limits.foreign_suspect_bytes:
+        status, summary = "ok", f"GPU {gpu}: other processes caused the shortage under load"
     return Finding(ID, status, summary, evidence)
 
 
@@ -193,11 +177,10 @@ def _free(device: Device) -> int:
 
 def _taken_by_others(dip: _Dip, facts: Facts) -> int | None:
     """What other processes took between the idle sample and the fullest; `None` where it is not known."""
-    held = [_others(one, facts) for one in (dip.fullest, dip.idle_before) if one is not None]
-    known = [one for one in held if one is not None]
-    return max(known[0] - known[1], 0) if len(known) == 2 else None  # noqa: PLR2004 - both of them
+    held, before = (_others(one, facts) for one in (dip.fullest, dip.idle_before))
+    return None if held is None or before is None else max(held - before, 0)
 
 
-def _others(device: Device, facts: Facts) -> int | None:
-    server = server_bytes(device, facts.server_pids)
-    return None if server is None or device.memory is None else device.memory.used_bytes - server
+def _others(device: Device | None, facts: Facts) -> int | None:
+    server = None if device is None else server_bytes(device, facts.server_pids)
+    return None if device is None or server is None or device.memory is None else device.memory.used_bytes - server

@@ -7,7 +7,7 @@ time stands only in the engine's log (kvdiag/diagnosis/postmortem/transients.py)
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.formatting import format_bytes
@@ -34,4 +34,4 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "unknown", summary, evidence),)
     if any(sample.engines for sample in timeline.samples):
         return (Finding(ID, "ok", "the engine is serving, so graph capture succeeded"),)
-    return unseen(ID, gap_reason(timeline, facts, "engine") or "no engine start was observed; watch one with kvdiag")
+    return unknown(ID, gap_reason(timeline, facts, "engine") or "no engine start was observed; watch one with kvdiag")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvdiag.diagnosis.blocks.step_accounting import unknown
-from kvdiag.diagnosis.expected_footprint import explained_bytes
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, plural
-from kvdiag.model import Facts, Quantity, Sample, Status, StepResult, Timeline, Workload
+from kvdiag.kv.calibration.running_server import all_pools_bytes
+from kvdiag.model import Device, Facts, Quantity, Sample, Status, StepResult, Timeline, Workload
 
 ID = "baseline"
 
@@ -30,7 +30,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         return unknown(ID, _not_settled(samples, gap_reason(timeline, facts, "engine"), limits), span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
-    unseen = [device for device in devices if device.memory is None]
+    dark = [device for device in devices if device.memory is None]
     used = sum(device.memory.used_bytes for device in devices if device.memory is not None)
     # Where the server's GPUs are not known, other tenants' bytes cannot be explained.
     explained = explained_bytes(devices, facts, limits) if own or len(devices) == 1 else None
@@ -40,7 +40,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     )
     measured = (
         Quantity("blocks", floor.blocks, "blocks"),
-        Quantity("device_used_bytes", used if devices and not unseen else None, "bytes"),
+        Quantity("device_used_bytes", used if devices and not dark else None, "bytes"),
     )
     status: Status = "ok"
     parts: list[str] = []
@@ -50,11 +50,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         status, parts = "fault", [f"{plural(floor.blocks, 'block is', 'blocks are')} in use while idle"]
     else:
         parts = ["no block is in use"]
-    if unseen and _failed(samples):
+    if dark and _failed(samples):
         status = "unknown" if status == "ok" else status
-        parts.append(f"GPU {unseen[0].index}'s memory could not be read")
-    elif unseen:
-        parts.append(f"GPU {unseen[0].index} does not report its memory")
+        parts.append(f"GPU {dark[0].index}'s memory could not be read")
+    elif dark:
+        parts.append(f"GPU {dark[0].index} does not report its memory")
     elif not devices:
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
@@ -79,6 +79,25 @@ def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -
 def _failed(samples: Sequence[Sample]) -> bool:
     """Whether reading a device failed meanwhile; memory that a GPU never reports is no failure."""
     return any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps)
+
+
+def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> int | None:
+    """Most bytes that can be explained over all of a server's devices; `None` where pool or weights are not known.
+
+    Weights are counted once over all ranks, the pool once per rank. The allowance is a CUDA context and a share of the
+    device for activations, CUDA graphs and allocator cache. It is never more than there is.
+    """
+    memories = [device.memory for device in devices if device.memory is not None]
+    pools = all_pools_bytes(facts)
+    if not memories or facts.weights_bytes is None or pools is None:
+        return None
+    copies = len(facts.pools)
+    # One engine on several devices is tensor parallel, each rank with a pool of this size; engines share devices out.
+    pool_bytes = pools[0] * max(len(memories) // copies, 1)
+    reserved = sum(memory.driver_reserved_bytes or 0 for memory in memories)
+    allowance = sum(limits.context_bytes + int(limits.activation_ratio * memory.total_bytes) for memory in memories)
+    room_bytes = sum(memory.total_bytes for memory in memories)
+    return min(pool_bytes + copies * facts.weights_bytes + reserved + allowance, room_bytes)
 
 
 STEP = Step(

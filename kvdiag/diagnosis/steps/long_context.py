@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.diagnosis.blocks.step_accounting import highest_blocks, judge_load, last_span, nominal_need, refused
 from kvdiag.diagnosis.limits import Limits
@@ -28,13 +30,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     overshoot = highest - most.most_blocks
     linear = overshoot <= limits.blocks_per_request_tolerance
     sentence = "growth is linear" if linear else f"usage peaked {plural(overshoot, 'block')} higher during prefill"
-    return StepResult(
-        ID,
-        result.status if linear or result.status == "fault" else "suspect",
-        f"{result.summary}; {sentence}",
+    return replace(
+        result,
+        status=result.status if linear or result.status == "fault" else "suspect",
+        summary=f"{result.summary}; {sentence}",
         expected=(*result.expected, Quantity("highest_blocks", most.most_blocks, "blocks")),
         measured=(*result.measured, Quantity("highest_blocks", highest, "blocks")),
-        notes=result.notes,
     )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from kvdiag.diagnosis.blocks.step_accounting import (
     blind_spot,
     compare,
+    fill_quantity,
     floor_after,
     floor_before,
     measure,
     quantities,
-    rounded,
     unknown,
 )
 from kvdiag.diagnosis.limits import Limits
@@ -28,30 +28,25 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     """Compare the peak with the blocks that the tokens need, and count unreleased blocks, after the first cycle."""
     spans = timeline.spans(ID)
     later = spans[1:] if len(spans) > 1 else spans
-    blind = [(span, blind_spot(timeline, facts, span, limits)) for span in later]
-    seen = [span for span, problem in blind if problem is None]
-    if not seen:
-        return unknown(
-            ID, next((problem for _, problem in blind if problem), "it did not run"), spans[-1] if spans else None
-        )
-    first, last = floor_before(timeline, facts, seen[0], limits), floor_after(timeline, facts, seen[-1], limits)
+    problems = [blind_spot(timeline, facts, span, limits) for span in later]
+    judged = [span for span, problem in zip(later, problems, strict=True) if problem is None]
+    if not judged:
+        return unknown(ID, next(filter(None, problems), "it did not run"), spans[-1] if spans else None)
+    first, last = floor_before(timeline, facts, judged[0], limits), floor_after(timeline, facts, judged[-1], limits)
     peaks = [
         growth
-        for span in seen
+        for span in judged
         if (floor := floor_before(timeline, facts, span, limits)) is not None
         and (growth := measure(timeline, facts, span, floor)) is not None
     ]
     if first is None or last is None or not peaks:
-        return unknown(ID, "the pool did not settle between the requests", seen[-1])
+        return unknown(ID, "the pool did not settle between the requests", judged[-1])
     worst = max(peaks, key=lambda growth: abs(growth.excess_blocks))
     status, sentence = compare(worst, limits)
     kept = last - first
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
-    requests = sum(
-        span.outcome.completed for span in later[later.index(seen[0]) : later.index(seen[-1]) + 1] if span.outcome
-    )
-    # Detection limit: one block over all requests.
-    visible = 1 / max(requests, 1)
+    between = later[later.index(judged[0]) : later.index(judged[-1]) + 1]
+    requests = sum(span.outcome.completed for span in between if span.outcome)
     loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
@@ -61,31 +56,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
         sentence = f"all blocks released (detection limit 1 block over {loads}); {sentence}"
-    return StepResult(
-        id=ID,
-        status=status,
-        summary=sentence,
-        expected=quantities(
-            facts,
-            requests=worst.requests,
-            tokens=worst.tokens,
-            blocks=worst.need.most_blocks,
-            extra=(Quantity(name="blocks_kept", value=0, unit="blocks"),),
-        ),
-        measured=quantities(
-            facts,
-            requests=worst.requests,
-            tokens=worst.tokens,
-            blocks=worst.held_blocks,
-            extra=(
-                Quantity(name="blocks_kept", value=kept, unit="blocks"),
-                Quantity(name="filled_ratio", value=rounded(worst.filled_ratio), unit="ratio"),
-                Quantity(name="cycles_judged", value=len(seen), unit="cycles"),
-                Quantity(name="smallest_visible_leak", value=round(visible, 3), unit="blocks per request"),
-            ),
-        ),
-        notes=seen[-1].notes,
+    expected = quantities(facts, worst, worst.need.most_blocks, Quantity("blocks_kept", 0, "blocks"))
+    measured = quantities(
+        facts,
+        worst,
+        worst.held_blocks,
+        Quantity("blocks_kept", kept, "blocks"),
+        fill_quantity(worst),
+        Quantity("cycles_judged", len(judged), "cycles"),
+        # Detection limit: one block over all requests.
+        Quantity("smallest_visible_leak", round(1 / max(requests, 1), 3), "blocks per request"),
     )
+    return StepResult(ID, status, sentence, expected=expected, measured=measured, notes=judged[-1].notes)
 
 
 STEP = Step(

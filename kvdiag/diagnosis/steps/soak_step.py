@@ -31,21 +31,15 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     kept = found.blocks_kept
     if kept is not None and kept > 0:
         status, summary = "fault", f"{kept:,} KV blocks are still in use after {_length(found)}"
-    load = max(one.soaked.load_cycles for one in found.components)
-    idle = max(one.soaked.idle_cycles for one in found.components)
-    return StepResult(
-        id=ID,
-        status=status,
-        summary=summary,
-        expected=(Quantity(name="blocks_kept", value=0, unit="blocks"),),
-        measured=(
-            Quantity(name="requests", value=found.requests, unit="requests"),
-            Quantity(name="blocks_kept", value=kept, unit="blocks"),
-            Quantity(name="cycles_judged", value=load, unit="cycles"),
-            Quantity(name="idle_cycles_judged", value=idle, unit="cycles"),
-        ),
-        notes=(*spans[0].notes, *_notes(found, limits)),
+    measured = (
+        Quantity("requests", found.requests, "requests"),
+        Quantity("blocks_kept", kept, "blocks"),
+        Quantity("cycles_judged", max(one.soaked.load_cycles for one in found.components), "cycles"),
+        Quantity("idle_cycles_judged", max(one.soaked.idle_cycles for one in found.components), "cycles"),
     )
+    expected = (Quantity("blocks_kept", 0, "blocks"),)
+    notes = (*spans[0].notes, *_notes(found, limits))
+    return StepResult(ID, status, summary, expected=expected, measured=measured, notes=notes)
 
 
 def _length(found: Soak) -> str:
@@ -59,9 +53,9 @@ def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
     notes = []
     if found.blocks_kept == 0:
         notes.append(f"KV blocks: all released (detection limit 1 block over {found.requests:,} requests)")
-    spoilt = [cycle.problem for cycle in found.cycles if cycle.problem is not None]
-    if spoilt:
-        notes.append(f"{len(spoilt)} of {len(found.cycles)} cycles left out: {spoilt[0]}")
+    problems = [cycle.problem for cycle in found.cycles if cycle.problem is not None]
+    if problems:
+        notes.append(f"{len(problems)} of {len(found.cycles)} cycles left out: {problems[0]}")
     for kind in ORDER:
         first = worst(found.of(kind), limits)
         if first is None or kind is MemoryComponent.KV_HELD_IDLE:

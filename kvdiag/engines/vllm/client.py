@@ -64,12 +64,7 @@ class VllmClient:
         self._parsers: dict[tuple[str, ...], PageParser] = {}
 
     async def identify(self) -> Identity:
-        """The server's version and model.
-
-        Raises:
-            Unreadable: it cannot be reached, wants a key, or is no OpenAI-compatible server.
-
-        """
+        """The server's version and model; Unreadable if it is no OpenAI-compatible server."""
         models = await self._http.json("/v1/models")
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
@@ -93,12 +88,7 @@ class VllmClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics page, of which only `names` where the server can filter.
-
-        Raises:
-            Unreadable: it cannot be had, or is not a metrics page.
-
-        """
+        """The metrics endpoint's series, only `names` if the server can filter; Unreadable if it has none."""
         # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
         path, params = "/metrics/", [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
@@ -124,12 +114,7 @@ class VllmClient:
         return engines, gaps
 
     async def lengths(self) -> Lengths | None:
-        """How long finished requests were.
-
-        Raises:
-            Unreadable: as `page`.
-
-        """
+        """How long finished requests were; Unreadable as `page`."""
         return parse_lengths(await self.page(LENGTH_NAMES))
 
     async def _unfiltered(self) -> EngineReading:

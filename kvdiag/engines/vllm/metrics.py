@@ -45,6 +45,14 @@ _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
+NEEDED_NAMES: Mapping[str, tuple[str, ...]] = {
+    "KV usage": USAGE_NAMES,
+    "running requests": COUNTS["requests_running"],
+    "waiting requests": COUNTS["requests_waiting"],
+    "preemptions": COUNTS["preemptions_total"],
+    "the pool's size": (CONFIG,),
+}
+
 MAX_SERIES = 512
 """Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
 

@@ -8,26 +8,16 @@ last that tells its memory counts.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from kvdiag.engines.vllm.settings import parse_settings
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
-from kvdiag.sources.log_file import chunks
-
-MAX_PART_BYTES = 4 * 2**20
-"""Read of a log's beginning, and again of its end: a start takes some 100 KB, the rest is requests and statistics."""
-
-MAX_STREAM_BYTES = 256 * 2**20
-"""Of a pipe, where the end cannot be sought."""
+from kvdiag.sources.log_file import read_long_log
 
 MAX_LINE_CHARACTERS = 64 * 2**10
 """The longest line, the engine's config, has 3,400 in 0.32; what lies beyond is not looked at."""
@@ -127,59 +117,17 @@ def read_log(path: Path) -> EngineReport:
         KvdiagError: it cannot be read, or is not a log of a vLLM server that starts.
 
     """
-    try:
-        if str(path) == "-":
-            content, whole = _streamed(chunks(sys.stdin.buffer.fileno(), "standard input"))
-        elif path.is_dir():
-            raise KvdiagError(f"{path} is a folder: give the file with the server's startup log")
-        else:
-            # Nobody may ever write to a named pipe.
-            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(number, "rb") as file:
-                is_file = stat.S_ISREG(os.fstat(number).st_mode)
-                content, whole = _ends(file) if is_file else _streamed(chunks(number, str(path)))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise KvdiagError(f"cannot read {path}: {reason}; give the server's startup log as --from-log") from error
+    content, whole = read_long_log(path)
     report = parse_log(content.decode("utf-8", "replace"), origin=str(path))
     if whole:
         return report
-    size = f"the first and last {MAX_PART_BYTES // 2**20} MiB of the log were read"
-    return replace(report, notes=(*report.notes, size))
+    return replace(report, notes=(*report.notes, "the log is long: only its beginning and its end were read"))
 
 
 def failed_pool_bytes(text: str) -> int | None:
     """The size below zero of a KV pool for which a start had no memory, as a positive number; `None` without one."""
     found = _BELOW_ZERO.findall(text)
     return round(float(found[-1]) * GIB) if found else None
-
-
-def _ends(file: BinaryIO) -> tuple[bytes, bool]:
-    head = file.read(MAX_PART_BYTES)
-    size = file.seek(0, 2)
-    if size <= 2 * MAX_PART_BYTES:
-        file.seek(len(head))
-        return head + file.read(MAX_PART_BYTES), True
-    file.seek(size - MAX_PART_BYTES)
-    return head + b"\n" + file.read(MAX_PART_BYTES), False
-
-
-def _streamed(parts: Iterator[bytes]) -> tuple[bytes, bool]:
-    head = b""
-    tail: deque[bytes] = deque()
-    dropped, kept, total = False, 0, 0
-    for part in parts:
-        room = MAX_PART_BYTES - len(head)
-        head, rest = head + part[:room], part[room:]
-        if rest:
-            tail.append(rest)
-        kept, total = kept + len(rest), total + len(part)
-        while tail and kept - len(tail[0]) >= MAX_PART_BYTES:
-            kept -= len(tail.popleft())
-            dropped = True
-        if total >= MAX_STREAM_BYTES:
-            break
-    return head + (b"\n" if dropped else b"") + b"".join(tail), not dropped
 
 
 def parse_log(text: str, *, origin: str = "the log") -> EngineReport:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.cache_isolation import ISOLATION
-from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed
+from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed, within
 from kvdiag.feeds.active.run_timeline import Marker, engine_samples
-from kvdiag.feeds.active.step_plan import admitted
+from kvdiag.feeds.active.step_plan import shortened
 from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
 
@@ -74,23 +74,15 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
     block = max((pool.block_tokens for pool in facts.pools), default=1)
     # The last token of a prompt is always computed, so that its block is never a hit.
     whole = Workload(requests=1, prompt_tokens=max(PROMPT_TOKENS, LEAST_BLOCKS * block + 1), max_tokens=1)
-    fitting, notes = admitted(whole, facts)
     rooms = [
         (pool.usable_blocks // POOL_SHARE * pool.block_tokens, "the prompts of both tenants have to fit in the pool")
         for pool in facts.pools
     ]
     if speed is not None:
         new = ROUNDS * (len(SALTED_ROUNDS[0]) + len(UNSALTED))
-        rooms.append(
-            (
-                int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new),
-                "the server cannot process more in a minute",
-            )
-        )
-    room, reason = min(rooms, default=(fitting.prompt_tokens, ""))
-    if room < fitting.prompt_tokens:
-        notes = (f"prompt of {whole.prompt_tokens:,} tokens scaled down to {max(room, 1):,}: {reason}",)
-        fitting = replace(fitting, prompt_tokens=max(room, 1))
+        most = int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new)
+        rooms.append((most, "the server cannot process more in a minute"))
+    fitting, notes = shortened(whole, facts, rooms, least_tokens=1)
     kinds = [kind for number in range(ROUNDS) for kind in (*SALTED_ROUNDS[number % len(SALTED_ROUNDS)], *UNSALTED)]
     return IsolationPlan(
         requests=tuple(
@@ -100,43 +92,40 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
     )
 
 
+@dataclass(kw_only=True)
 class IsolationFeed:
-    """Sends the probe's requests to one server while a sampler reads it."""
+    """Sends the probe's requests to one server while a sampler reads it.
 
-    def __init__(
-        self,
-        *,
-        facts: Facts,
-        sampler: Sampler,
-        requests: Requests,
-        recorder: TimelineBuilder,
-        clock: Clock,
-        other_headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Keep the parts. `other_headers` hold the other tenant's key; without them both tenants have one key."""
-        self._facts = facts
-        self._sampler = sampler
-        self._requests = requests
-        self._recorder = recorder
-        self._clock = clock
-        self._mark = Marker(recorder, clock)
-        self._other_headers = other_headers
-        self._patience_seconds = COUNTED_SECONDS
+    `other_headers` hold the other tenant's key; without them both tenants have one key.
+    """
+
+    facts: Facts
+    sampler: Sampler
+    requests: Requests
+    recorder: TimelineBuilder
+    clock: Clock
+    other_headers: Mapping[str, str] | None = None
+    _patience_seconds: float = field(default=COUNTED_SECONDS, init=False)
+
+    def __post_init__(self) -> None:
+        """Date marks by the clock."""
+        self._mark = Marker(self.recorder, self.clock)
 
     async def run(self, speed: Speed | None, tell: Callable[[str], None]) -> None:
         """All requests, one after the other; fewer where they fail."""
-        plan = plan_isolation(self._facts, speed, other_key=self._other_headers is not None)
-        prompt, failed = self._requests.new_prompt(1), 0
+        plan = plan_isolation(self.facts, speed, other_key=self.other_headers is not None)
+        prompt, failed = self.requests.new_prompt(1), 0
         for cycle, workload in enumerate(plan.requests):
             tell(f"request {cycle + 1} of {len(plan.requests)}")
             probe = workload.probe or Probe(kind="first")
             if probe.kind.startswith("first"):
-                prompt = self._requests.new_prompt(workload.prompt_tokens)
+                prompt = self.requests.new_prompt(workload.prompt_tokens)
             self._mark(ISOLATION, cycle, "begin", workload=workload, notes=() if cycle else plan.notes)
-            await self._sampler.read_engine()
+            await self.sampler.read_engine()
             before = _prompts_counted(self._readings(0))
             self._mark(ISOLATION, cycle, "offer")
-            outcome = await self._ask(self._as_asked(prompt, probe), workload.max_tokens)
+            asked = self.requests.ask(self._as_asked(prompt, probe), workload.max_tokens)
+            outcome = await within(REQUEST_SECONDS, asked, 1)
             self._mark(ISOLATION, cycle, "release", outcome=outcome)
             await self._await_counted(before, outcome)
             self._mark(ISOLATION, cycle, "end")
@@ -147,10 +136,10 @@ class IsolationFeed:
     def _as_asked(self, prompt: Prompt, probe: Probe) -> Prompt:
         other = probe.kind.startswith("other")
         salt = {"other_salt": secrets.token_hex(16)}.get(probe.kind, prompt.cache_salt)
-        headers = dict(self._other_headers or {}) if probe.other_key else {}
-        if len(self._facts.pools) > 1:
+        headers = dict(self.other_headers or {}) if probe.other_key else {}
+        if len(self.facts.pools) > 1:
             # Each engine of a data-parallel server has a prefix cache of its own.
-            headers |= self._requests.first_engine_headers
+            headers |= self.requests.first_engine_headers
         return replace(
             prompt,
             cache_salt=None if probe.kind.endswith("unsalted") else salt,
@@ -158,33 +147,25 @@ class IsolationFeed:
             headers=headers,
         )
 
-    async def _ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
-        try:
-            async with asyncio.timeout(REQUEST_SECONDS):
-                return await self._requests.ask(prompt, max_tokens)
-        except TimeoutError:
-            error = f"timed out after {REQUEST_SECONDS:.0f} s"
-            return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(error,))
-
     async def _await_counted(self, before: int | None, outcome: Outcome) -> None:
         """Read until the engines have counted the request and are idle; where they never do, that is to be judged."""
-        first, until_seconds = self._recorder.count, self._clock.now_seconds() + self._patience_seconds
+        first, until_seconds = self.recorder.count, self.clock.now_seconds() + self._patience_seconds
         while True:
-            await self._sampler.read_engine()
+            await self.sampler.read_engine()
             readings = self._readings(first)
             counted = _prompts_counted(readings)
             if before is None or counted is None or not outcome.completed:
                 return
             if counted >= before + outcome.prompt_tokens and readings[-1].engines_idle is not False:
                 return
-            if self._clock.now_seconds() > until_seconds:
+            if self.clock.now_seconds() > until_seconds:
                 self._patience_seconds = IMPATIENT_SECONDS
                 return
             await asyncio.sleep(READING_PAUSE_SECONDS)
 
     def _readings(self, first: int) -> list[Sample]:
         """The newest readings of the engines."""
-        return engine_samples(self._recorder.since(first)[-RECENT_SAMPLES:])
+        return engine_samples(self.recorder.since(first)[-RECENT_SAMPLES:])
 
 
 def _prompts_counted(samples: list[Sample]) -> int | None:

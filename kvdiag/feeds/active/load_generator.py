@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,6 +213,16 @@ class Requests:
             first_token_seconds=None if first is None else first - sent,
             decode_seconds=None if first is None else last - first,
         )
+
+
+async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Outcome:
+    """The outcome of this many requests; all of them count as failed if they take longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        error = f"timed out after {seconds:.0f} s"
+        return Outcome(completed=0, failed=requests, prompt_tokens=0, generated_tokens=0, errors=(error,))
 
 
 async def _events(response: httpx2.Response, path: str) -> AsyncGenerator[dict[str, Any]]:

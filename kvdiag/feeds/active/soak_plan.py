@@ -7,7 +7,7 @@ from itertools import chain, permutations
 
 from kvdiag.diagnosis.steps import SOAK
 from kvdiag.feeds.active.load_generator import Speed
-from kvdiag.feeds.active.step_plan import admitted
+from kvdiag.feeds.active.step_plan import admitted, shortened
 from kvdiag.model import Facts, Workload
 
 LEAST_SECONDS = 300.0
@@ -85,20 +85,13 @@ def _fitted(
     workload: Workload, cycle_seconds: float, facts: Facts, speed: Speed | None
 ) -> tuple[Workload, tuple[str, ...]]:
     """The workload with prompts that the server admits, of which the largest dose fits in its pool and in time."""
-    fitting, notes = admitted(workload, facts)
-    most = max(DOSES) * workload.requests
-    rooms = [
-        pool.usable_blocks // most * pool.block_tokens - fitting.max_tokens
+    most, output_tokens = max(DOSES) * workload.requests, admitted(workload, facts)[0].max_tokens
+    limits = [
+        (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest dose has to fit in the pool")
         for pool in facts.pools
         if pool.sliding_window_tokens is None
     ]
-    limits = [(room, "the largest dose has to fit in the pool") for room in rooms]
     if speed is not None:
         tokens = int(LOAD_SHARE * cycle_seconds * speed.prompt_tokens_per_second / most)
         limits.append((tokens, "the server cannot process more in a cycle"))
-    room, reason = min(limits, default=(fitting.prompt_tokens, ""))
-    if room >= fitting.prompt_tokens:
-        return fitting, notes
-    prompt = max(room, LEAST_PROMPT_TOKENS)
-    note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {prompt:,}: {reason}"
-    return replace(fitting, prompt_tokens=min(prompt, fitting.prompt_tokens)), (note,)
+    return shortened(workload, facts, limits, least_tokens=LEAST_PROMPT_TOKENS)

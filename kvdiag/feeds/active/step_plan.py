@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.step import Step
@@ -96,6 +97,19 @@ def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...
         if fitting < defined
     )
     return replace(workload, prompt_tokens=prompt, max_tokens=output), notes
+
+
+def shortened(
+    workload: Workload, facts: Facts, rooms: Iterable[tuple[int, str]], *, least_tokens: int
+) -> tuple[Workload, tuple[str, ...]]:
+    """The admitted workload with its prompts cut to the smallest of `rooms`, tokens each with its reason."""
+    fitting, notes = admitted(workload, facts)
+    room, reason = min(rooms, default=(fitting.prompt_tokens, ""))
+    if room >= fitting.prompt_tokens:
+        return fitting, notes
+    tokens = max(room, least_tokens)
+    note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {tokens:,}: {reason}"
+    return replace(fitting, prompt_tokens=min(tokens, fitting.prompt_tokens)), (note,)
 
 
 def _cycles(step: Step, workload: Workload, speed: Speed | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
@@ -13,7 +13,7 @@ from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.load_generator import Requests, Speed, within
 from kvdiag.feeds.active.run_timeline import (
     Marker,
     crowded,
@@ -28,10 +28,10 @@ from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
-QUIET_SECONDS = 1.0
-"""Watched for other traffic before anything is offered: two engine steps of the slowest server fit in."""
+QUIET_SAMPLES = 15
+"""Readings watched for other traffic before anything is offered: 1.4 seconds, into which two engine steps of the
+slowest server fit. Counted in readings, because a server that answers slowly also runs its requests slowly."""
 
-LEAD_IN_SAMPLES = 3
 SETTLED_SAMPLES = 3
 """Idle readings in a row before and after a load. The diagnosis needs two that agree."""
 
@@ -96,40 +96,29 @@ class ServerLostError(Exception):
     """The server stopped answering while the steps ran."""
 
 
+@dataclass(kw_only=True)
 class ActiveFeed:
-    """Runs the steps against one server while a sampler reads it."""
+    """Runs the steps against one server while a sampler reads it.
 
-    def __init__(
-        self,
-        *,
-        steps: tuple[Step, ...],
-        facts: Facts,
-        sampler: Sampler,
-        requests: Requests,
-        recorder: TimelineBuilder,
-        clock: Clock,
-        progress: Callable[[Progress], None],
-        begin: Callable[[], None] = lambda: None,
-        soak: Callable[[Speed | None], SoakPlan] | None = None,
-        instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None,
-    ) -> None:
-        """Keep the parts; nothing is offered yet.
+    `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the steps,
+    for a server of that speed; `instead` runs in the place of all that, after the warm-up.
+    """
 
-        `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the
-        steps, for a server of that speed; `instead` runs in the place of all that, after the warm-up.
-        """
-        self._begin = begin
-        self._instead = instead
-        self._soak = soak
-        self._steps = steps
-        self._facts = facts
-        self._sampler = sampler
-        self._requests = requests
-        self._recorder = recorder
-        self._clock = clock
-        self._mark = Marker(recorder, clock)
-        self._progress = progress
-        self._impatient = False
+    steps: tuple[Step, ...]
+    facts: Facts
+    sampler: Sampler
+    requests: Requests
+    recorder: TimelineBuilder
+    clock: Clock
+    progress: Callable[[Progress], None]
+    begin: Callable[[], None] = lambda: None
+    soak: Callable[[Speed | None], SoakPlan] | None = None
+    instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
+    _impatient: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Date marks by the clock."""
+        self._mark = Marker(self.recorder, self.clock)
 
     async def run(self) -> Timeline:
         """All steps in order; what was seen so far where the server stops answering.
@@ -139,7 +128,7 @@ class ActiveFeed:
                 cannot be written.
 
         """
-        sampling = asyncio.create_task(self._sampler.run())
+        sampling = asyncio.create_task(self.sampler.run())
         offering = asyncio.create_task(self._offer_all())
         try:
             done, _ = await asyncio.wait({sampling, offering}, return_when=asyncio.FIRST_COMPLETED)
@@ -152,25 +141,25 @@ class ActiveFeed:
             offering.cancel()
             sampling.cancel()
             await asyncio.gather(sampling, offering, return_exceptions=True)
-        return self._recorder.timeline()
+        return self.recorder.timeline()
 
     async def _offer_all(self) -> None:
         await self._wait_for_quiet()
-        self._begin()
-        if self._instead is not None:
+        self.begin()
+        if self.instead is not None:
             tell = partial(self._tell, 1, 1, ISOLATION.title)
             tell("warming up")
-            await self._instead(await self._warm_up(), tell)
+            await self.instead(await self._warm_up(), tell)
             return
-        total = len(self._steps) + (self._soak is not None)
+        total = len(self.steps) + (self.soak is not None)
         planned: tuple[PlannedStep, ...] = ()
         speed: Speed | None = None
-        if not self._facts.forced and engine_samples(self._recorder.since(0))[-1].engines_idle is None:
+        if not self.facts.forced and engine_samples(self.recorder.since(0))[-1].engines_idle is None:
             # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
-            self._tell(1, total, self._steps[0].title, "warming up")
+            self._tell(1, total, self.steps[0].title, "warming up")
             speed = await self._warm_up()
-            planned = plan(self._steps, self._facts, speed)
-        for number, step in enumerate(self._steps, start=1):
+            planned = plan(self.steps, self.facts, speed)
+        for number, step in enumerate(self.steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
                 await self._hold_still(step)
@@ -178,11 +167,11 @@ class ActiveFeed:
             if not planned:
                 self._tell(number, total, step.title, "warming up")
                 speed = await self._warm_up()
-                planned = plan(self._steps, self._facts, speed)
+                planned = plan(self.steps, self.facts, speed)
             await self._run_step(next(one for one in planned if one.step is step), number, total)
-        if self._soak is not None:
+        if self.soak is not None:
             self._tell(total, total, SOAK.title, "warming up")
-            await self._run_soak(self._soak(speed if planned else await self._warm_up()), total)
+            await self._run_soak(self.soak(speed if planned else await self._warm_up()), total)
 
     async def _run_soak(self, soak: SoakPlan, number: int) -> None:
         """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""
@@ -192,43 +181,46 @@ class ActiveFeed:
             self._mark(SOAK_WARMUP, cycle, "release", outcome=await self._load(workload))
             await self._settle()
             self._mark(SOAK_WARMUP, cycle, "end")
-        spoilt, latest = 0, self._clock.now_seconds() + LATE_RATIO * soak.seconds
+        spoilt, latest = 0, self.clock.now_seconds() + LATE_RATIO * soak.seconds
         for cycle, workload in enumerate(soak.cycles):
             minutes = (len(soak.cycles) - cycle) * soak.cycle_seconds / 60.0
             detail = f"cycle {cycle + 1} of {len(soak.cycles)}, {minutes:.0f} min left"
             self._tell(number, number, SOAK.title, detail)
             await self._soak_cycle(workload, cycle, soak)
-            span = self._recorder.timeline().spans(SOAK.id)[-1]
-            spoilt = spoilt + 1 if disturbance(self._recorder.timeline(), span) else 0
-            if spoilt >= SPOILT_CYCLES or self._clock.now_seconds() > latest:
+            span = self.recorder.timeline().spans(SOAK.id)[-1]
+            spoilt = spoilt + 1 if disturbance(self.recorder.timeline(), span) else 0
+            if spoilt >= SPOILT_CYCLES or self.clock.now_seconds() > latest:
                 return
 
     async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
         """One cycle of the planned length, and a reading of everything at its end."""
         settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
-        rest_seconds = self._clock.now_seconds() + soak.cycle_seconds - settling_seconds
+        rest_seconds = self.clock.now_seconds() + soak.cycle_seconds - settling_seconds
         self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
         self._mark(SOAK.id, cycle, "offer")
         outcome = NOTHING
         if workload.requests:
             outcome = await self._load(workload)
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
-        await self._checked_wait(lambda _: False, max(rest_seconds - self._clock.now_seconds(), 0.0))
+        await self._checked_wait(lambda _: False, max(rest_seconds - self.clock.now_seconds(), 0.0))
         if not workload.requests:
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
-        await self._sampler.read_host()
+        await self.sampler.read_host()
         await self._settle(publications=True)
         self._mark(SOAK.id, cycle, "end")
 
     async def _wait_for_quiet(self) -> None:
         """Refuse where somebody else's requests would be measured as ours."""
-        first = self._recorder.count
-        seen = await self._recorder.wait_for(lambda samples: len(engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
-        await asyncio.sleep(QUIET_SECONDS)
-        samples = engine_samples(self._recorder.since(first))
+        first = self.recorder.count
+
+        def watched(_: list[Sample]) -> bool:
+            return len(engine_samples(self.recorder.since(first))) >= QUIET_SAMPLES or self._lost()
+
+        await self.recorder.wait_for(watched, SLOW_SETTLE_SECONDS)
+        samples = engine_samples(self.recorder.since(first))
         if any(engine.asleep for sample in samples for engine in sample.engines or ()):
             raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
-        if self._facts.forced or not seen:
+        if self.facts.forced or not samples:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
             raise KvdiagError(f"the server's metrics cannot be used: {unreadable}")
@@ -245,16 +237,16 @@ class ActiveFeed:
 
         They tell how fast the server is; two an engine, since gauges of an engine that never ran may be absent.
         """
-        longest = self._facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
+        longest = self.facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
         output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
         prompt = min(WARMUP_PROMPT_TOKENS, max(longest - output, 1))
         speed: Speed | None = None
-        for cycle in range(2 * max(len(self._facts.pools), 1)):
+        for cycle in range(2 * max(len(self.facts.pools), 1)):
             self._mark(WARMUP, cycle, "begin")
             self._mark(WARMUP, cycle, "offer")
             try:
                 async with asyncio.timeout(STEP_SECONDS):
-                    measured = await self._requests.measure(prompt, output)
+                    measured = await self.requests.measure(prompt, output)
             except TimeoutError:
                 raise KvdiagError(
                     f"the server did not finish one request of {prompt} tokens in {STEP_SECONDS:.0f} s"
@@ -275,7 +267,7 @@ class ActiveFeed:
     async def _hold_still(self, step: Step) -> None:
         """A span with no load at all."""
         self._mark(step.id, 0, "begin")
-        await self._sampler.read_devices(processes=True)
+        await self.sampler.read_devices(processes=True)
         await asyncio.sleep(step.workload.hold_seconds)
         await self._settle()
         self._mark(step.id, 0, "end")
@@ -286,7 +278,7 @@ class ActiveFeed:
         while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
             if 0 < cycle < MOST_OFFERS and not seen:
-                planned, detail = held_longer(planned, self._facts), f"{detail} held longer".strip()
+                planned, detail = held_longer(planned, self.facts), f"{detail} held longer".strip()
             self._tell(number, total, planned.step.title, detail)
             seen = await self._run_cycle(planned, cycle) or seen
             cycle += 1
@@ -296,7 +288,7 @@ class ActiveFeed:
 
         Seen is a load that enough readings saw with all of its requests resident.
         """
-        step, first = planned.step.id, self._recorder.count
+        step, first = planned.step.id, self.recorder.count
         self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
         # Growth over cycles is judged by what there was before the first and after each.
         await self._settle(publications=planned.cycles > 1 and cycle == 0)
@@ -305,22 +297,12 @@ class ActiveFeed:
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
-        samples = self._recorder.since(first)
+        samples = self.recorder.since(first)
         whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
         return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and crowded(samples))
 
     async def _load(self, workload: Workload) -> Outcome:
-        try:
-            async with asyncio.timeout(STEP_SECONDS):
-                return await self._requests.offer(workload)
-        except TimeoutError:
-            return Outcome(
-                completed=0,
-                failed=workload.requests,
-                prompt_tokens=0,
-                generated_tokens=0,
-                errors=(f"timed out after {STEP_SECONDS:.0f} s",),
-            )
+        return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)
 
     @property
     def _settle_seconds(self) -> float:
@@ -331,23 +313,23 @@ class ActiveFeed:
 
         With `publications`, also until the server's agents, where there are any, have told of this quiet.
         """
-        first = self._recorder.count
+        first = self.recorder.count
 
         def settled(_: list[Sample]) -> bool:
-            return idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
+            return idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
 
         def reported(_: list[Sample]) -> bool:
-            samples = self._recorder.since(first)
+            samples = self.recorder.since(first)
             return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
-            self._impatient = idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
-        if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
-            await self._sampler.read_devices(processes=True)
-        if publications and any(sample.allocators for sample in self._recorder.since(-RECENT_SAMPLES)):
-            quiet_seconds = self._clock.now_seconds()
+            self._impatient = idle_streak(self.recorder.since(first)) < SETTLED_SAMPLES
+        if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
+            await self.sampler.read_devices(processes=True)
+        if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):
+            quiet_seconds = self.clock.now_seconds()
             await self._checked_wait(
                 lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
                 PUBLICATION_SECONDS,
@@ -356,19 +338,19 @@ class ActiveFeed:
         await self._checked_wait(lambda samples: idle_streak(samples) >= 1, self._settle_seconds)
 
     async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
-        found = await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
+        found = await self.recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
         if self._lost():
             raise ServerLostError
         return found
 
     def _lost(self) -> bool:
         """Whether the engine's last readings all failed."""
-        readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
+        readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
 
     def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
-        self._progress(Progress(number=number, steps=total, title=title, detail=detail))
+        self.progress(Progress(number=number, steps=total, title=title, detail=detail))
 
 
 def _alone(error: BaseException) -> BaseException:

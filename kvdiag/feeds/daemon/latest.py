@@ -61,7 +61,7 @@ class LatestReadings:
         return tuple(news)
 
     def move(self, seconds: float) -> None:
-        """Put all times right by so much: the clock that gave them has been."""
+        """Correct all times after the clock was set by so much."""
         self._at_seconds += seconds
         self._parts = {
             source: replace(sample, at_seconds=sample.at_seconds + seconds) for source, sample in self._parts.items()

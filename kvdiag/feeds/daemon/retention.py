@@ -49,9 +49,9 @@ class Retention:
         self._whole.append(sample)
         made: list[Sample] = []
         oldest_whole_seconds = sample.at_seconds - self._keep.whole_seconds
-        while (minute := _minute(self._whole[0])) + MINUTE_SECONDS <= oldest_whole_seconds:
+        while (minute := minute_of(self._whole[0])) + MINUTE_SECONDS <= oldest_whole_seconds:
             taken = []
-            while _minute(self._whole[0]) == minute:
+            while minute_of(self._whole[0]) == minute:
                 taken.append(self._whole.popleft())
             made += (self._sharing.sample(one) for one in thinned(taken))
         self._thinned.extend(made)
@@ -60,7 +60,7 @@ class Retention:
         return tuple(made)
 
     def move(self, seconds: float) -> None:
-        """Put all times right by so much: the clock that gave them has been."""
+        """Correct all times after the clock was set by so much."""
         for kept in (self._thinned, self._whole):
             moved = [replace(sample, at_seconds=sample.at_seconds + seconds) for sample in kept]
             kept.clear()
@@ -81,7 +81,8 @@ class Retention:
         self._thinned.clear()
 
 
-def _minute(sample: Sample) -> float:
+def minute_of(sample: Sample) -> float:
+    """When the minute of a sample begins."""
     return sample.at_seconds // MINUTE_SECONDS * MINUTE_SECONDS
 
 

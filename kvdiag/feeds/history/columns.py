@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
 Target = tuple[str, ...]
+Values = Sequence[float | None]
+Rows = Mapping[str, Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +71,7 @@ def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
     return whole, twice
 
 
-def side_by_side(
-    columns: Mapping[Key, Column], tolerance_seconds: float
-) -> tuple[Sequence[float], dict[Key, Sequence[float | None]]]:
+def side_by_side(columns: Mapping[Key, Column], tolerance_seconds: float) -> tuple[Sequence[float], dict[Key, Values]]:
     """The times of the rows, and each column's value in every row; `None` where it has no reading near enough."""
     if not columns:
         return (), {}
@@ -89,17 +91,43 @@ def side_by_side(
     }
 
 
+def rows_of(
+    parts: Mapping[Key, Mapping[str, Column]], tolerance_seconds: float
+) -> tuple[Sequence[float], dict[Key, Rows]]:
+    """The columns of several keys side by side: the times, and by key and field the value at each of them."""
+    flat = {(key, name): column for key, fields in parts.items() for name, column in fields.items()}
+    times, values = side_by_side(flat, tolerance_seconds)
+    return times, {key: {name: values[key, name] for name in fields} for key, fields in parts.items()}
+
+
+def readings(
+    times: Sequence[float], rows: Mapping[Key, Rows], make: Callable[[Key, Mapping[str, float]], T | None]
+) -> dict[float, tuple[T, ...]]:
+    """By time, what `make` returns for the figures that each key has there; a time without any is left out."""
+    found: dict[float, list[T]] = defaultdict(list)
+    for key, fields in rows.items():
+        # Figures often stay the same for hours.
+        known: dict[tuple[float | None, ...], T | None] = {}
+        for moment, row in zip(times, zip(*fields.values(), strict=True), strict=True):
+            if row not in known:
+                figures = {name: value for name, value in zip(fields, row, strict=True) if value is not None}
+                known[row] = make(key, figures) if figures else None
+            if (made := known[row]) is not None:
+                found[moment].append(made)
+    return {moment: tuple(made) for moment, made in found.items()}
+
+
 def _lonely(moment: float, times: array[float], tolerance_seconds: float) -> bool:
     place = bisect_left(times, moment)
     return all(abs(times[near] - moment) > tolerance_seconds for near in (place - 1, place) if 0 <= near < len(times))
 
 
-def _exactly(column: Column, times: Sequence[float]) -> list[float | None]:
+def _exactly(column: Column, times: Sequence[float]) -> Values:
     reported = dict(zip(column.times, column.values, strict=True))
     return [reported.get(moment) for moment in times]
 
 
-def _as_of(column: Column, times: Sequence[float], tolerance_seconds: float) -> list[float | None]:
+def _as_of(column: Column, times: Sequence[float], tolerance_seconds: float) -> Values:
     found: list[float | None] = []
     place = -1
     for moment in times:

@@ -103,7 +103,7 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     replicas, gaps = join(found | around, alone, shared)
     if len(replicas) > MAX_REPLICAS:
         raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
-    warned = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in source.warnings]
+    warned = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in source.warnings]
     return Survey(replicas=replicas, gaps=(*warned, *gaps))
 
 

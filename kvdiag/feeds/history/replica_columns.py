@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvdiag.feeds.history.columns import Column, in_turn
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.feeds.history.series_labels import METRICS, Said, target_of, uuid_of
+from kvdiag.feeds.history.series_labels import METRICS, Said, container_name, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
 from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
@@ -84,7 +84,7 @@ def _key(meaning: Meaning, said: Said) -> Key:
     if meaning.part == "host":
         return (said.get("process", ""),)
     if meaning.part == "container":
-        return (said.get("exported_container") or said.get("container", ""),)
+        return (container_name(said),)
     return target_of(said)
 
 
@@ -106,11 +106,11 @@ def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
     for name, count in refused.items():
         if count:
             reason = f"{count} samples of {name} are not possible values and are left out"
-            gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+            gaps.append(Gap(SOURCE, "absent", reason))
     if twice:
         names = ", ".join(sorted(twice)[:3])
         reason = (
             f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
         )
-        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+        gaps.append(Gap(SOURCE, "absent", reason))
     return gaps

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
-from kvdiag.feeds.history.series_labels import METRICS, Said
+from kvdiag.feeds.history.series_labels import METRICS, Said, container_name, containers, only
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_answers import Points
 from kvdiag.sources.prometheus_text import series
@@ -111,25 +111,16 @@ def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
 def version_of(series: Iterable[Said], container: str | None) -> str | None:
     """The engine's version by the tag of its image, where all images have the same one."""
     found: set[str] = set()
-    for said in series:
-        inside = said.get("exported_container") or said.get("container")
-        if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
-            images = (said.get("image", ""), said.get("image_spec", ""))
-            tags = (engine.image.search(image) for image in images for engine in ENGINES)
-            found |= {next((tag[1] for tag in tags if tag is not None), "")} - {""}
-    return found.pop() if len(found) == 1 else None
+    for said in containers(series, container):
+        images = (said.get("image", ""), said.get("image_spec", ""))
+        tags = (engine.image.search(image) for image in images for engine in ENGINES)
+        found.add(next((tag[1] for tag in tags if tag is not None), ""))
+    return only(found - {""})
 
 
 def engine_of(series: Iterable[Said], container: str | None) -> str | None:
     """The engine by the name of its image, where all that are named are of the same one."""
-    found = {
-        name
-        for said in series
-        if said.get("__name__") == "kube_pod_container_info"
-        and container in (None, said.get("exported_container") or said.get("container"))
-        and (name := engine_of_image(said.get("image", ""))) is not None
-    }
-    return found.pop() if len(found) == 1 else None
+    return only({engine_of_image(said.get("image", "")) for said in containers(series, container)} - {None})
 
 
 def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
@@ -137,8 +128,7 @@ def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
     found: list[tuple[int, float]] = []
     for said, points in columns.reported:
         meaning = METRICS[said["__name__"]]
-        here = (said.get("exported_container") or said.get("container", "")) if container else ""
-        if meaning.field == "host_limit_bytes" and (not container or here == container):
+        if meaning.field == "host_limit_bytes" and (not container or container_name(said) == container):
             found.append((meaning.priority, points.values[-1]))
     known = sorted((priority, value) for priority, value in found if 0 < value <= MAX_BYTES)
     # Without the container's name the limits of several may be told: those of one are the largest of a pod's.

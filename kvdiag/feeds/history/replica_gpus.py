@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvdiag.engines import is_server_title
-from kvdiag.feeds.history.columns import Column, side_by_side
-from kvdiag.feeds.history.replica_columns import Columns, Fields
+from kvdiag.feeds.history.columns import Column, Rows, Values, readings, rows_of
+from kvdiag.feeds.history.replica_columns import Columns, Fields, Key
 from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
 
@@ -20,6 +20,12 @@ FIRST_PID = 2**22
 """Of processes that are told by a name alone: no pid of Linux is as high (/proc/sys/kernel/pid_max)."""
 
 MAX_INDEX_DIGITS = 3
+
+PROCESS = "process "
+"""Before the name of a process in the rows of a device."""
+
+ALLOCATOR = frozenset({"allocated_bytes", "reserved_bytes"})
+"""Fields without which nothing is known of an allocator."""
 
 _PID = re.compile(r"(?:^|[\s:=(-])(\d{1,7})\)?$")
 
@@ -58,48 +64,31 @@ class Card:
 
 def devices_of(
     columns: Columns, cards: Mapping[str, Card], names: Names, tolerance_seconds: float
-) -> tuple[Sequence[float], list[tuple[Device, ...] | None], list[Gap]]:
-    """The devices at each moment that one of them was read."""
-    flat = {(key[0], name): column for key, fields in columns.of("device").items() for name, column in fields.items()}
-    held = {
-        (key[0], f"process {key[1]}"): fields["used_bytes"]
-        for key, fields in columns.of("process").items()
-        if "used_bytes" in fields
-    }
-    times, rows = side_by_side({**flat, **held}, tolerance_seconds)
-    uuids = sorted({uuid for uuid, _ in (*flat, *held)}, key=lambda uuid: (cards[uuid].index, uuid))
-    gaps: list[Gap] = []
-    every: list[Sequence[Device | None]] = []
-    for uuid in uuids:
-        own = {name: values for (whose, name), values in rows.items() if whose == uuid}
-        every.append(_device(cards[uuid], own, len(times), names, gaps))
-    seen = [tuple(one for one in row if one is not None) for row in zip(*every, strict=True)]
-    return times, [row or None for row in seen], gaps
+) -> tuple[dict[float, tuple[Device, ...]], list[Gap]]:
+    """The devices at each time that one of them was read."""
+    parts = {key[0]: dict(fields) for key, fields in columns.of("device").items()}
+    for (uuid, label), fields in columns.of("process").items():
+        if "used_bytes" in fields:
+            parts.setdefault(uuid, {})[PROCESS + label] = fields["used_bytes"]
+    times, rows = rows_of(parts, tolerance_seconds)
+    problems: dict[str, Counter[str]] = defaultdict(Counter)
 
-
-def _device(
-    card: Card, rows: Mapping[str, Sequence[float | None]], count: int, names: Names, gaps: list[Gap]
-) -> list[Device | None]:
-    totals, free, reserved = _memory_columns(rows, count)
-    listed = {name.removeprefix("process "): values for name, values in rows.items() if name.startswith("process ")}
-    titles = [(names.pids[label], label.removesuffix(f" {names.pids[label]}") or None) for label in listed]
-    problems: Counter[str] = Counter()
-
-    def at(total: float | None, left: float | None, kept: float | None, *sizes: float | None) -> Device | None:
+    def made(uuid: str, figures: Mapping[str, float]) -> Device | None:
+        card, sizes = cards[uuid], {name: round(value) for name, value in figures.items()}
         memory = None
-        if total is not None and left is not None:
+        if {"total_bytes", "free_bytes"} <= sizes.keys():
             try:
                 memory = Memory(
-                    total_bytes=round(total),
-                    free_bytes=round(left),
-                    driver_reserved_bytes=None if kept is None else round(kept),
+                    total_bytes=sizes["total_bytes"],
+                    free_bytes=sizes["free_bytes"],
+                    driver_reserved_bytes=sizes.get("driver_reserved_bytes"),
                 )
             except ValueError as error:
-                problems[str(error)] += 1
+                problems[uuid][str(error)] += 1
         processes = tuple(
-            Process(pid=pid, used_bytes=round(size), name=title)
-            for (pid, title), size in zip(titles, sizes, strict=True)
-            if size is not None
+            Process(pid=(pid := names.pids[label]), used_bytes=size, name=label.removesuffix(f" {pid}") or None)
+            for name, size in sizes.items()
+            if (label := name.removeprefix(PROCESS)) != name
         )
         if memory is None and not processes:
             return None
@@ -112,27 +101,30 @@ def _device(
             mig_parent_uuid=card.mig_parent_uuid,
         )
 
-    # A device behind a pool that was taken at start says the same for hours.
-    known: dict[tuple[float | None, ...], Device | None] = {}
-    found = []
-    for row in zip(totals, free, reserved, *listed.values(), strict=True):
-        if row not in known:
-            known[row] = at(*row)
-        found.append(known[row])
-    if problems:
-        text, _ = problems.most_common(1)[0]
-        reason = f"GPU {card.index}: {problems.total()} impossible samples ({text})"
-        gaps.append(Gap(source="nvml", kind="failed", reason=reason))
-    elif not any(one is not None and one.memory is not None for one in found):
-        reason = f"GPU {card.index}: size unknown; it needs used and free bytes, or a total"
-        gaps.append(Gap(source="nvml", kind="absent", reason=reason))
-    return found
+    order = sorted(rows, key=lambda uuid: (cards[uuid].index, uuid))
+    found = readings(times, {uuid: _with_memory(rows[uuid], len(times)) for uuid in order}, made)
+    sized = {device.uuid for devices in found.values() for device in devices if device.memory is not None}
+    gaps = []
+    for uuid in order:
+        card = cards[uuid]
+        if problems[uuid]:
+            text = problems[uuid].most_common(1)[0][0]
+            reason = f"GPU {card.index}: {problems[uuid].total()} impossible samples ({text})"
+            gaps.append(Gap("nvml", "failed", reason))
+        elif card.uuid not in sized:
+            reason = f"GPU {card.index}: size unknown; it needs used and free bytes, or a total"
+            gaps.append(Gap("nvml", "absent", reason))
+    return found, gaps
 
 
-Values = Sequence[float | None]
+def _with_memory(rows: Rows, count: int) -> Rows:
+    """The rows of a device with its total, free and driver-reserved bytes, from whichever figures are reported."""
+    total, free, reserved = _memory_columns(rows, count)
+    held = {name: values for name, values in rows.items() if name.startswith(PROCESS)}
+    return {"total_bytes": total, "free_bytes": free, "driver_reserved_bytes": reserved, **held}
 
 
-def _memory_columns(rows: Mapping[str, Values], count: int) -> tuple[Values, Values, Values]:
+def _memory_columns(rows: Rows, count: int) -> tuple[Values, Values, Values]:
     """Total, free and driver-reserved bytes of every row, from whichever of the figures are told."""
     nothing: Values = [None] * count
     total, free = rows.get("total_bytes"), rows.get("free_bytes")
@@ -169,46 +161,38 @@ def _steady(totals: Sequence[float | None]) -> Values:
 
 def allocators_of(
     columns: Columns, cards: Mapping[str, Card], names: Names, born_ticks: int, tolerance_seconds: float
-) -> tuple[Sequence[float], list[tuple[Allocator, ...] | None], list[Gap]]:
-    """The allocators at each moment that one of them was read."""
-    torch = {
-        key: fields
-        for key, fields in columns.of("torch").items()
-        if {"allocated_bytes", "reserved_bytes"} <= fields.keys()
-    }
+) -> tuple[dict[float, tuple[Allocator, ...]], list[Gap]]:
+    """The allocators at each time that one of them was read."""
+    torch = {key: fields for key, fields in sorted(columns.of("torch").items()) if fields.keys() >= ALLOCATOR}
     outside = _process_of(torch, columns)
-    flat: dict[tuple[tuple[str, ...], str], Column] = {
-        (key, name): column for key, fields in torch.items() for name, column in fields.items()
+    parts = {
+        key: {**fields, **({"process_bytes": outside[key]} if key in outside else {})} for key, fields in torch.items()
     }
-    flat |= {(key, "process_bytes"): column for key, column in outside.items()}
-    times, rows = side_by_side(flat, tolerance_seconds)
-    seen: list[list[Allocator]] = [[] for _ in times]
     problems: Counter[str] = Counter()
-    for key in sorted(torch):
-        own = [(name, values) for (whose, name), values in rows.items() if whose == key]
-        for place, row in enumerate(seen):
-            figures = {name: round(value) for name, values in own if (value := values[place]) is not None}
-            if not {"allocated_bytes", "reserved_bytes"} <= figures.keys():
-                continue
-            try:
-                row.append(
-                    Allocator(
-                        device_uuid=cuda_uuid(cards[key[0]].uuid),
-                        pid=names.pids[key[1]],
-                        pid_seen=False,
-                        start_ticks=born_ticks,
-                        age_seconds=0.0,
-                        title=key[1].removesuffix(f" {names.pids[key[1]]}") or None,
-                        **figures,  # type: ignore[arg-type]
-                    )
-                )
-            except ValueError as error:
-                problems[str(error)] += 1
-    gaps = [
-        Gap(source="torch_allocator", kind="failed", reason=f"{count} impossible samples ({text})")
+
+    def made(key: Key, figures: Mapping[str, float]) -> Allocator | None:
+        if not figures.keys() >= ALLOCATOR:
+            return None
+        pid = names.pids[key[1]]
+        try:
+            return Allocator(
+                device_uuid=cuda_uuid(cards[key[0]].uuid),
+                pid=pid,
+                pid_seen=False,
+                start_ticks=born_ticks,
+                age_seconds=0.0,
+                title=key[1].removesuffix(f" {pid}") or None,
+                **{name: round(value) for name, value in figures.items()},  # type: ignore[arg-type]
+            )
+        except ValueError as error:
+            problems[str(error)] += 1
+            return None
+
+    found = readings(*rows_of(parts, tolerance_seconds), made)
+    return found, [
+        Gap("torch_allocator", "failed", f"{count} impossible samples ({text})")
         for text, count in problems.most_common(1)
     ]
-    return times, [tuple(row) or None for row in seen], gaps
 
 
 def _process_of(torch: Mapping[tuple[str, ...], Fields], columns: Columns) -> dict[tuple[str, ...], Column]:

@@ -6,9 +6,9 @@ cAdvisor's container_memory_rss is the anonymous memory of the whole container (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from kvdiag.feeds.history.columns import Column, side_by_side
+from kvdiag.feeds.history.columns import readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields
 from kvdiag.feeds.history.replica_gpus import Names
 from kvdiag.model import HostProcess
@@ -19,8 +19,8 @@ FIRST_LIFE = 1
 
 def host_of(
     columns: Columns, names: Names, container: str | None, tolerance_seconds: float
-) -> tuple[Sequence[float], list[tuple[HostProcess, ...] | None]]:
-    """The processes at each moment that one of them was read."""
+) -> dict[float, tuple[HostProcess, ...]]:
+    """The processes at each time that one of them was read."""
     processes = {key[0]: fields for key, fields in columns.of("host").items()}
     named = {who: fields for who, fields in processes.items() if who}
     reported: dict[tuple[int, str], Fields] = {
@@ -32,28 +32,16 @@ def host_of(
         }
         if "" in processes and not named:
             reported[FIRST_LIFE, API_SERVER] = processes[""]
-    flat: dict[tuple[tuple[int, str], str], Column] = {
-        (who, name): column for who, fields in reported.items() for name, column in fields.items()
-    }
-    times, rows = side_by_side(flat, tolerance_seconds)
-    found: list[tuple[HostProcess, ...] | None] = []
-    for place in range(len(times)):
-        row = []
-        for pid, name in reported:
-            resident = _at(rows.get(((pid, name), "resident_bytes")), place)
-            anonymous = _at(rows.get(((pid, name), "anonymous_bytes")), place)
-            if resident is None and anonymous is None:
-                continue
-            # Two figures of two readings: what is anonymous is resident, whatever the other said a moment before.
-            whole = max(resident or 0, anonymous or 0)
-            row.append(HostProcess(pid=pid, name=name, resident_bytes=whole, anonymous_bytes=anonymous))
-        found.append(tuple(row) or None)
-    return times, found
+    return readings(*rows_of(reported, tolerance_seconds), _process)
 
 
-def _at(values: Sequence[float | None] | None, place: int) -> int | None:
-    value = None if values is None else values[place]
-    return None if value is None else round(value)
+def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
+    sizes = {name: round(value) for name, value in figures.items()}
+    # Two figures of two readings: what is anonymous is resident, whatever the other said a moment before.
+    resident_bytes = max(sizes.get("resident_bytes", 0), sizes.get("anonymous_bytes", 0))
+    return HostProcess(
+        pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=sizes.get("anonymous_bytes")
+    )
 
 
 def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:

@@ -7,13 +7,12 @@ of their own, and what was true beside another reading is for the diagnosis to s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
-from kvdiag.feeds.history.columns import Column, side_by_side
-from kvdiag.feeds.history.replica_columns import Columns, sort_out
+from kvdiag.feeds.history.columns import readings, rows_of
+from kvdiag.feeds.history.replica_columns import Columns, Key, sort_out
 from kvdiag.feeds.history.replica_facts import (
     Pools,
     engine_of,
@@ -26,11 +25,9 @@ from kvdiag.feeds.history.replica_facts import (
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.replica_host import host_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
-from kvdiag.feeds.history.series_labels import METRICS, Said
+from kvdiag.feeds.history.series_labels import METRICS, Said, only
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
-
-T = TypeVar("T")
 
 JOIN_SECONDS = 90.0
 """Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
@@ -41,7 +38,7 @@ ENDED_SECONDS = 300.0
 MAX_LOST = 8
 """Of stretches that could not be read, told one by one."""
 
-SCRAPE_FAILED = Gap(source="engine", kind="failed", reason="the scrape of the server failed (up is 0)")
+SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0)")
 
 
 def timeline_of(
@@ -58,7 +55,8 @@ def timeline_of(
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
     samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
-    model = _only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    model = only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    uuids = {device.uuid for sample in samples for device in sample.devices or ()}
     facts = Facts(
         url=_where(replica),
         engine_name=engine_of(said, container) if engine is None else engine.name,
@@ -71,7 +69,7 @@ def timeline_of(
         host_limit_bytes=host_limit_bytes(columns, container),
         host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
-        device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
+        device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,
         gaps=(
             *replica.gaps,
             *pools.gaps,
@@ -82,16 +80,6 @@ def timeline_of(
         ),
     )
     return Timeline(samples=samples), facts
-
-
-def _uuids(samples: Iterable[Sample]) -> tuple[str, ...]:
-    return tuple(sorted({device.uuid for sample in samples for device in sample.devices or ()}))
-
-
-def _only(values: Iterable[str]) -> str | None:
-    """The one value that all have, else none."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
 
 
 def _where(replica: Replica) -> str:
@@ -130,64 +118,40 @@ def _samples(
     columns: Columns, said: Sequence[Said], names: Names, container: str | None, tolerance_seconds: float
 ) -> tuple[tuple[Sample, ...], list[Gap]]:
     cards = cards_of(said, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
-    engine_times, engines = _engines(columns, tolerance_seconds)
-    device_times, devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
-    torch_times, torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
-    host_times, host = host_of(columns, names, container, tolerance_seconds)
-    reported = _by_time(engine_times, engines)
+    parts = sorted(columns.of("engine").items(), key=lambda part: (len(part[0][0]), part[0]))
+    engines = readings(*rows_of(dict(parts), tolerance_seconds), _engine)
+    devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
+    torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
+    host = host_of(columns, names, container, tolerance_seconds)
     failed = {
         moment
         for fields in columns.of("up").values()
         for moment, up in zip(fields["up"].times, fields["up"].values, strict=True)
-        if not up and moment not in reported
+        if not up and moment not in engines
     }
-    seen = _by_time(device_times, devices), _by_time(torch_times, torch), _by_time(host_times, host)
     samples = tuple(
         Sample(
             at_seconds=moment,
-            engines=reported.get(moment),
-            devices=seen[0].get(moment),
-            allocators=seen[1].get(moment),
-            host=seen[2].get(moment),
+            engines=engines.get(moment),
+            devices=devices.get(moment),
+            allocators=torch.get(moment),
+            host=host.get(moment),
             gaps=(SCRAPE_FAILED,) if moment in failed else (),
         )
-        for moment in sorted(failed.union(reported, *seen))
+        for moment in sorted(failed.union(engines, devices, torch, host))
     )
     return samples, device_gaps + torch_gaps
 
 
-def _by_time(times: Sequence[float], values: Sequence[T | None]) -> dict[float, T]:
-    return {moment: value for moment, value in zip(times, values, strict=True) if value is not None}
-
-
-def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float], list[tuple[Engine, ...] | None]]:
-    """The engines at each moment that one of them was read."""
-    flat: dict[tuple[str, str], Column] = {
-        (key[0], name): column for key, fields in columns.of("engine").items() for name, column in fields.items()
-    }
-    times, rows = side_by_side(flat, tolerance_seconds)
-    nothing = [None] * len(times)
-    every: list[list[Engine | None]] = []
-    for label in sorted({label for label, _ in flat}, key=lambda label: (len(label), label)):
-        wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *ENGINE_COUNTS)]
-        # An idle engine says the same for hours.
-        known: dict[tuple[float | None, ...], Engine | None] = {}
-        reported: list[Engine | None] = []
-        for row in zip(*wanted, strict=True):
-            if row not in known:
-                known[row] = _engine(label, row)
-            reported.append(known[row])
-        every.append(reported)
-    seen = [tuple(one for one in row if one is not None) for row in zip(*every, strict=True)]
-    return times, [row or None for row in seen]
-
-
-def _engine(label: str, row: Sequence[float | None]) -> Engine | None:
-    usage, awake, *counts = row
-    if usage is None and all(count is None for count in counts):
+def _engine(key: Key, figures: Mapping[str, float]) -> Engine | None:
+    if figures.keys() <= {"awake"}:
         return None
-    whole = {name: round(count) for name, count in zip(ENGINE_COUNTS, counts, strict=True) if count is not None}
-    return Engine(engine=label, kv_usage_ratio=usage, asleep=None if awake is None else awake == 0, **whole)
+    return Engine(
+        engine=key[0],
+        kv_usage_ratio=figures.get("kv_usage_ratio"),
+        asleep=figures["awake"] == 0 if "awake" in figures else None,
+        **{name: round(figures[name]) for name in ENGINE_COUNTS if name in figures},
+    )
 
 
 def _born(columns: Columns) -> int:
@@ -199,23 +163,17 @@ def _born(columns: Columns) -> int:
 
 
 def _missing(history: History, pools: Pools) -> list[Gap]:
-    gaps = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in history.warnings]
+    gaps = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in history.warnings]
     lost = _joined(history.lost)
     gaps += [
-        Gap(
-            source=SOURCE,
-            kind="failed",
-            reason=f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}",
-        )
+        Gap(SOURCE, "failed", f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}")
         for one in lost[:MAX_LOST]
     ]
     if len(lost) > MAX_LOST:
-        gaps.append(
-            Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more intervals could not be read")
-        )
+        gaps.append(Gap(SOURCE, "failed", f"{len(lost) - MAX_LOST} more intervals could not be read"))
     if pools.since_seconds is not None:
         reason = f"before {clock(pools.since_seconds)} the KV pool had another size: diagnosed from then on"
-        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+        gaps.append(Gap(SOURCE, "absent", reason))
     return gaps
 
 
@@ -233,7 +191,7 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this window")]
+        return [Gap(SOURCE, "absent", "none of its series has a sample in this window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
@@ -241,7 +199,7 @@ def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
         f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
         "was the server replaced, or is it no longer scraped?"
     )
-    return [Gap(source=SOURCE, kind="absent", reason=reason)]
+    return [Gap(SOURCE, "absent", reason)]
 
 
 def clock(seconds: float) -> str:

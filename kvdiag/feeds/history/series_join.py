@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kvdiag.engines import ENGINE_METRICS
-from kvdiag.feeds.history.series_labels import METRICS, Said, hosts_of, pod_of, uuid_of, workload_of
+from kvdiag.feeds.history.series_labels import METRICS, Said, containers, hosts_of, only, pod_of, uuid_of, workload_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG
@@ -65,8 +65,7 @@ def container_of(replica: Replica) -> str | None:
     own = {said["container"] for said in reported if said.get("__name__") in ENGINE_METRICS and said.get("container")}
     gpus = [said for said in reported if said.get("__name__") in GPU and workload_of(said) is not None]
     given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
-    found = own or given
-    return found.pop() if len(found) == 1 else None
+    return only(own or given)
 
 
 def _honoured(said: Said) -> str | None:
@@ -75,15 +74,8 @@ def _honoured(said: Said) -> str | None:
 
 def image_of(replica: Replica) -> str | None:
     """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
-    reported = [dict(labels) for labels in replica.series]
-    name = container_of(replica)
-    images = {
-        said["image"].rpartition("/")[2]
-        for said in reported
-        if said.get("__name__") == "kube_pod_container_info" and said.get("image")
-        if name is None or (said.get("exported_container") or said.get("container")) == name
-    }
-    return images.pop() if len(images) == 1 else None
+    inside = containers((dict(labels) for labels in replica.series), container_of(replica))
+    return only(said["image"].rpartition("/")[2] for said in inside if said.get("image"))
 
 
 def gpus_assigned(replica: Replica) -> bool:
@@ -197,9 +189,7 @@ def _add_pods(groups: dict[str, _Group], reported: Sequence[tuple[Labels, Said]]
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap(
-            source="engine", kind="absent", reason="its engine's metrics are not scraped: its requests are unknown"
-        )
+        gap = Gap("engine", "absent", "its engine's metrics are not scraped: its requests are unknown")
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -251,14 +241,13 @@ def _join_gpus(
     mapping = {_exporter_of(said) for _, said in reported if _names_workload(said, groups)}
     gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in reported}
     unowned: dict[str, list[Labels]] = defaultdict(list)
-    gaps: dict[Gap, None] = {}
+    gaps: list[Gap] = []
     for labels, said in reported:
         uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
         owner = groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
         if owner is not None and uuid in shared:
-            gap = _of_several(uuid, said, sorted(shared[uuid]))
-            gaps.setdefault(gap)
-            owner.gaps += [gap] if gap not in owner.gaps else []
+            problem = "is shared by {}: its bytes cannot be attributed"
+            gaps.append(_unassigned(uuid, said, problem, sorted(shared[uuid]), [owner]))
             owner = None
         elif owner is None and not said.get("exported_pod"):
             owners = by_uuid.get(uuid, [])
@@ -267,10 +256,8 @@ def _join_gpus(
                 if not owners and len(groups) == 1 and len(gpu_hosts) == 1:
                     owners = list(groups.values())
             if len(owners) > 1:
-                gap = _shared(uuid, said, owners)
-                gaps.setdefault(gap)
-                for one in owners:
-                    one.gaps += [gap] if gap not in one.gaps else []
+                names = [one.key.partition(" ")[2].lstrip("/") for one in owners]
+                gaps.append(_unassigned(uuid, said, "may be of {}: its exporter does not name the pod", names, owners))
             owner = owners[0] if len(owners) == 1 else None
         if owner is None:
             if labels in chosen:
@@ -278,7 +265,7 @@ def _join_gpus(
         else:
             owner.series.append(labels)
             owner.gpus = True
-    return [_lone_gpu(uuid, labels) for uuid, labels in unowned.items()], tuple(gaps)
+    return [_lone_gpu(uuid, labels) for uuid, labels in unowned.items()], tuple(dict.fromkeys(gaps))
 
 
 def _exporter_of(said: Said) -> tuple[str, ...]:
@@ -294,24 +281,15 @@ def _names_workload(said: Said, groups: Mapping[str, _Group]) -> bool:
     return pod is not None and _pod_key(pod) in groups
 
 
-def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
+def _unassigned(uuid: str, said: Said, problem: str, names: Sequence[str], owners: Sequence[_Group]) -> Gap:
+    """The gap of a GPU that could belong to several servers, noted with each of them."""
     host = said.get("Hostname") or said.get("instance", "")
-    names = ", ".join(one.key.partition(" ")[2].lstrip("/") for one in owners[:MAX_NAMED])
-    more = "" if len(owners) <= MAX_NAMED else f" and {len(owners) - MAX_NAMED} more"
-    reason = (
-        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is assigned to none"
-    )
-    return Gap(source="nvml", kind="absent", reason=reason)
-
-
-def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
-    host = said.get("Hostname") or said.get("instance", "")
-    more = "" if len(pods) <= MAX_NAMED else f" and {len(pods) - MAX_NAMED} more"
-    names = ", ".join(pods[:MAX_NAMED])
-    reason = (
-        f"GPU {uuid} of {host} is shared by {names}{more}: its bytes cannot be attributed, so it is assigned to none"
-    )
-    return Gap(source="nvml", kind="absent", reason=reason)
+    more = "" if len(names) <= MAX_NAMED else f" and {len(names) - MAX_NAMED} more"
+    named = f"{', '.join(names[:MAX_NAMED])}{more}"
+    gap = Gap("nvml", "absent", f"GPU {uuid} of {host} {problem.format(named)}, so it is assigned to none")
+    for owner in owners:
+        owner.gaps += [gap] if gap not in owner.gaps else []
+    return gap
 
 
 def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
@@ -320,7 +298,7 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
         key=f"gpu {uuid}",
         subject=_common([dict(labels) for labels in series]),
         series=tuple(series),
-        gaps=(Gap(source="engine", kind="absent", reason=reason), Gap(source="host", kind="absent", reason=reason)),
+        gaps=(Gap("engine", "absent", reason), Gap("host", "absent", reason)),
     )
 
 
@@ -328,11 +306,11 @@ def _replica(group: _Group) -> Replica:
     gaps = list(group.gaps)
     if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
         reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag covers this server's GPUs"
-        gaps.append(Gap(source="nvml", kind="absent", reason=reason))
+        gaps.append(Gap("nvml", "absent", reason))
     names = {dict(labels).get("__name__", "") for labels in group.series}
     if not any(METRICS[name].part in ("host", "container") for name in names):
         reason = "no series of kvdiag or cAdvisor covers this server's host memory"
-        gaps.append(Gap(source="host", kind="absent", reason=reason))
+        gaps.append(Gap("host", "absent", reason))
     return Replica(key=group.key, subject=_common(group.own), series=tuple(group.series), gaps=tuple(gaps))
 
 

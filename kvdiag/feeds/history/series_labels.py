@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.model import cuda_uuid
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS, Meaning
+
+T = TypeVar("T")
 
 METRICS: Mapping[str, Meaning] = MappingProxyType({**ENGINE_METRICS, **KVDIAG, **GPU, **CONTAINER, **PROCESS})
 """Every metric that a history is read from."""
@@ -51,6 +54,24 @@ def hosts_of(said: Said) -> set[str]:
     found = {said[label] for label in HOST_LABELS if said.get(label)}
     host = said.get("instance", "").rpartition(":")[0] or said.get("instance", "")
     return found | ({host} if host else set())
+
+
+def container_name(said: Said) -> str:
+    """The container that a series is about: the one that an exporter names, else its own target's; "" if none is."""
+    return said.get("exported_container") or said.get("container", "")
+
+
+def containers(series: Iterable[Said], name: str | None) -> Iterator[Said]:
+    """What kube-state-metrics reports of the containers of this name, of all where it is `None`."""
+    for said in series:
+        if said.get("__name__") == "kube_pod_container_info" and name in (None, container_name(said)):
+            yield said
+
+
+def only(values: Iterable[T]) -> T | None:
+    """The one value that all have, else `None`."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def target_of(said: Said) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -24,9 +25,11 @@ from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 _log = structlog.get_logger()
 
-DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
-AllocatorReading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
-HostReading = tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]
+Part = TypeVar("Part")
+Reading = tuple[Part | None, tuple[Gap, ...]]
+DeviceReading = Reading[tuple[Device, ...]]
+AllocatorReading = Reading[tuple[Allocator, ...]]
+HostReading = Reading[tuple[HostProcess, ...]]
 
 DRIVER_SECONDS = 1.0
 """NVML answers a memory query in some ten microseconds; a second means that the driver is stuck."""
@@ -36,6 +39,11 @@ AGENT_SECONDS = 1.0
 
 HOST_SECONDS = 5.0
 """A process's command line is read under the lock of its memory, which one that hangs in a driver does not let go."""
+
+
+DRIVER_STUCK = "the driver has not answered for {}: its readings are stale"
+AGENTS_STUCK = "the agents' folder has not answered for {}: its readings are stale"
+HOST_STUCK = "the host has not answered for {}: is a process stuck in a driver?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +86,8 @@ class Clock:
         # Who is held up between the two clocks sees a difference that is none, though hardly three times.
         return min((self._wall() - self.now_seconds() for _ in range(3)), key=abs)
 
-    def follow(self, seconds: float) -> None:
-        """Go with a wall clock that was set so far: seconds from before are not in one order with those from now on."""
+    def move(self, seconds: float) -> None:
+        """Follow a wall clock that was set by so much: earlier times are not in one order with those from now on."""
         self._offset += seconds
 
 
@@ -171,62 +179,50 @@ class Keeper(Protocol):
         """Take one, the newest."""
 
 
+@dataclass(kw_only=True)
 class Sampler:
-    """Reads every source at its interval into a recorder. `load` returns our own requests at this moment."""
+    """Reads every source at its interval into a recorder.
 
-    def __init__(
-        self,
-        *,
-        engine: EngineClient | None,
-        nvml: ThreadedReader[DeviceReading],
-        agents: ThreadedReader[AllocatorReading] | None = None,
-        processes: ThreadedReader[HostReading] | None = None,
-        facts: Facts,
-        recorder: Keeper,
-        pace: Pace,
-        clock: Clock,
-        load: Callable[[], Load | None],
-        counted: dict[str, Ticks] | None = None,
-    ) -> None:
-        """Keep the sources; nothing is read yet.
+    Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes from
+    the host. `load` returns our own requests at this moment. Ticks of each source are added to those `counted` already.
+    """
 
-        Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes
-        from the host, as a sampler does by itself. The ticks of each source are added to those `counted` already.
-        """
-        self._engine = engine
-        self._nvml = nvml
-        self._agents = agents
-        self._processes = processes or ThreadedReader(host.read, "host")
-        self._driver_absent = False
-        self._facts = facts
-        self._recorder = recorder
-        self._pace = pace
-        self._clock = clock
-        self._load = load
-        self._counted = {} if counted is None else counted
-        self.durations_seconds: dict[str, float] = {}
-        """How long the newest reading of each source took."""
+    engine: EngineClient | None
+    nvml: ThreadedReader[DeviceReading]
+    agents: ThreadedReader[AllocatorReading] | None = None
+    processes: ThreadedReader[HostReading] = field(default_factory=lambda: ThreadedReader(host.read, "host"))
+    facts: Facts
+    recorder: Keeper
+    pace: Pace
+    clock: Clock
+    load: Callable[[], Load | None]
+    counted: dict[str, Ticks] = field(default_factory=dict)
+    durations_seconds: dict[str, float] = field(default_factory=dict, init=False)
+    """How long the newest reading of each source took."""
+    _driver_absent: bool = field(default=False, init=False)
 
     async def run(self) -> None:
-        """Read for ever, until cancelled."""
+        """Read until cancelled."""
         async with asyncio.TaskGroup() as group:
-            if self._engine is not None:
-                group.create_task(self._engine_loop())
             group.create_task(self._device_loop())
-            group.create_task(self._host_loop())
-            if self._agents is not None:
-                group.create_task(self._agent_loop(self._agents))
+            if self.engine is not None:
+                group.create_task(self._loop("engine", self.pace.engine_seconds, self.read_engine))
+            if self.facts.server_pids is not None:
+                group.create_task(self._loop("host", self.pace.host_seconds, self.read_host))
+            if self.agents is not None:
+                read = partial(self._read_agents, self.agents)
+                group.create_task(self._loop("torch_allocator", self.pace.agent_seconds, read))
 
-    async def _engine_loop(self) -> None:
-        async for _ in ticks(self._pace.engine_seconds, self._ticks("engine")):
-            with self._own_mistakes("engine"):
-                await self.read_engine()
+    async def _loop(self, source: str, seconds: float, read: Callable[[], Awaitable[None]]) -> None:
+        async for _ in ticks(seconds, self._ticks(source)):
+            with self._own_mistakes(source):
+                await read()
 
     async def _device_loop(self) -> None:
-        every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
+        every = max(round(self.pace.process_seconds / self.pace.device_seconds), 1)
         rest_until_seconds = listed = -1.0
-        async for number in ticks(self._pace.device_seconds, self._ticks("nvml")):
-            begun_seconds = self._clock.steady_seconds()
+        async for number in ticks(self.pace.device_seconds, self._ticks("nvml")):
+            begun_seconds = self.clock.steady_seconds()
             if begun_seconds < rest_until_seconds:
                 continue
             # By the number of the five, not by its tick: the one that lists processes may be among those left out.
@@ -234,30 +230,20 @@ class Sampler:
             listed = number // every
             with self._own_mistakes("nvml"):
                 await self.read_devices(processes=processes)
-            took_seconds = self._clock.steady_seconds() - begun_seconds
-            rest_until_seconds = begun_seconds + took_seconds / self._pace.most_driver_ratio
-
-    async def _host_loop(self) -> None:
-        async for _ in ticks(self._pace.host_seconds, self._ticks("host")):
-            with self._own_mistakes("host"):
-                await self.read_host()
-
-    async def _agent_loop(self, agents: ThreadedReader[AllocatorReading]) -> None:
-        async for _ in ticks(self._pace.agent_seconds, self._ticks("torch_allocator")):
-            with self._own_mistakes("torch_allocator"):
-                await self._read_agents(agents)
+            took_seconds = self.clock.steady_seconds() - begun_seconds
+            rest_until_seconds = begun_seconds + took_seconds / self.pace.most_driver_ratio
 
     async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:
         with self._timed("torch_allocator"):
             allocators, gaps = await read_agents(agents, AGENT_SECONDS)
         devices = devices_inside(allocators) if self._driver_absent else None
-        self._recorder.add(
-            Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
+        self.recorder.add(
+            Sample(at_seconds=self.clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
         )
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
-        """Whatever a source does not foresee costs this reading of it, and neither the next one nor other sources.
+        """An unforeseen error of a source costs this reading of it, and neither the next one nor other sources.
 
         Raises:
             KvdiagError: what is read cannot be kept.
@@ -270,55 +256,47 @@ class Sampler:
         except Exception as error:  # noqa: BLE001
             _log.debug("mistake", source=source, exc_info=True)
             reason = f"internal error while reading it ({type(error).__name__}); please report it with a log of -vv"
-            gap = Gap(source=source, kind="failed", reason=reason)
-            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
+            self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), gaps=(Gap(source, "failed", reason),)))
 
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""
-        if self._facts.server_pids is not None:
+        if self.facts.server_pids is not None:
             with self._timed("host"):
-                try:
-                    processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
-                except ReadTimeout as busy:
-                    since = f"{busy.since_seconds:.0f} s"
-                    reason = f"the host has not answered for {since}: is a process stuck in a driver?"
-                    processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
-            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
+                processes, gaps = await _in_time(
+                    self.processes, HOST_SECONDS, ("host", HOST_STUCK), pids=self.facts.server_pids
+                )
+            self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
-        if self._engine is None:
+        if self.engine is None:
             return
-        before = self._load()
+        before = self.load()
         with self._timed("engine"):
-            engines, gaps = await self._engine.read()
-        now_seconds = self._clock.now_seconds()
-        self._recorder.add(
-            Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)
+            engines, gaps = await self.engine.read()
+        now_seconds = self.clock.now_seconds()
+        self.recorder.add(
+            Sample(at_seconds=now_seconds, engines=engines, load=self.load(), load_before=before, gaps=gaps)
         )
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
         with self._timed("nvml"):
-            try:
-                devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
-            except ReadTimeout as busy:
-                reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
-                devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+            devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", DRIVER_STUCK), processes=processes)
         self._driver_absent = driver_absent(devices, gaps)
-        self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
+        self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), devices=devices, gaps=gaps))
 
     @contextlib.contextmanager
     def _timed(self, source: str) -> Iterator[None]:
-        """Note how long a reading takes, one that ends in a mistake too: else the last good one would stand for it."""
-        begun_seconds = self._clock.steady_seconds()
+        """Note how long a reading takes, also if it fails: else the last good one would stand for it."""
+        begun_seconds = self.clock.steady_seconds()
         try:
             yield
         finally:
-            self.durations_seconds[source] = self._clock.steady_seconds() - begun_seconds
+            self.durations_seconds[source] = self.clock.steady_seconds() - begun_seconds
 
     def _ticks(self, source: str) -> Ticks:
-        return self._counted.setdefault(source, Ticks())
+        return self.counted.setdefault(source, Ticks())
 
 
 def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:
@@ -328,8 +306,15 @@ def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> 
 
 async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
     """One reading of the agents' files; a volume that does not answer in time is a gap, not a wait."""
+    return await _in_time(agents, timeout_seconds, ("torch_allocator", AGENTS_STUCK))
+
+
+async def _in_time(
+    reader: ThreadedReader[Reading[Part]], timeout_seconds: float, stuck: tuple[str, str], **asked: object
+) -> Reading[Part]:
+    """One reading; one that takes too long is a gap of the source and for the reason that `stuck` names."""
     try:
-        return await agents.ask(timeout_seconds)
+        return await reader.ask(timeout_seconds, **asked)
     except ReadTimeout as busy:
-        reason = f"the agents' folder has not answered for {busy.since_seconds:.0f} s: its readings are stale"
-        return None, (Gap(source="torch_allocator", kind="failed", reason=reason),)
+        source, reason = stuck
+        return None, (Gap(source, "failed", reason.format(f"{busy.since_seconds:.0f} s")),)

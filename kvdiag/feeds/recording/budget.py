@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.retention import MINUTE_SECONDS, thinned
+from kvdiag.feeds.daemon.retention import minute_of, thinned
 from kvdiag.model import Gap, Mark, Sample
 from kvdiag.sources.bounded_json import most_values
 
@@ -54,9 +54,9 @@ class TooLongError(KvdiagError):
 
 
 THINNED = Gap(
-    source="recorder",
-    kind="absent",
-    reason="too long to keep whole: its older part is thinned to one-minute samples, like a daemon's history",
+    "recorder",
+    "absent",
+    "too long to keep whole: its older part is thinned to one-minute samples, like a daemon's history",
 )
 
 
@@ -156,7 +156,7 @@ class Kept:
 
     def _thin(self) -> None:
         sizes = {sample.at_seconds: size for sample, size in self._whole}
-        for _, minute in groupby((sample for sample, _ in self._whole), _minute):
+        for _, minute in groupby((sample for sample, _ in self._whole), minute_of):
             self._thinned += [(sample, sizes[sample.at_seconds]) for sample in thinned(list(minute))]
         self._thinned_bytes = sum(size for _, size in self._thinned)
         self._whole, self._whole_bytes = [], 0
@@ -177,7 +177,3 @@ class Kept:
             raise TooLongError("it needs too much memory, and test steps cannot be judged from one-minute samples")
         self._budget.memory_bytes -= self._whole_bytes + self._thinned_bytes
         return tuple(sample for sample, _ in chain(self._thinned, self._whole))
-
-
-def _minute(sample: Sample) -> float:
-    return sample.at_seconds // MINUTE_SECONDS

@@ -64,7 +64,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     problems: list[KvdiagError] = []
     listed = _paths(folder)
     paths = [path for path in listed if path.exists()]
-    begun = {path for path in paths if _may_be_begun(path)}
+    begun = {path for path in paths if is_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
     budget = Budget()
     for older, path in reversed([*enumerate(paths)]):
@@ -121,14 +121,6 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
         with contextlib.suppress(KvdiagError):
             seconds += read_header(path)[1]
     return found
-
-
-def _may_be_begun(path: Path) -> bool:
-    """Whether its first line is whole, or cannot be read, for which there is another reason then."""
-    try:
-        return is_begun(path)
-    except KvdiagError:
-        return True
 
 
 def of_it(error: KvdiagError, path: Path) -> str:
@@ -192,4 +184,4 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
 
 
 def _gap(reason: str, kind: GapKind = "absent") -> Gap:
-    return Gap(source=SOURCE, kind=kind, reason=reason)
+    return Gap(SOURCE, kind, reason)

@@ -135,4 +135,4 @@ def _leave_out(path: Path, error: KvdiagError, lost: dict[str, Gap]) -> None:
     if path.name not in lost:
         _log.warning("recorder", reason=f"left out at the start: {error}")
         kind: GapKind = "absent" if isinstance(error, TooLongError) else "failed"
-        lost[path.name] = Gap(source="recorder", kind=kind, reason=f"{path.name} is left out: {of_it(error, path)}")
+        lost[path.name] = Gap("recorder", kind, f"{path.name} is left out: {of_it(error, path)}")

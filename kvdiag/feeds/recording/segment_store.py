@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from kvdiag import files as files_
 from kvdiag.errors import KvdiagError
@@ -52,6 +52,14 @@ MOST_TAKEN = 1000
 HISTORY = "history"
 
 
+class _Segment(NamedTuple):
+    """A segment that was begun by this recorder."""
+
+    path: Path
+    writer: TraceWriter
+    begun_seconds: float
+
+
 class SegmentStore:
     """The files of one folder, written by one recorder at a time."""
 
@@ -63,6 +71,7 @@ class SegmentStore:
 
         """
         self.folder = folder
+        self._history = folder / HISTORY
         self.max_bytes = max_bytes
         try:
             with contextlib.suppress(FileExistsError):
@@ -77,22 +86,19 @@ class SegmentStore:
             ) from error
         self._facts = Facts()
         self._set_seconds = 0.0
-        self._whole: TraceWriter | None = None
-        self._whole_path: Path | None = None
-        self._begun_seconds = 0.0
-        self._thin: TraceWriter | None = None
-        self._histories: list[tuple[Path, float]] = []
+        self._open: dict[Path, _Segment] = {}
+        self._histories: list[_Segment] = []
 
     def begin(self, facts: Facts) -> None:
         """What comes is of these facts: in segments of its own, as the header of each says."""
         if facts != self._facts:
             self._facts = facts
-            self._end_segment()
-            self._end_history()
+            self._end(self.folder)
+            self._end(self._history)
 
     def clock_was_set(self, seconds: float) -> None:
         """Times from now on are not in one order with those before: they begin a segment, which says so."""
-        self._end_segment()
+        self._end(self.folder)
         self._set_seconds += seconds
 
     def add(self, sample: Sample) -> None:
@@ -102,22 +108,13 @@ class SegmentStore:
             KvdiagError: the disk is full or gone; the segment ends there.
 
         """
-        path = self._whole_path
-        if self._whole is None or path is None:
-            path, self._whole = self._opened(self.folder, self._set_seconds)
-            self._whole_path = path
-            self._begun_seconds, self._set_seconds = sample.at_seconds, 0.0
+        if self.folder not in self._open:
+            self._start(self.folder, sample.at_seconds, self._set_seconds)
+            self._set_seconds = 0.0
             self._make_room()
-        try:
-            self._whole.add(sample)
-            size = _written(path)
-        except KvdiagError:
-            self._whole.drop()
-            self._whole = None
-            raise
-        age_seconds = sample.at_seconds - self._begun_seconds
+        size, age_seconds = self._write(self.folder, (sample,))
         if size >= self.max_bytes // SEGMENTS or not 0.0 <= age_seconds < SEGMENT_SECONDS:
-            self._end_segment()
+            self._end(self.folder)
 
     def keep(self, samples: Sequence[Sample]) -> None:
         """Write a minute that was thinned to the history.
@@ -128,23 +125,15 @@ class SegmentStore:
         """
         if not samples:
             return
-        first_seconds = samples[0].at_seconds
-        if self._thin is not None and not 0.0 <= first_seconds - self._histories[-1][1] < HISTORY_SECONDS:
-            self._end_history()
-        if self._thin is None:
-            path, self._thin = self._opened(self.folder / HISTORY)
-            self._histories.append((path, first_seconds))
+        first_seconds, segment = samples[0].at_seconds, self._open.get(self._history)
+        if segment is not None and not 0.0 <= first_seconds - segment.begun_seconds < HISTORY_SECONDS:
+            self._end(self._history)
+        if self._history not in self._open:
+            self._histories.append(self._start(self._history, first_seconds))
             # A segment is too old when the one after it begins before what is kept.
-            while len(self._histories) > 1 and self._histories[1][1] < first_seconds - KEPT_SECONDS:
-                _remove([self._histories.pop(0)[0]])
-        try:
-            for sample in samples:
-                self._thin.add(sample)
-            _written(self._histories[-1][0])
-        except KvdiagError:
-            self._thin.drop()
-            self._thin = None
-            raise
+            while len(self._histories) > 1 and self._histories[1].begun_seconds < first_seconds - KEPT_SECONDS:
+                _remove([self._histories.pop(0).path])
+        self._write(self._history, samples)
 
     def renew_history(self, samples: Sequence[Sample]) -> None:
         """Put this in place of all histories that there are.
@@ -153,8 +142,8 @@ class SegmentStore:
             KvdiagError: the disk is full or gone; the old ones are still there.
 
         """
-        old = files(self.folder / HISTORY)
-        self._end_history()
+        old = files(self._history)
+        self._end(self._history)
         self._histories.clear()
         self.keep(samples)
         _remove(old)
@@ -172,13 +161,13 @@ class SegmentStore:
 
         """
         try:
-            self._end_segment()
-            self._end_history()
+            self._end(self.folder)
+            self._end(self._history)
         finally:
             self._lock.close()
 
-    def _opened(self, folder: Path, clock_set_seconds: float = 0.0) -> tuple[Path, TraceWriter]:
-        """Create a segment with the next free number; a link with that name counts as taken.
+    def _start(self, folder: Path, begun_seconds: float, clock_set_seconds: float = 0.0) -> _Segment:
+        """Create and open a segment with the next free number; a link with that name counts as taken.
 
         Raises:
             KvdiagError: the disk is full or gone.
@@ -207,7 +196,8 @@ class SegmentStore:
                 _remove(made)
                 raise
             self._number = number
-            return path, writer
+            self._open[folder] = _Segment(path, writer, begun_seconds)
+            return self._open[folder]
         raise AssertionError("there is always a next number")
 
     def _hold(self) -> None:
@@ -227,24 +217,48 @@ class SegmentStore:
             old, self._lock = self._lock, _locked(lock)
             old.close()
 
-    def _end_segment(self) -> None:
-        if self._whole is not None:
-            writer, self._whole = self._whole, None
-            _end(writer)
+    def _write(self, folder: Path, samples: Sequence[Sample]) -> tuple[int, float]:
+        """Write to the open segment of a folder; return its size, and its age by the newest sample.
 
-    def _end_history(self) -> None:
-        if self._thin is not None:
-            writer, self._thin = self._thin, None
-            _end(writer)
+        Raises:
+            KvdiagError: the disk is full or gone, or the file has no name any more, so that nobody will ever read it.
+
+        """
+        segment = self._open[folder]
+        try:
+            for sample in samples:
+                segment.writer.add(sample)
+            try:
+                size = segment.path.lstat().st_size
+            except OSError as error:
+                raise KvdiagError(f"{segment.path} was removed: {(error.strerror or '').lower()}") from error
+        except KvdiagError:
+            self._open.pop(folder).writer.drop()
+            raise
+        return size, samples[-1].at_seconds - segment.begun_seconds
+
+    def _end(self, folder: Path) -> None:
+        """End the open segment of a folder, if there is one.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        if (segment := self._open.pop(folder, None)) is not None:
+            try:
+                segment.writer.close()
+            except KvdiagError:
+                segment.writer.drop()
+                raise
 
     def _make_room(self) -> None:
         """Remove the oldest segments, until a whole new one has its place within the size."""
         found = [(path, _size(path)) for path in files(self.folder)]
-        history_bytes = sum(_size(path) for path in files(self.folder / HISTORY))
+        history_bytes = sum(_size(path) for path in files(self._history))
         left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
         while found and (left < 0 or len(found) > MOST_FILES):
             path, size = found.pop(0)
-            if path == self._whole_path and self._whole is not None:
+            if self.folder in self._open and path == self._open[self.folder].path:
                 break
             _remove([path])
             left += size
@@ -288,14 +302,6 @@ def _make_history(folder: Path) -> None:
         raise KvdiagError(f"cannot record to {path}: {reason}; give another --record-dir") from error
 
 
-def _end(writer: TraceWriter) -> None:
-    try:
-        writer.close()
-    except KvdiagError:
-        writer.drop()
-        raise
-
-
 def _name(number: int) -> str:
     return f"kvdiag-{number:08d}.jsonl.gz"
 
@@ -310,19 +316,6 @@ def _size(path: Path) -> int:
         return path.lstat().st_size
     except OSError:
         return 0
-
-
-def _written(path: Path) -> int:
-    """The size of a file that has just been written to.
-
-    Raises:
-        KvdiagError: it has no name any more, so that nobody will ever read it.
-
-    """
-    try:
-        return path.lstat().st_size
-    except OSError as error:
-        raise KvdiagError(f"{path} was removed: {(error.strerror or '').lower()}") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -46,9 +46,7 @@ MAX_LINE_VALUES = 100_000
 CHECK_EVERY = 10
 """Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
 
-CUT_OFF = Gap(
-    source="trace", kind="failed", reason="the trace is incomplete: its recorder was killed, or is still writing"
-)
+CUT_OFF = Gap("trace", "failed", "the trace is incomplete: its recorder was killed, or is still writing")
 
 END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
 """The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""
@@ -103,10 +101,8 @@ class TraceWriter:
             header[CLOCK_SET] = clock_set_seconds
         if about is not None:
             header["about"] = _bounded(about)
-        try:
+        with self._recording():
             self._raw = os.fdopen(opened(path), "wb")
-        except OSError as error:
-            raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
         packed = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw) if path.suffix == ".gz" else self._raw
         self._file = cast("IO[bytes]", packed)
         try:
@@ -131,9 +127,14 @@ class TraceWriter:
     def _write(self, line: dict[str, Any]) -> None:
         text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         self._crc32 = zlib.crc32(text, self._crc32)
-        try:
+        with self._recording():
             self._file.write(text)
             self._file.flush()
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
@@ -147,11 +148,9 @@ class TraceWriter:
         if self._file.closed:
             return
         self._write({"end": self._entries, "crc32": self._crc32})
-        try:
+        with self._recording():
             self._file.close()
             self._raw.close()
-        except OSError as error:
-            raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
     def drop(self) -> None:
         """Close after an error: what the file still held cannot be written, which has been said already."""
@@ -198,43 +197,43 @@ def read_trace(
         TooLongError: it is longer than the budget.
 
     """
-    budget = budget or Budget()
     try:
-        if not path.is_file() and path.exists():
-            raise KvdiagError(f"{path} is not a file")
-        with _opened(path) as file:
-            return _read_lines(_lines(file), path, _Reading(from_seconds, share, budget))
+        with _unpacked(path) as file:
+            return _read_lines(_lines(file), path, _Reading(from_seconds, share, budget or Budget()))
     except TooLongError as error:
         raise TooLongError(f"{path} is too long: {error}") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise KvdiagError(f"cannot read {path}: {reason}") from error
 
 
 def is_begun(path: Path) -> bool:
-    """Whether a trace's first line is whole: a recorder that was killed before that has recorded nothing.
+    """Whether a trace's first line is whole, or cannot be read: a recorder killed before that has recorded nothing."""
+    try:
+        with _unpacked(path) as file:
+            first = next(_lines(file), (b"", False))
+            return first[1] or len(first[0]) == MAX_LINE_BYTES
+    except KvdiagError:
+        return True
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """The file's content, unpacked where it is packed, whatever the file is called.
 
     Raises:
-        KvdiagError: the file cannot be read.
+        DamagedError: it cannot be unpacked.
+        KvdiagError: it cannot be read, or is no file.
 
     """
     try:
-        with _opened(path) as file:
-            first = file.readline(MAX_LINE_BYTES)
-            return first.endswith(b"\n") or len(first) == MAX_LINE_BYTES
-    except EOFError:
-        return False
-    except (OSError, zlib.error) as error:
+        if not path.is_file() and path.exists():
+            raise KvdiagError(f"{path} is not a file")
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            yield cast("IO[bytes]", file)
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
+    except (OSError, EOFError) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """The file's content, unpacked where it is packed, whatever the file is called."""
-    with path.open("rb") as raw:
-        packed = raw.read(2) == GZIP_MAGIC
-    return cast("IO[bytes]", gzip.open(path, "rb") if packed else path.open("rb"))
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -321,12 +320,9 @@ def read_header(path: Path) -> tuple[Facts, float]:
         KvdiagError: as `read_trace`, for what stands there.
 
     """
-    try:
-        with _opened(path) as file:
-            first = next(_lines(file), (b"", False))[0]
-            facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
-    except (OSError, EOFError, zlib.error) as error:
-        raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    with _unpacked(path) as file:
+        first = next(_lines(file), (b"", False))[0]
+        facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
     if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
         raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
     return facts, float(moved)

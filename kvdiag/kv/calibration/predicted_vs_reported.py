@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.bounds import MOST_BYTES
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize
 from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.capacity import CacheLayout, Capacity, pool_capacity
@@ -57,9 +57,6 @@ class Interval:
     nominal: float
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        check_range("interval", self.nominal, self.low, self.high)
 
 
 def exactly(value: float) -> Interval:

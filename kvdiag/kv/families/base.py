@@ -1,7 +1,7 @@
 """What the readers of all families share: depth, heads, layer names, and layers made of them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import check_range
@@ -20,19 +20,23 @@ ATTENTION_NAMES = frozenset({"full_attention", "attention"})
 _STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelLayers:
     """The layers of a model as its family reads them from a config, with the draft layers of its MTP modules."""
 
-    depth: int
     attention_heads: int
     layers: tuple[Layer, ...]
     draft_layers: tuple[Layer, ...] = ()
     state_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or not self.layers:
+        if not self.layers:
             raise KvModelError("num_hidden_layers is 0: a model needs layers", "num_hidden_layers")
+
+    @property
+    def depth(self) -> int:
+        """The number of decoder layers; a family lists each at least once."""
+        return self.layers[-1].index + 1
 
 
 Family = Callable[[Fields], ModelLayers]
@@ -118,6 +122,17 @@ def _spread(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
     return tuple(name for _, _, name in sorted(placed))
 
 
+def names_where(full: Iterable[object], other: str = "sliding_attention") -> tuple[str, ...]:
+    """`full_attention` for each true entry, and `other` for the rest."""
+    return tuple("full_attention" if flag else other for flag in full)
+
+
+def every_nth(depth: int, period: int, *, other: str = "sliding_attention", first: bool = False) -> tuple[str, ...]:
+    """Layer names where the last (or with `first` the first) of each `period` layers has full attention."""
+    full = 0 if first else period - 1
+    return names_where((index % period == full for index in range(depth)), other)
+
+
 def full_layer(index: int, heads: Heads, *, head_size_v: int | None = None) -> AttentionLayer:
     """A full-attention layer."""
     return AttentionLayer(
@@ -134,32 +149,19 @@ def full_layers(depth: int, heads: Heads) -> tuple[AttentionLayer, ...]:
     return tuple(full_layer(index, heads) for index in range(depth))
 
 
+def full_model(text: Fields, heads: Heads) -> ModelLayers:
+    """A model with the same full attention in every layer."""
+    return ModelLayers(heads.attention_heads, full_layers(read_depth(text), heads))
+
+
 def sliding_layer(index: int, heads: Heads, window_tokens: int, *, head_size_v: int | None = None) -> AttentionLayer:
     """A sliding-window layer."""
-    return AttentionLayer(
-        index=index,
-        kind=LayerKind.SLIDING,
-        kv_heads=heads.kv_heads,
-        head_size=heads.head_size,
-        head_size_v=heads.head_size if head_size_v is None else head_size_v,
-        window_tokens=window_tokens,
-    )
-
-
-def chunked_layer(index: int, heads: Heads, chunk_tokens: int) -> AttentionLayer:
-    """A chunked local-attention layer."""
-    return AttentionLayer(
-        index=index,
-        kind=LayerKind.CHUNKED,
-        kv_heads=heads.kv_heads,
-        head_size=heads.head_size,
-        head_size_v=heads.head_size,
-        chunk_tokens=chunk_tokens,
-    )
+    full = full_layer(index, heads, head_size_v=head_size_v)
+    return replace(full, kind=LayerKind.SLIDING, window_tokens=window_tokens)
 
 
 def typed_layers(
-    text: Fields, names: tuple[str, ...], heads: Heads, *, window_tokens: int | None
+    text: Fields, names: tuple[str, ...], heads: Heads, window_tokens: int | None
 ) -> tuple[AttentionLayer, ...]:
     """Layers from the `layer_types` names of attention models."""
     layers: list[AttentionLayer] = []
@@ -172,10 +174,17 @@ def typed_layers(
                     raise text.error("sliding_window", "is missing: layer_types has sliding-window layers")
                 layers.append(sliding_layer(index, heads, window_tokens))
             case "chunked_attention":
-                layers.append(chunked_layer(index, heads, text.integer("attention_chunk_size", high=1 << 30)))
+                chunk = text.integer("attention_chunk_size", high=1 << 30)
+                layers.append(replace(full_layer(index, heads), kind=LayerKind.CHUNKED, chunk_tokens=chunk))
             case _:
                 raise unknown_layer(text, name)
     return tuple(layers)
+
+
+def typed_model(text: Fields, names: tuple[str, ...], window_tokens: int | None) -> ModelLayers:
+    """An attention model whose layers differ by name alone."""
+    heads = read_heads(text)
+    return ModelLayers(heads.attention_heads, typed_layers(text, names, heads, window_tokens))
 
 
 def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
@@ -192,11 +201,12 @@ def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: S
     return tuple(layers)
 
 
+def mixed_model(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> ModelLayers:
+    """A model of attention layers and layers with a state."""
+    return ModelLayers(read_heads(text).attention_heads, mixed_layers(text, names, kind, state))
+
+
 def unknown_layer(text: Fields, name: str) -> KvModelError:
     """The error for a layer type that a family does not know."""
-    field = text.path("layer_types")
-    shown = ascii(name[:40])
-    return KvModelError(
-        f"{field} has a layer of type {shown}, whose KV cost is not known; pass --kv-bytes-per-token instead",
-        field,
-    )
+    problem = f"has a layer of type {name[:40]!a}, whose KV cost is not known; pass --kv-bytes-per-token instead"
+    return text.error("layer_types", problem)

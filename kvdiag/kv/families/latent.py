@@ -3,9 +3,9 @@
 vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_flash.py.
 """
 
-from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, ModelLayers, full_layers, read_depth, read_heads
+from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, ModelLayers, full_model, read_depth, read_heads
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind
+from kvdiag.kv.layout.layers import LatentLayer, LayerKind
 
 
 def latent(text: Fields) -> ModelLayers:
@@ -14,20 +14,17 @@ def latent(text: Fields) -> ModelLayers:
     With neither part of a latent query, as in DeepSeek-OCR, a layer keeps K and V per head
     (deepseek_v2.py::DeepseekV2DecoderLayer: use_mha).
     """
-    depth = read_depth(text)
     if text.raw("qk_nope_head_dim") == 0 and text.raw("qk_rope_head_dim") == 0:
-        heads = read_heads(text)
-        return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+        return full_model(text, read_heads(text))
+    depth = read_depth(text)
     size = latent_size(text)
     row = indexer_row_bytes(text)
     owners = indexer_owners(text, depth) if row is not None else frozenset[int]()
-    layers: list[Layer] = [latent_layer(index, size, row if index in owners else None) for index in range(depth)]
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
     return ModelLayers(
-        depth=depth,
-        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
-        layers=tuple(layers),
-        draft_layers=tuple(latent_layer(depth - 1, size, row) for _ in range(drafts)),
+        text.integer("num_attention_heads", high=MOST_HEADS),
+        tuple(latent_layer(index, size, row if index in owners else None) for index in range(depth)),
+        draft_layers=(latent_layer(depth - 1, size, row),) * drafts,
     )
 
 
@@ -35,8 +32,8 @@ def longcat_flash(text: Fields) -> ModelLayers:
     """LongCat-Flash (longcat_flash.py): two attention sublayers in every decoder layer."""
     depth = text.integer("num_layers", high=MOST_LAYERS)
     size = latent_size(text)
-    layers = tuple(latent_layer(index, size, None) for index in range(depth) for _ in range(2))
-    return ModelLayers(depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=layers)
+    layers = tuple(latent_layer(index, size) for index in range(depth) for _ in range(2))
+    return ModelLayers(text.integer("num_attention_heads", high=MOST_HEADS), layers)
 
 
 def latent_size(text: Fields) -> int:
@@ -44,7 +41,7 @@ def latent_size(text: Fields) -> int:
     return text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim", low=0)
 
 
-def latent_layer(index: int, size: int, indexer_row: int | None) -> LatentLayer:
+def latent_layer(index: int, size: int, indexer_row: int | None = None) -> LatentLayer:
     """An MLA layer, of the sparse kind where it owns an indexer."""
     return LatentLayer(
         index=index,

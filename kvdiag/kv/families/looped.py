@@ -5,13 +5,11 @@ from kvdiag.kv.families.base import (
     MOST_LAYERS,
     Heads,
     ModelLayers,
-    full_layer,
     full_layers,
     read_heads,
     sliding_layer,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import Layer
 
 _MOST_LOOPS = 64
 
@@ -28,9 +26,8 @@ def hrm_text(text: Fields) -> ModelLayers:
     depth = per_stack * high * (low + 1)
     if depth > MOST_LAYERS:
         raise text.error("H_cycles", f"{high} and L_cycles {low} make {depth} layers; at most {MOST_LAYERS} are read")
-    count = text.integer("num_attention_heads", high=MOST_HEADS)
-    heads = read_heads(text, kv_heads=count)
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+    heads = read_heads(text, kv_heads=text.integer("num_attention_heads", high=MOST_HEADS))
+    return ModelLayers(heads.attention_heads, full_layers(depth, heads))
 
 
 def loop_coder(text: Fields) -> ModelLayers:
@@ -47,6 +44,5 @@ def loop_coder(text: Fields) -> ModelLayers:
         # iquest_loopcoder.py::LoopCoderAttention does not read head_dim.
         head_size=text.integer("hidden_size") // attention_heads,
     )
-    layers: list[Layer] = [full_layer(index, heads) for index in range(depth)]
-    layers += [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]
-    return ModelLayers(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+    later = [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]
+    return ModelLayers(attention_heads, (*full_layers(depth, heads), *later))

@@ -5,13 +5,18 @@ State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShap
 each model's get_mamba_state_shape_from_config reads.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from kvdiag.kv.families.base import (
     MOST_HEADS,
     MOST_LAYERS,
     ModelLayers,
+    every_nth,
     full_layer,
     layer_names,
-    mixed_layers,
+    mixed_model,
+    names_where,
     read_depth,
     read_heads,
 )
@@ -19,9 +24,6 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.latent import latent_layer, latent_size
 from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
-
-# transformers OlmoHybridConfig: every fourth layer is full.
-_OLMO_PERIOD = 4
 
 
 def delta_state(text: Fields) -> StateShape:
@@ -44,33 +46,23 @@ def qwen_delta(text: Fields) -> ModelLayers:
     gated delta net between them.
     """
     depth = read_depth(text)
-    heads = read_heads(text)
     names = layer_names(text, depth)
     if names is None:
         every = text.integer("full_attention_interval", default=4, high=MOST_LAYERS)
-        names = tuple("linear_attention" if (index + 1) % every else "full_attention" for index in range(depth))
+        names = every_nth(depth, every, other="linear_attention")
+    model = mixed_model(text, names, LayerKind.GATED_DELTA_NET, delta_state(text))
     drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(text)),
-        draft_layers=tuple(full_layer(depth - 1, heads) for _ in range(drafts)),
-        state_dtype=text.text("mamba_ssm_dtype"),
-    )
+    draft = full_layer(depth - 1, read_heads(text))
+    return replace(model, draft_layers=(draft,) * drafts, state_dtype=text.text("mamba_ssm_dtype"))
 
 
 def olmo_hybrid(text: Fields) -> ModelLayers:
-    """OLMo Hybrid (olmo_hybrid.py): as Qwen3-Next, with sizes that follow from the attention heads."""
+    """OLMo Hybrid (olmo_hybrid.py): as Qwen3-Next, with sizes that follow from the attention heads; every fourth layer
+    is full (transformers OlmoHybridConfig).
+    """
     depth = read_depth(text)
-    heads = read_heads(text)
-    names = layer_names(text, depth)
-    if names is None:
-        names = tuple("linear_attention" if (index + 1) % _OLMO_PERIOD else "full_attention" for index in range(depth))
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(_olmo_sizes(text))),
-    )
+    names = layer_names(text, depth) or every_nth(depth, 4, other="linear_attention")
+    return mixed_model(text, names, LayerKind.GATED_DELTA_NET, delta_state(_olmo_sizes(text)))
 
 
 def _olmo_sizes(text: Fields) -> Fields:
@@ -95,74 +87,46 @@ def lfm2(text: Fields) -> ModelLayers:
     elsewhere, conv_L_cache - 1 steps long.
     """
     depth = read_depth(text)
-    heads = read_heads(text)
     names = layer_names(text, depth)
     if names is None:
         attention = text.integers("full_attn_idxs", high=MOST_LAYERS)
-        chosen = frozenset(range(depth) if attention is None else attention)
-        names = tuple("full_attention" if index in chosen else "conv" for index in range(depth))
-    channels = text.integer("conv_dim", "hidden_size")
+        names = names_where((attention is None or index in attention for index in range(depth)), "conv")
     state = StateShape(
-        conv_channels=channels,
+        conv_channels=text.integer("conv_dim", "hidden_size"),
         conv_steps=text.integer("conv_L_cache", default=3, high=1 << 10) - 1,
         drafts_lengthen_conv=False,
         recurrent_heads=0,
         recurrent_head_elements=0,
     )
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=mixed_layers(text, names, LayerKind.SHORT_CONV, state),
-    )
+    return mixed_model(text, names, LayerKind.SHORT_CONV, state)
 
 
 def kimi_linear(text: Fields) -> ModelLayers:
     """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
     elsewhere; layers are counted from 1 and the recurrent state is float32.
     """
-    depth = read_depth(text)
     linear = text.child("linear_attn_config")
     if linear is None:
         raise text.error("linear_attn_config", "is missing: it says which layers are delta attention and which are MLA")
     kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
-    heads = linear.integer("num_heads", high=MOST_HEADS)
-    size = linear.integer("head_dim", high=1 << 14)
-    state = delta_attention_state(heads, size, linear.integer("short_conv_kernel_size", default=4, high=1 << 10))
-    row = latent_size(text)
-    layers: list[Layer] = [
-        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
-        if index + 1 in kda
-        else latent_layer(index, row, None)
-        for index in range(depth)
-    ]
-    return ModelLayers(
-        depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=tuple(layers)
-    )
-
-
-def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape:
-    """kda_state_shape and kda_state_dtype."""
-    return StateShape(
-        conv_channels=3 * heads * head_size,
-        conv_steps=kernel - 1,
-        drafts_lengthen_conv=True,
-        recurrent_heads=heads,
-        recurrent_head_elements=head_size * head_size,
-        recurrent_dtype="float32",
-        prefill_checkpoints=1,
-    )
+    state = _kimi_delta_state(linear, linear.integer("num_heads", high=MOST_HEADS))
+    stateful = (index + 1 in kda for index in range(read_depth(text)))
+    return _states_and_latent(text, LayerKind.KIMI_DELTA, state, stateful)
 
 
 def bailing_linear(text: Fields) -> ModelLayers:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
-    between them. Ling 3 has the same model type and Kimi delta attention between them.
+    between them. Ling 3 (bailing_moe_v3.py) has the same model type, Kimi delta attention between them, and MLA also in
+    the layers beyond the last whole group.
     """
+    depth = read_depth(text)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
     classes = (*(text.root.strings("architectures") or ()), *(text.strings("architectures") or ()))
     if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
-        return _bailing_v3(text)
-    depth = read_depth(text)
+        group = text.integer("layer_group_size", high=MOST_LAYERS)
+        stateful = ((index + 1) % group != 0 and index < depth // group * group for index in range(depth))
+        return _states_and_latent(text, LayerKind.KIMI_DELTA, _kimi_delta_state(text, heads), stateful)
     group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
-    heads = text.integer("num_attention_heads", high=MOST_HEADS)
     size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
     state = StateShape(
         conv_channels=0,
@@ -171,30 +135,29 @@ def bailing_linear(text: Fields) -> ModelLayers:
         recurrent_heads=heads,
         recurrent_head_elements=size * size,
     )
-    row = latent_size(text)
-    layers: list[Layer] = [
-        StateLayer(index=index, kind=LayerKind.LINEAR, state=state)
-        if group and (index + 1) % group
-        else latent_layer(index, row, None)
-        for index in range(depth)
-    ]
-    return ModelLayers(depth=depth, attention_heads=heads, layers=tuple(layers))
+    stateful = (group != 0 and (index + 1) % group != 0 for index in range(depth))
+    return _states_and_latent(text, LayerKind.LINEAR, state, stateful)
 
 
-def _bailing_v3(text: Fields) -> ModelLayers:
-    """Ling 3 (bailing_moe_v3.py): MLA as above, and in the layers beyond the last whole group."""
-    depth = read_depth(text)
-    group = text.integer("layer_group_size", high=MOST_LAYERS)
-    heads = text.integer("num_attention_heads", high=MOST_HEADS)
-    state = delta_attention_state(
-        heads, text.integer("head_dim", high=1 << 14), text.integer("short_conv_kernel_size", default=4, high=1 << 10)
+def _kimi_delta_state(fields: Fields, heads: int) -> StateShape:
+    """kda_state_shape and kda_state_dtype."""
+    size = fields.integer("head_dim", high=1 << 14)
+    return StateShape(
+        conv_channels=3 * heads * size,
+        conv_steps=fields.integer("short_conv_kernel_size", default=4, high=1 << 10) - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=heads,
+        recurrent_head_elements=size * size,
+        recurrent_dtype="float32",
+        prefill_checkpoints=1,
     )
+
+
+def _states_and_latent(text: Fields, kind: LayerKind, state: StateShape, stateful: Iterable[bool]) -> ModelLayers:
+    """A state in each layer for which `stateful` is true, MLA elsewhere."""
     row = latent_size(text)
-    grouped = depth // group * group
     layers: list[Layer] = [
-        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
-        if (index + 1) % group and index < grouped
-        else latent_layer(index, row, None)
-        for index in range(depth)
+        StateLayer(index=index, kind=kind, state=state) if flag else latent_layer(index, row)
+        for index, flag in enumerate(stateful)
     ]
-    return ModelLayers(depth=depth, attention_heads=heads, layers=tuple(layers))
+    return ModelLayers(text.integer("num_attention_heads", high=MOST_HEADS), tuple(layers))

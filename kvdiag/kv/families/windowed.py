@@ -4,26 +4,28 @@ Each function reads a family's config as its vLLM model file (vllm/model_executo
 config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
 """
 
+from dataclasses import replace
+
 from kvdiag.kv.families.attention import dense, encoder_only
 from kvdiag.kv.families.base import (
     MOST_HEADS,
     Family,
     Heads,
     ModelLayers,
+    every_nth,
     full_layer,
     layer_names,
+    names_where,
     read_depth,
     read_heads,
     sliding_layer,
     typed_layers,
+    typed_model,
     window_of,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, LayerKind
 
-# transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
-_GEMMA3N_PERIOD = 5
-_GEMMA4_PERIOD = 6
 _MUSE_PERIOD = 4
 
 
@@ -33,9 +35,8 @@ def mistral(text: Fields) -> ModelLayers:
     The config class fills the window in, so a config that could be served (it names architectures) and leaves the field
     out has one. `sliding_window` may also be a list that repeats over the layers (configs/mistral.py).
     """
-    windows = text.raw("sliding_window")
-    if isinstance(windows, list | tuple):
-        return _repeated_windows(text)
+    if isinstance(text.raw("sliding_window"), list | tuple):
+        return _repeated_windows(text, "sliding_window")
     if text.has("architectures") or text.root.has("text_config"):
         text = text.filled({"sliding_window": 4096})
     return dense(text)
@@ -43,49 +44,41 @@ def mistral(text: Fields) -> ModelLayers:
 
 def plamo3(text: Fields) -> ModelLayers:
     """PLaMo 3 (plamo3.py): a list with a window or null for each layer, under either name."""
-    if not isinstance(text.raw("sliding_window"), list | tuple) and not text.has("interleaved_sliding_window"):
-        raise text.error("interleaved_sliding_window", "is missing: pass --kv-bytes-per-token")
-    return _repeated_windows(text, "interleaved_sliding_window" if text.has("interleaved_sliding_window") else None)
+    name = "interleaved_sliding_window"
+    if text.has(name):
+        return _repeated_windows(text, name)
+    if not isinstance(text.raw("sliding_window"), list | tuple):
+        raise text.error(name, "is missing: pass --kv-bytes-per-token")
+    return _repeated_windows(text, "sliding_window")
+
+
+def _repeated_windows(text: Fields, name: str) -> ModelLayers:
+    windows = text.sequence(name) or ()
+    for window in windows:
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise text.error(name, "has an entry that is neither a window nor null")
+    sizes = [window for window in windows if isinstance(window, int)]
+    if not windows or len(set(sizes)) > 1:
+        raise text.error(name, "must list one window size and null only")
+    names = names_where(windows[index % len(windows)] is None for index in range(read_depth(text)))
+    return typed_model(text, names, sizes[0] if sizes else None)
 
 
 def muse_glimmer(text: Fields) -> ModelLayers:
     """Muse Glimmer (muse_glimmer.py): layers with rope slide, layers without attend to everything: every fourth,
     counted from the last (transformers_utils/configs/muse_glimmer.py).
     """
-    depth = read_depth(text)
-    heads = read_heads(text)
-    rope = text.integers("no_rope_layers", low=0, high=1)
-    if rope is None:
-        rope = tuple(int((depth - 1 - index) % _MUSE_PERIOD != 0) for index in range(depth))
-    if len(rope) < depth:
+    depth, window = read_depth(text), window_of(text)
+    rope = _rope_layers(text, depth) or [(depth - 1 - index) % _MUSE_PERIOD for index in range(depth)]
+    return typed_model(text, names_where(not (flag and window) for flag in rope), window)
+
+
+def _rope_layers(text: Fields, depth: int) -> tuple[int, ...]:
+    """`no_rope_layers`, which has 1 for a layer with rope; empty where it is missing or empty."""
+    rope = text.integers("no_rope_layers", low=0, high=1) or ()
+    if rope and len(rope) < depth:
         raise text.error("no_rope_layers", f"has {len(rope)} entries for {depth} layers")
-    window = window_of(text)
-    names = tuple("sliding_attention" if flag and window else "full_attention" for flag in rope[:depth])
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=typed_layers(text, names, heads, window_tokens=window),
-    )
-
-
-def _repeated_windows(text: Fields, name: str | None = None) -> ModelLayers:
-    depth = read_depth(text)
-    heads = read_heads(text)
-    windows: list[int | None] = []
-    listed = name or "sliding_window"
-    for window in text.sequence(listed) or ():
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise text.error(listed, "has an entry that is neither a window nor null")
-        windows.append(window)
-    if not windows or len(set(windows) - {None}) > 1:
-        raise text.error(listed, "must list one window size and null only")
-    layers = tuple(
-        full_layer(index, heads)
-        if (window := windows[index % len(windows)]) is None
-        else sliding_layer(index, heads, window)
-        for index in range(depth)
-    )
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+    return rope[:depth]
 
 
 def interleaved(
@@ -97,59 +90,38 @@ def interleaved(
 ) -> Family:
     """Models that interleave sliding and full layers: every `period`-th layer is full (the first of each, if `first`).
 
-    gemma2.py, gemma3.py, gpt_oss.py, commandr.py (its window is one token longer), afmoe.py, granite.py, olmo3.
+    gemma2.py, gemma3.py, gpt_oss.py, commandr.py (its window is one token longer), afmoe.py, granite.py, olmo3;
+    laguna.py, whose layers are all full without layer_types, whatever sliding_window is.
     """
 
     def read(text: Fields) -> ModelLayers:
-        depth = read_depth(text)
-        heads = read_heads(text)
+        depth, window = read_depth(text), window_of(text)
         names = layer_names(text, depth)
         if names is None:
-            every = text.integer(*period_fields, default=period, high=1 << 20)
-            remainder = 0 if first else every - 1
-            names = tuple(
-                "full_attention" if index % every == remainder else "sliding_attention" for index in range(depth)
-            )
-        window = window_of(text)
-        return ModelLayers(
-            depth=depth,
-            attention_heads=heads.attention_heads,
-            layers=typed_layers(text, names, heads, window_tokens=None if window is None else window + extra_window),
-        )
+            names = every_nth(depth, text.integer(*period_fields, default=period, high=1 << 20), first=first)
+        return typed_model(text, names, None if window is None else window + extra_window)
 
     return read
-
-
-def laguna(text: Fields) -> ModelLayers:
-    """Laguna (laguna.py): as layer_types says; without it every layer is full, whatever sliding_window is."""
-    depth = read_depth(text)
-    heads = read_heads(text)
-    names = layer_names(text, depth) or ("full_attention",) * depth
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=typed_layers(text, names, heads, window_tokens=window_of(text)),
-    )
 
 
 def exaone4(text: Fields) -> ModelLayers:
     """EXAONE 4 and EXAONE MoE (exaone4.py, exaone_moe.py): no window, no sliding layers; the pattern may be a word
     such as LLLG; `sliding_windows` may give each layer its own.
     """
-    depth = read_depth(text)
-    heads = read_heads(text)
-    window = window_of(text)
-    names = layer_names(text, depth)
-    if names is None:
-        names = _exaone_names(text, depth, window)
+    depth, window = read_depth(text), window_of(text)
+    model = typed_model(text, layer_names(text, depth) or _exaone_names(text, depth, window), window)
     windows = text.integers("sliding_windows", low=0, high=1 << 30)
-    if windows is not None and len(windows) < depth:
+    if windows is None:
+        return model
+    if len(windows) < depth:
         raise text.error("sliding_windows", f"has {len(windows)} entries for {depth} layers")
-    layers: list[AttentionLayer] = []
-    for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window)):
-        own = windows[index] if windows is not None and layer.kind is LayerKind.SLIDING else None
-        layers.append(sliding_layer(index, heads, own) if own else layer)
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+    layers = tuple(
+        replace(layer, window_tokens=own)
+        if own and isinstance(layer, AttentionLayer) and layer.window_tokens
+        else layer
+        for layer, own in zip(model.layers, windows, strict=False)
+    )
+    return replace(model, layers=layers)
 
 
 _GEMMA3 = interleaved(period=6)
@@ -166,82 +138,64 @@ def gemma3(text: Fields) -> ModelLayers:
 
 def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ...]:
     if window is None:
-        return ("full_attention",) * depth
-    pattern = text.raw("sliding_window_pattern")
-    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-        word = pattern
-    else:
-        every = text.integer("sliding_window_pattern", default=4, high=1 << 20)
-        word = "L" * (every - 1) + "G"
-    return tuple("full_attention" if word[index % len(word)] == "G" else "sliding_attention" for index in range(depth))
+        return names_where([True] * depth)
+    word = text.raw("sliding_window_pattern")
+    if isinstance(word, str) and word and set(word) <= {"L", "G"}:
+        return names_where(word[index % len(word)] == "G" for index in range(depth))
+    return every_nth(depth, text.integer("sliding_window_pattern", default=4, high=1 << 20))
 
 
 def gemma3n(text: Fields) -> ModelLayers:
-    """Gemma 3n (gemma3n.py): the last num_kv_shared_layers reuse an earlier layer's cache."""
-    depth = read_depth(text)
-    heads = read_heads(text)
-    names = layer_names(text, depth) or tuple(
-        "sliding_attention" if (index + 1) % _GEMMA3N_PERIOD else "full_attention" for index in range(depth)
-    )
-    layers = typed_layers(text, names, heads, window_tokens=window_of(text))
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+    """Gemma 3n (gemma3n.py, transformers Gemma3nTextConfig): every fifth layer is full, and the last
+    num_kv_shared_layers reuse an earlier layer's cache.
+    """
+    return _share_last(text, interleaved(period=5, period_fields=())(text))
 
 
 def gemma4(text: Fields) -> ModelLayers:
-    """Gemma 4 (gemma4.py): full layers have their own head size and KV heads, the last layer is full, the last
-    num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still stored twice.
+    """Gemma 4 (gemma4.py, transformers Gemma4TextConfig): every sixth layer and the last are full, with their own head
+    size and KV heads; the last num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still
+    stored twice.
     """
     depth = read_depth(text)
     heads = read_heads(text)
-    names = layer_names(text, depth) or tuple(
-        "sliding_attention" if (index + 1) % _GEMMA4_PERIOD else "full_attention" for index in range(depth)
-    )
-    names = (*names[:-1], "full_attention")
+    names = layer_names(text, depth) or every_nth(depth, 6)
     global_heads = heads.kv_heads
     if text.flag("attention_k_eq_v", default=False):
         global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MOST_HEADS)
     global_size = text.integer("global_head_dim", default=512, high=1 << 14)
     wide = Heads(attention_heads=heads.attention_heads, kv_heads=global_heads, head_size=global_size)
-    window = window_of(text)
     layers = tuple(
-        full_layer(index, wide) if layer.kind is LayerKind.FULL else layer
-        for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window))
+        full_layer(layer.index, wide) if layer.kind is LayerKind.FULL else layer
+        for layer in typed_layers(text, (*names[:-1], "full_attention"), heads, window_of(text))
     )
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+    return _share_last(text, ModelLayers(heads.attention_heads, layers))
 
 
-def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer, ...]:
+def _share_last(text: Fields, model: ModelLayers) -> ModelLayers:
     shared = text.integer("num_kv_shared_layers", default=0, low=0, high=1 << 20)
-    first = len(layers) - shared
+    first = len(model.layers) - shared
     if first < 1:
-        raise text.error("num_kv_shared_layers", f"is {shared}: it must be less than the {len(layers)} layers")
-    own: tuple[Layer, ...] = layers[:first]
-    return own + tuple(
-        CachelessLayer(index=layer.index, kind=LayerKind.SHARED, head_size=layer.head_size) for layer in layers[first:]
+        raise text.error("num_kv_shared_layers", f"is {shared}: it must be less than the {len(model.layers)} layers")
+    sharing = (
+        CachelessLayer(index=layer.index, kind=LayerKind.SHARED, head_size=getattr(layer, "head_size", None))
+        for layer in model.layers[first:]
     )
+    return replace(model, layers=(*model.layers[:first], *sharing))
 
 
 def llama4(text: Fields) -> ModelLayers:
     """Llama 4 (llama4.py): layers with rope attend within chunks, layers without rope attend to everything."""
     depth = read_depth(text)
-    heads = read_heads(text)
-    rope = text.integers("no_rope_layers", low=0, high=1)
+    rope = _rope_layers(text, depth)
     if rope:
-        if len(rope) < depth:
-            raise text.error("no_rope_layers", f"has {len(rope)} entries for {depth} layers")
-        names = tuple("chunked_attention" if flag else "full_attention" for flag in rope[:depth])
+        names = names_where((not flag for flag in rope), "chunked_attention")
     else:
         every = text.integer("no_rope_layer_interval", default=4, high=1 << 20)
-        names = layer_names(text, depth) or tuple(
-            "full_attention" if (index + 1) % every == 0 else "chunked_attention" for index in range(depth)
-        )
+        names = layer_names(text, depth) or every_nth(depth, every, other="chunked_attention")
     if not text.has("attention_chunk_size"):
-        names = ("full_attention",) * depth
-    return ModelLayers(
-        depth=depth,
-        attention_heads=heads.attention_heads,
-        layers=typed_layers(text, names, heads, window_tokens=None),
-    )
+        names = names_where([True] * depth)
+    return typed_model(text, names, None)
 
 
 def mimo_v2(text: Fields) -> ModelLayers:
@@ -257,45 +211,37 @@ def mimo_v2(text: Fields) -> ModelLayers:
     narrow_value = text.integer("swa_v_head_dim", default=narrow.head_size, high=1 << 14)
     window = text.integer("sliding_window_size", "sliding_window", high=1 << 30)
     pattern = text.integers("hybrid_layer_pattern", high=1)
-    names = layer_names(text, depth)
+    names = layer_names(text, depth) or ()
     if pattern is not None:
-        names = tuple("sliding_attention" if flag else "full_attention" for flag in pattern)
-    if names is None or len(names) < depth:
-        raise text.error(
-            "hybrid_layer_pattern",
-            f"must have {depth} entries: it says which layers are sliding-window and which are full",
-        )
+        names = names_where(not flag for flag in pattern)
+    if len(names) < depth:
+        problem = f"must have {depth} entries: it says which layers are sliding-window and which are full"
+        raise text.error("hybrid_layer_pattern", problem)
     layers = tuple(
         sliding_layer(index, narrow, window, head_size_v=narrow_value)
         if name == "sliding_attention"
         else full_layer(index, full, head_size_v=value)
         for index, name in enumerate(names[:depth])
     )
-    return ModelLayers(depth=depth, attention_heads=full.attention_heads, layers=layers)
+    return ModelLayers(full.attention_heads, layers)
 
 
 def step3p5(text: Fields) -> ModelLayers:
     """Step-3.5 and 3.7 (step3p5.py): layers of the type named in attention_other_setting have other heads."""
-    depth = read_depth(text)
+    depth, window = read_depth(text), window_of(text)
     heads = read_heads(text)
-    names = layer_names(text, depth)
-    if names is None:
-        names = tuple("full_attention" if index % 2 else "sliding_attention" for index in range(depth))
-    window = window_of(text)
-    other = text.child("attention_other_setting")
-    other_name = None if other is None else other.text("attention_type")
-    other_heads = heads
-    if other is not None:
-        other_heads = Heads(
-            attention_heads=other.integer("num_attention_heads", default=heads.attention_heads, high=MOST_HEADS),
-            kv_heads=other.integer("num_attention_groups", default=heads.kv_heads, high=MOST_HEADS),
-            head_size=other.integer("head_dim", default=heads.head_size, high=1 << 14),
-        )
-    layers: list[AttentionLayer] = []
-    for index, name in enumerate(names):
+    other = text.child("attention_other_setting") or Fields({})
+    other_name = other.text("attention_type")
+    other_heads = Heads(
+        attention_heads=other.integer("num_attention_heads", default=heads.attention_heads, high=MOST_HEADS),
+        kv_heads=other.integer("num_attention_groups", default=heads.kv_heads, high=MOST_HEADS),
+        head_size=other.integer("head_dim", default=heads.head_size, high=1 << 14),
+    )
+    layers = []
+    for index, name in enumerate(layer_names(text, depth) or every_nth(depth, 2)):
         chosen = other_heads if name == other_name else heads
-        if name == "sliding_attention" and window is not None:
-            layers.append(sliding_layer(index, chosen, window))
-        else:
-            layers.append(full_layer(index, chosen))
-    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+        sliding_window = window if name == "sliding_attention" else None
+        layers.append(
+            full_layer(index, chosen) if sliding_window is None else sliding_layer(index, chosen, sliding_window)
+        )
+    return ModelLayers(heads.attention_heads, tuple(layers))

@@ -5,7 +5,6 @@ Estimates, and labelled so. Only a running engine knows the real figures; a cali
 
 from dataclasses import dataclass
 
-from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.layout.layers import Architecture
 
 GIB = 1 << 30
@@ -35,10 +34,6 @@ class Overheads:
     source: str
     overhead_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
-            check_range(name, getattr(self, name), 0, MOST_BYTES)
-
 
 def generic_overheads() -> Overheads:
     """The articles' rule of thumb, for any engine."""
@@ -61,8 +56,6 @@ def vllm_overheads(
     graphs: bool = True,
 ) -> Overheads:
     """An estimate of what vLLM's profile run finds: the largest of a full batch in one layer, and of sampling."""
-    least = min(hidden_size, feed_forward_size, vocabulary, tensor_parallel, batched_tokens, sequences)
-    check_range("hidden size, vocabulary, ranks or tokens", least, 1)
     per_token = 2 * (_HIDDEN_COPIES * hidden_size + 3 * feed_forward_size // tensor_parallel)
     layer = batched_tokens * per_token
     sampler = _SAMPLER_COPIES * sequences * vocabulary * 4

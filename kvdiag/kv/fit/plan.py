@@ -56,8 +56,6 @@ class Budget:
             raise KvModelError(
                 f"memory_fraction is {self.memory_fraction_ratio}: it must be above 0 and at most 1", "memory_fraction"
             )
-        for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
-            check_range(name, getattr(self, name), 0, MOST_BYTES)
 
     @property
     def usable_bytes(self) -> int:
@@ -114,9 +112,6 @@ class Plan:
     max_requests: int
     max_context_tokens: int
     limiting_stage: int
-
-    def __post_init__(self) -> None:
-        check_range("limiting_stage", self.limiting_stage, 0, len(self.budgets) - 1)
 
     @property
     def keeps_cache(self) -> bool:

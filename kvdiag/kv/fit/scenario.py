@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout, stage_ends
 from kvdiag.kv.layout.dtypes import resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.layout.residency import wasted_ratio
-from kvdiag.kv.weights.checkpoint import CheckpointTensor, RankWeights, weights_from_config, weights_from_tensors
+from kvdiag.kv.weights.checkpoint import CheckpointTensor, weights_from_config, weights_from_tensors
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
 
@@ -38,19 +38,12 @@ class CheckpointWeights:
     kv_heads: int
     tied: bool
 
-    def __post_init__(self) -> None:
-        if not self.tensors:
-            raise KvModelError("the checkpoint has no tensors", "weights")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWeights:
     """Weights given as one number, all ranks together."""
 
     total_bytes: int
-
-    def __post_init__(self) -> None:
-        check_range("weights", self.total_bytes, 0, MOST_BYTES)
 
 
 WeightsSource = CountedWeights | CheckpointWeights | GivenWeights
@@ -86,7 +79,7 @@ class Lever:
     gained_bytes: int
 
 
-def rank_weights(scenario: Scenario) -> tuple[RankWeights, ...]:
+def rank_weights(scenario: Scenario) -> tuple[int, ...]:
     """Weight bytes of each pipeline stage on one of its GPUs."""
     ranks = scenario.deployment.tensor_parallel
     ends = stage_ends(scenario.architecture.depth, scenario.deployment)
@@ -97,13 +90,8 @@ def rank_weights(scenario: Scenario) -> tuple[RankWeights, ...]:
             return weights_from_tensors(tensors, tensor_parallel=ranks, stage_ends=ends, kv_heads=kv_heads, tied=tied)
         case GivenWeights(total_bytes=total):
             starts = (0, *ends[:-1])
-            return tuple(
-                RankWeights(
-                    stage=stage,
-                    weights_bytes=-(-total * (end - start) // (scenario.architecture.depth * ranks)),
-                )
-                for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
-            )
+            parts = scenario.architecture.depth * ranks
+            return tuple(ceil_div(total * (end - start), parts) for start, end in zip(starts, ends, strict=True))
 
 
 def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
@@ -112,13 +100,13 @@ def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
         Budget(
             total_bytes=scenario.gpu_bytes,
             memory_fraction_ratio=scenario.memory_fraction_ratio,
-            weights_bytes=weights.weights_bytes,
+            weights_bytes=weights_bytes,
             context_bytes=scenario.overheads.context_bytes,
             activation_bytes=scenario.overheads.activation_bytes,
             graph_bytes=scenario.overheads.graph_bytes,
             overhead_bytes=scenario.overheads.overhead_bytes,
         )
-        for weights in rank_weights(scenario)
+        for weights_bytes in rank_weights(scenario)
     )
 
 

@@ -22,10 +22,6 @@ class CacheLayout:
     groups: tuple[PageGroup, ...]
     stages: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.stages) != sum(len(group.layers) for group in self.groups):
-            raise KvModelError(f"{len(self.stages)} layers have a stage, the groups hold more or fewer", "stages")
-
     @property
     def ranks(self) -> int:
         """How many pipeline stages there are."""
@@ -76,9 +72,6 @@ class Capacity:
     context_tokens: int
     blocks_per_request: int
 
-    def __post_init__(self) -> None:
-        check_range("num_blocks", min(self.num_blocks, self.blocks_per_request, *self.bytes_per_block), 0)
-
     @property
     def max_concurrency(self) -> float:
         """Requests of `context_tokens` that fit at once (get_max_concurrency_for_kv_cache_config)."""
@@ -113,8 +106,6 @@ def plan_layout(
 ) -> CacheLayout:
     """Group the layers of all pipeline stages together, as the engine does, and remember where each lies."""
     placed = tuple(stages) if stages is not None else (0,) * len(pages)
-    if len(placed) != len(pages):
-        raise KvModelError(f"{len(pages)} layers, but {len(placed)} stages", "stages")
     return CacheLayout(groups=group_pages(pages, hybrid_manager=hybrid_manager), stages=placed)
 
 

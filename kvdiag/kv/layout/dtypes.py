@@ -36,12 +36,6 @@ class KvDtype:
     packing: KvPacking
     element_bits: int
 
-    def __post_init__(self) -> None:
-        if self.element_bits not in (4, 8, 16, 32):
-            raise KvModelError(
-                f"kv_dtype {self.name} has {self.element_bits} bits per element: it must be 4, 8, 16 or 32", "kv_dtype"
-            )
-
     def head_bytes(self, *, head_size: int, head_size_v: int) -> int:
         """Bytes that K and V of one head of one token take (AttentionSpec.state_content_size_bytes)."""
         match self.packing:

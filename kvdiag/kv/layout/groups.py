@@ -21,10 +21,6 @@ class PageGroup:
     layers: tuple[int, ...]
     pages: tuple[PageSpec, ...]
 
-    def __post_init__(self) -> None:
-        if not self.layers or len(self.layers) != len(self.pages):
-            raise KvModelError(f"a group has {len(self.layers)} layers and {len(self.pages)} pages", "layers")
-
     @property
     def page(self) -> PageSpec:
         """The page that represents the group; where pages differ in size, their block counts agree."""

@@ -6,11 +6,7 @@ Nothing here knows of ranks, blocks or bytes of a pool; see pages.py and capacit
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import check_range
 from kvdiag.kv.layout.state_layers import StateShape
-
-_LARGEST = 1 << 24
 
 
 class LayerKind(StrEnum):
@@ -33,24 +29,7 @@ class LayerKind(StrEnum):
     NO_CACHE = "no_cache"
 
 
-ATTENTION_KINDS = frozenset({LayerKind.FULL, LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.CROSS_ATTENTION})
-LATENT_KINDS = frozenset({LayerKind.MLA, LayerKind.MLA_DSA})
-STATE_KINDS = frozenset(
-    {
-        LayerKind.MAMBA1,
-        LayerKind.MAMBA2,
-        LayerKind.GATED_DELTA_NET,
-        LayerKind.KIMI_DELTA,
-        LayerKind.LINEAR,
-        LayerKind.SHORT_CONV,
-    }
-)
 CACHELESS_KINDS = frozenset({LayerKind.SHARED, LayerKind.ENCODER_ONLY, LayerKind.NO_CACHE})
-
-
-def _check_kind(kind: LayerKind, allowed: frozenset[LayerKind]) -> None:
-    if kind not in allowed:
-        raise KvModelError(f"kind is {kind}: it must be one of {', '.join(sorted(allowed))}", "kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +44,6 @@ class AttentionLayer:
     window_tokens: int | None = None
     chunk_tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        check_range("layer index", self.index, 0, _LARGEST)
-        check_range("kv_heads", self.kv_heads, 1, _LARGEST)
-        check_range("head_size", self.head_size, 1, _LARGEST)
-        check_range("head_size_v", self.head_size_v, 1, _LARGEST)
-        _check_kind(self.kind, ATTENTION_KINDS)
-        if (self.kind is LayerKind.SLIDING) != (self.window_tokens is not None):
-            raise KvModelError("only a sliding layer has a window, and it must have one", "sliding_window")
-        if (self.kind is LayerKind.CHUNKED) != (self.chunk_tokens is not None):
-            raise KvModelError("only a chunked layer has a chunk size, and it must have one", "attention_chunk_size")
-        if self.window_tokens is not None:
-            check_range("sliding_window", self.window_tokens, 1, _LARGEST)
-        if self.chunk_tokens is not None:
-            check_range("attention_chunk_size", self.chunk_tokens, 1, _LARGEST)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentLayer:
@@ -90,15 +54,6 @@ class LatentLayer:
     latent_size: int
     indexer_row_bytes: int | None = None
 
-    def __post_init__(self) -> None:
-        check_range("layer index", self.index, 0, _LARGEST)
-        check_range("kv_lora_rank + qk_rope_head_dim", self.latent_size, 1, _LARGEST)
-        _check_kind(self.kind, LATENT_KINDS)
-        if self.indexer_row_bytes is not None:
-            check_range("index_head_dim", self.indexer_row_bytes, 1, _LARGEST)
-        if self.kind is LayerKind.MLA and self.indexer_row_bytes is not None:
-            raise KvModelError(f"a layer with an indexer must be of kind {LayerKind.MLA_DSA}", "kind")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayer:
@@ -107,10 +62,6 @@ class StateLayer:
     index: int
     kind: LayerKind
     state: StateShape
-
-    def __post_init__(self) -> None:
-        check_range("layer index", self.index, 0, _LARGEST)
-        _check_kind(self.kind, STATE_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +74,6 @@ class CachelessLayer:
     index: int
     kind: LayerKind
     head_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_range("layer index", self.index, 0, _LARGEST)
-        if self.head_size is not None:
-            check_range("head_size", self.head_size, 1, _LARGEST)
-        _check_kind(self.kind, CACHELESS_KINDS)
 
 
 Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer
@@ -151,14 +96,6 @@ class Architecture:
     state_dtype: str | None = None
     max_context_tokens: int | None = None
     draft_layers: tuple[Layer, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_range("num_hidden_layers", self.depth, 1, _LARGEST)
-        check_range("num_attention_heads", self.attention_heads, 0, _LARGEST)
-        if any(layer.index >= self.depth for layer in self.layers):
-            raise KvModelError(f"a layer's index is not below num_hidden_layers ({self.depth})", "num_hidden_layers")
-        if self.max_context_tokens is not None:
-            check_range("max_position_embeddings", self.max_context_tokens, 1, _LARGEST)
 
     @property
     def kinds(self) -> dict[LayerKind, int]:

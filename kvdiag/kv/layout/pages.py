@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, MOST_RANKS, MOST_TOKENS, check_range
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 
 
 class PageKind(StrEnum):
@@ -44,11 +44,6 @@ class RequestTerms:
     decode_context_parallel: int = 1
     state_cache_mode: StateCacheMode = StateCacheMode.NONE
 
-    def __post_init__(self) -> None:
-        check_range("max_in_flight_tokens", self.max_in_flight_tokens, 1, MOST_TOKENS)
-        check_range("max_encoder_tokens", self.max_encoder_tokens, 0, MOST_TOKENS)
-        check_range("decode_context_parallel", self.decode_context_parallel, 1, MOST_RANKS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSpec:
@@ -73,17 +68,12 @@ class PageSpec:
     dcp_sharded: bool = True
 
     def __post_init__(self) -> None:
-        check_range("block_size", self.block_size_tokens, 1, MOST_TOKENS)
         if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MOST_BYTES:
             raise KvModelError(f"a page of {self.heads} heads x {self.row_bytes} bytes is impossible", "row_bytes")
-        if self.padded_page_bytes is not None and self.padded_page_bytes < self.content_bytes:
-            raise KvModelError("padded_page_bytes is less than the page's content", "padded_page_bytes")
         if self.kind is PageKind.SLIDING:
             check_range("sliding_window", self.window_tokens or 0, 1)
         if self.kind is PageKind.CHUNKED:
             check_range("attention_chunk_size", self.chunk_tokens or 0, 1)
-        extra = min(self.retained_tokens, self.speculative_blocks, self.checkpoint_blocks)
-        check_range("speculative_blocks", extra, 0)
 
     @property
     def content_bytes(self) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_RANKS, check_range
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters
 from kvdiag.kv.weights.quantization import Quantization
@@ -27,61 +26,42 @@ _LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,4})\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankWeights:
-    """Weight bytes of one pipeline stage on one tensor-parallel rank."""
-
-    stage: int
-    weights_bytes: int
-
-    def __post_init__(self) -> None:
-        check_range("weights", min(self.stage, self.weights_bytes), 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTensor:
     """One tensor of a safetensors header."""
 
     name: str
     stored_bytes: int
-    elements: int
-
-    def __post_init__(self) -> None:
-        check_range(self.name, min(self.stored_bytes, self.elements), 0)
 
 
 def weights_from_config(
     parameters: Parameters, *, quantization: Quantization, tensor_parallel: int, stage_ends: Sequence[int]
-) -> tuple[RankWeights, ...]:
+) -> tuple[int, ...]:
     """Weight bytes of each pipeline stage on one rank, from parameter counts.
 
     `stage_ends` holds the first layer beyond each stage. Embeddings and the output layer stay in 16 bits and are
     divided (vocab_parallel_embedding.py); the first stage has the embedding, the last the output layer.
     """
-    check_range("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     ends = tuple(stage_ends)
     plain, head = quantization.plain_bits, quantization.head_bits
     totals = [0.0] * len(ends)
-    start = 0
-    for stage, end in enumerate(ends):
-        totals[stage] += sum(
-            _layer_bits(layer, quantization, tensor_parallel) for layer in parameters.layers[start:end]
-        )
-        start = end
+    for index, layer in enumerate(parameters.layers[: ends[-1]]):
+        stage = next(stage for stage, end in enumerate(ends) if index < end)
+        totals[stage] += _layer_bits(index, layer, quantization, tensor_parallel)
     totals[0] += parameters.embedding * plain / tensor_parallel + parameters.other * plain
     totals[-1] += parameters.head * head / tensor_parallel
     if len(ends) > 1 and parameters.head == 0:
         # A tied output layer is the embedding again, on the last stage.
         totals[-1] += parameters.embedding * plain / tensor_parallel
-    return tuple(RankWeights(stage=stage, weights_bytes=math.ceil(bits / 8)) for stage, bits in enumerate(totals))
+    return tuple(math.ceil(bits / 8) for bits in totals)
 
 
-def _layer_bits(layer: LayerParameters, quantization: Quantization, tensor_parallel: int) -> float:
+def _layer_bits(index: int, layer: LayerParameters, quantization: Quantization, tensor_parallel: int) -> float:
     total = layer.plain * quantization.plain_bits
     for linear in layer.linears:
         count = linear.parameters
         if quantization.padded_experts:
             count = max(count, linear.padded_parameters)
-        total += count * quantization.bits(layer.index, linear) / linear.share(tensor_parallel)
+        total += count * quantization.bits(index, linear) / linear.share(tensor_parallel)
     return total
 
 
@@ -109,11 +89,10 @@ def _tensor(name: str, entry: Fields) -> CheckpointTensor:
     if shape is None or len(shape) > _MOST_RANK or dtype not in _SAFETENSORS_BITS:
         field = "shape" if shape is None or len(shape) > _MOST_RANK else "dtype"
         raise entry.error(field, "is not that of a safetensors tensor")
-    elements = math.prod(shape)
-    stored = elements * _SAFETENSORS_BITS[dtype] // 8
+    stored = math.prod(shape) * _SAFETENSORS_BITS[dtype] // 8
     if offsets is not None and (not offsets or offsets[-1] - offsets[0] != stored):
         raise entry.error("data_offsets", f"must span {stored:,} bytes: shape {list(shape)} in {dtype}")
-    return CheckpointTensor(name=name, stored_bytes=stored, elements=elements)
+    return CheckpointTensor(name=name, stored_bytes=stored)
 
 
 def weights_from_tensors(
@@ -123,11 +102,10 @@ def weights_from_tensors(
     stage_ends: Sequence[int],
     kv_heads: int = 1,
     tied: bool = False,
-) -> tuple[RankWeights, ...]:
+) -> tuple[int, ...]:
     """Weight bytes of each pipeline stage on one rank, from a checkpoint's tensors: norms, routers and latent
     down-projections are on every rank, KV projections on as many as there are KV heads, the rest is divided.
     """
-    check_range("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     ends = tuple(stage_ends)
     totals = [0.0] * len(ends)
     for tensor in tensors:
@@ -137,7 +115,7 @@ def weights_from_tensors(
         totals[_stage(tensor.name, ends)] += share
         if tied and len(ends) > 1 and "embed_tokens" in tensor.name:
             totals[-1] += share
-    return tuple(RankWeights(stage=stage, weights_bytes=math.ceil(total)) for stage, total in enumerate(totals))
+    return tuple(math.ceil(total) for total in totals)
 
 
 _REPLICATED = re.compile(

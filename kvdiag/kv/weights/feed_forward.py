@@ -30,7 +30,7 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
     if architecture.model_type in ("nemotron_h", "nemotron_h_puzzle"):
         return _nemotron_feed_forward(text, index, hidden)
     if architecture.model_type in ("mamba", "mamba2", "falcon_mamba"):
-        return LayerParameters(index=index)
+        return LayerParameters()
     if architecture.model_type == "moondream3":
         return _moondream_feed_forward(text, index, hidden)
     if isinstance(text.raw("moe_num_experts"), list | tuple):
@@ -41,20 +41,20 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
         inner = text.integer("routed_expert_hidden_size", default=hidden, high=MOST_WIDTH)
-        dense = LayerParameters(index=index)
+        dense = LayerParameters()
         if architecture.model_type.startswith("gemma4"):
             # gemma4.py: experts in addition to a dense block, not instead of it.
-            dense = block(index, "mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
+            dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
             shared = 0
         if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
             dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
-            dense = block(index, "mlps.0", inputs=hidden, width=dense_width_sum)
+            dense = block("mlps.0", inputs=hidden, width=dense_width_sum)
         routed = _experts(experts, inputs=inner, width=width, matrices=matrices)
         return (
-            LayerParameters(index=index, linears=routed, plain=hidden * experts)
-            + _into_experts(index, hidden, inner)
-            + block(index, "mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices)
+            LayerParameters(routed, plain=hidden * experts)
+            + _into_experts(hidden, inner)
+            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices)
             + dense
         )
     if architecture.model_type == "nemotron-nas":
@@ -62,7 +62,7 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
     width = dense_width(text, architecture.model_type, hidden)
     if _doubles(text, architecture, index):
         width *= 2
-    return block(index, "mlp", inputs=hidden, width=width, matrices=matrices)
+    return block("mlp", inputs=hidden, width=width, matrices=matrices)
 
 
 def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
@@ -77,19 +77,19 @@ def _experts(count: int, *, inputs: int, width: int, matrices: int) -> tuple[Lin
     padded = count * _up(inputs, 256) * _up(width, 128)
     return (
         Linear(
-            name="mlp.experts.0.gate_proj",
-            parameters=count * (matrices - 1) * inputs * width,
+            "mlp.experts.0.gate_proj",
+            count * (matrices - 1) * inputs * width,
             padded_parameters=(matrices - 1) * padded,
         ),
-        Linear(name="mlp.experts.0.down_proj", parameters=count * inputs * width, padded_parameters=padded),
+        Linear("mlp.experts.0.down_proj", count * inputs * width, padded_parameters=padded),
     )
 
 
-def _into_experts(index: int, hidden: int, inner: int) -> LayerParameters:
+def _into_experts(hidden: int, inner: int) -> LayerParameters:
     """The way into and out of the narrower space that experts may work in."""
     if inner == hidden:
-        return LayerParameters(index=index)
-    return LayerParameters(index=index, linears=(Linear(name="mlp.fc1_latent_proj", parameters=2 * hidden * inner),))
+        return LayerParameters()
+    return LayerParameters((Linear("mlp.fc1_latent_proj", 2 * hidden * inner),))
 
 
 def _up(value: int, step: int) -> int:
@@ -102,11 +102,11 @@ def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParam
     moe = text.child("moe") or Fields({}, text.path("moe"))
     if index < moe.integer("start_layer", default=4, low=0, high=MOST_LAYERS):
         width = text.integer("ff_dim", high=MOST_WIDTH)
-        return block(index, "mlp", inputs=hidden, width=width, matrices=2)
+        return block("mlp", inputs=hidden, width=width, matrices=2)
     count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
     width = moe.integer("expert_inner_dim", default=1024, high=MOST_WIDTH)
     routed = _experts(count, inputs=hidden, width=width, matrices=3)
-    return LayerParameters(index=index, linears=routed, plain=hidden * count)
+    return LayerParameters(routed, plain=hidden * count)
 
 
 def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -122,15 +122,15 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
             ("moe_layer_end_index", architecture.depth - 1),
         )
     )
-    dense = block(index, "mlp", inputs=hidden, width=dense_width(text, architecture.model_type, hidden))
+    dense = block("mlp", inputs=hidden, width=dense_width(text, architecture.model_type, hidden))
     step = text.integer("moe_layer_interval", default=1, high=MOST_LAYERS)
     if (index + 1) % step or not min(starts) <= index <= max(ends):
         return dense
-    parts = block(index, "mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
+    parts = block("mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
     for count, width, start, end in zip(counts, widths, starts, ends, strict=True):
         if start <= index <= end:
             routed = _experts(count, inputs=hidden, width=width, matrices=3)
-            parts += LayerParameters(index=index, linears=routed, plain=hidden * count)
+            parts += LayerParameters(routed, plain=hidden * count)
         else:
             parts += dense
     return parts
@@ -152,14 +152,14 @@ def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     blocks = text.children("block_configs") or ()
     ffn = blocks[index].child("ffn") if index < len(blocks) else None
     if ffn is None or ffn.flag("no_op", default=False):
-        return LayerParameters(index=index)
+        return LayerParameters()
     width = ffn.maybe_integer("intermediate_size", high=MOST_WIDTH)
     if width is None:
         multiple = ffn.number("ffn_mult", default=0.0, low=0.0, high=1024.0)
         width = _up(int(2 * multiple * hidden / 3), 256)
     if ffn.flag("replace_with_linear", default=False):
-        return LayerParameters(index=index, linears=(Linear(name="mlp.linear_mlp", parameters=hidden * hidden),))
-    return block(index, "mlp", inputs=hidden, width=width)
+        return LayerParameters((Linear("mlp.linear_mlp", hidden * hidden),))
+    return block("mlp", inputs=hidden, width=width)
 
 
 def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
@@ -172,7 +172,7 @@ def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParame
         text = text.filled({name: blocks[index].raw(name) for name in blocks[index].names()}, override=True)
     if letter == "-":
         width = text.integer("intermediate_size", high=MOST_WIDTH)
-        return block(index, "mlp", inputs=hidden, width=width, matrices=2)
+        return block("mlp", inputs=hidden, width=width, matrices=2)
     if letter == "E":
         width = text.integer("moe_intermediate_size", high=MOST_WIDTH)
         shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0, high=MOST_WIDTH)
@@ -180,15 +180,11 @@ def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParame
         inner = text.integer("moe_latent_size", default=hidden, high=MOST_WIDTH)
         experts = expert_count(text)
         return (
-            LayerParameters(
-                index=index,
-                linears=_experts(experts, inputs=inner, width=width, matrices=2),
-                plain=hidden * experts,
-            )
-            + _into_experts(index, hidden, inner)
-            + block(index, "mlp.shared_experts", inputs=hidden, width=shared, matrices=2)
+            LayerParameters(_experts(experts, inputs=inner, width=width, matrices=2), plain=hidden * experts)
+            + _into_experts(hidden, inner)
+            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=2)
         )
-    return LayerParameters(index=index)
+    return LayerParameters()
 
 
 def expert_count(text: Fields) -> int:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import check_range
-
 
 class Sharding(StrEnum):
     """What tensor-parallel ranks share of a linear layer: a part each, as many parts as KV heads, or nothing."""
@@ -15,7 +12,7 @@ class Sharding(StrEnum):
     REPLICATED = "replicated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Linear:
     """Linear layers of one decoder layer that go by one name. All experts are the first: `mlp.experts.0.gate_proj`.
 
@@ -28,10 +25,6 @@ class Linear:
     kv_heads: int = 1
     padded_parameters: int = 0
 
-    def __post_init__(self) -> None:
-        check_range("parameters", min(self.parameters, self.padded_parameters), 0)
-        check_range("num_key_value_heads", self.kv_heads, 1)
-
     def share(self, tensor_parallel: int) -> int:
         """Into how many parts the ranks divide it."""
         match self.spread:
@@ -43,20 +36,16 @@ class Linear:
                 return 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LayerParameters:
     """One decoder layer. `plain` parameters (norms, routers, convolutions) are on every rank and never quantized."""
 
-    index: int
     linears: tuple[Linear, ...] = ()
     plain: int = 0
 
-    def __post_init__(self) -> None:
-        check_range("parameters", min(self.index, self.plain), 0)
-
     def __add__(self, other: "LayerParameters") -> "LayerParameters":
-        """Both, under this one's number."""
-        return LayerParameters(index=self.index, linears=self.linears + other.linears, plain=self.plain + other.plain)
+        """The parameters of both."""
+        return LayerParameters(self.linears + other.linears, self.plain + other.plain)
 
     @property
     def total(self) -> int:
@@ -73,25 +62,20 @@ class Parameters:
     layers: tuple[LayerParameters, ...]
     other: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.embedding, self.head, self.other) < 0 or not self.layers:
-            raise KvModelError("a model needs layers and no negative number of parameters", "vocab_size")
-
     @property
     def total(self) -> int:
         """All parameters, tied ones once."""
         return self.embedding + self.head + self.other + sum(layer.total for layer in self.layers)
 
 
-def block(index: int, name: str, *, inputs: int, width: int, matrices: int = 3) -> LayerParameters:
-    """A feed-forward block: up (and gate, where `matrices` is 3) and down."""
+def block(name: str, *, inputs: int, width: int, matrices: int = 3) -> LayerParameters:
+    """A feed-forward block: up (and gate, where `matrices` is 3) and down; without a width there is none."""
+    if not width:
+        return LayerParameters()
     up = "gate_proj" if matrices == 3 else "up_proj"  # noqa: PLR2004 - the third matrix is the gate
     return LayerParameters(
-        index=index,
-        linears=(
-            Linear(name=f"{name}.{up}", parameters=(matrices - 1) * inputs * width),
-            Linear(name=f"{name}.down_proj", parameters=inputs * width),
+        (
+            Linear(f"{name}.{up}", (matrices - 1) * inputs * width),
+            Linear(f"{name}.down_proj", inputs * width),
         )
-        if width
-        else (),
     )

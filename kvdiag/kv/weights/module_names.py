@@ -64,10 +64,6 @@ class ModuleNames:
     expressions: tuple[re.Pattern[str], ...]
     layered: tuple[re.Pattern[str], ...]
 
-    def __post_init__(self) -> None:
-        if any(number < 0 for number in self.numbered):
-            raise KvModelError("a layer number is negative", "ignore")
-
     def match(self, index: int, name: str) -> bool:
         """Whether the linear layer of that name in layer `index` is meant."""
         return _match_anywhere(self, name) or _match_here(self, index, name)

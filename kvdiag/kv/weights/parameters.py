@@ -54,9 +54,9 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
 
 
 def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
-    parts = LayerParameters(index=index, plain=2 * hidden)
+    parts = LayerParameters(plain=2 * hidden)
     if _repeats(text, architecture.model_type, index):
-        return LayerParameters(index=index)
+        return LayerParameters()
     looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
     for layer in architecture.layers:
         if layer.index != index:
@@ -65,29 +65,27 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
             case AttentionLayer() if architecture.model_type == "minicpm3":
                 # minicpm3.py: latent projections, with K and V kept per head.
                 size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
-                parts += _latent(text, index, size, hidden)
+                parts += _latent(text, size, hidden)
             case AttentionLayer():
                 # A shared block is counted with the layers that run it.
                 if architecture.model_type != "zamba2" and not (looped and layer.kind is LayerKind.SLIDING):
                     parts += _attention(text, architecture, layer, hidden)
             case LatentLayer():
-                parts += _latent(text, layer.index, layer.latent_size, hidden, sparse=layer.kind is LayerKind.MLA_DSA)
+                parts += _latent(text, layer.latent_size, hidden, sparse=layer.kind is LayerKind.MLA_DSA)
             case StateLayer():
                 parts += _state(text, layer, hidden)
             case CachelessLayer() if layer.kind is LayerKind.SHARED:
                 parts += _sharing_attention(architecture, layer, hidden)
             case _ if layer.kind is LayerKind.ENCODER_ONLY:
-                parts += _uncached_attention(text, architecture, index, hidden)
+                parts += _uncached_attention(text, architecture, hidden)
     if architecture.model_type == "zamba2":
         return parts + _zamba2_block(text, architecture, index, hidden)
     return (
-        parts
-        + _gemma_extras(text, architecture.model_type, index, hidden)
-        + feed_forward(text, architecture, index, hidden)
+        parts + _gemma_extras(text, architecture.model_type, hidden) + feed_forward(text, architecture, index, hidden)
     )
 
 
-def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
+def _gemma_extras(text: Fields, model_type: str, hidden: int) -> LayerParameters:
     """The parameters of Gemma 3n and 4 layers besides attention and feed-forward (gemma3n.py, gemma4.py): a gate and a
     projection of the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
     """
@@ -95,13 +93,13 @@ def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> Lay
     plain = 0
     size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
     if size:
-        linears += (Linear(name="per_layer_input_gate", parameters=2 * hidden * size, spread=Sharding.REPLICATED),)
+        linears += (Linear("per_layer_input_gate", 2 * hidden * size, Sharding.REPLICATED),)
     if model_type == "gemma3n_text":
         rank = text.integer("laurel_rank", default=64, high=1 << 14)
-        linears += (Linear(name="laurel.linear_left", parameters=2 * hidden * rank),)
+        linears += (Linear("laurel.linear_left", 2 * hidden * rank),)
         streams = text.integer("altup_num_inputs", default=4, high=64)
         plain = hidden * streams + streams * streams + streams**3
-    return LayerParameters(index=index, linears=linears, plain=plain)
+    return LayerParameters(linears, plain)
 
 
 def _repeats(text: Fields, model_type: str, index: int) -> bool:
@@ -122,27 +120,16 @@ def _tied(text: Fields, top: Fields, model_type: str) -> bool:
 
 
 def _projections(
-    index: int, *, hidden: int, query: int, output: int, kv_heads: int, key_size: int, value_size: int
+    *, hidden: int, query: int, output: int, kv_heads: int, key_size: int, value_size: int
 ) -> LayerParameters:
     """Attention from `hidden` with a query and an output matrix of so many parameters."""
     return LayerParameters(
-        index=index,
-        linears=(
-            Linear(name="self_attn.q_proj", parameters=query),
-            Linear(
-                name="self_attn.k_proj",
-                parameters=hidden * kv_heads * key_size,
-                spread=Sharding.KV_HEADS,
-                kv_heads=kv_heads,
-            ),
-            Linear(
-                name="self_attn.v_proj",
-                parameters=hidden * kv_heads * value_size,
-                spread=Sharding.KV_HEADS,
-                kv_heads=kv_heads,
-            ),
-            Linear(name="self_attn.o_proj", parameters=output),
-        ),
+        (
+            Linear("self_attn.q_proj", query),
+            Linear("self_attn.k_proj", hidden * kv_heads * key_size, Sharding.KV_HEADS, kv_heads),
+            Linear("self_attn.v_proj", hidden * kv_heads * value_size, Sharding.KV_HEADS, kv_heads),
+            Linear("self_attn.o_proj", output),
+        )
     )
 
 
@@ -155,7 +142,6 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
         heads = per_layer[layer.index]
     query = heads * layer.head_size
     projections = _projections(
-        layer.index,
         hidden=hidden,
         query=hidden * (query + _gate_outputs(text, architecture.model_type, heads, query)),
         output=heads * layer.head_size_v * hidden,
@@ -166,13 +152,9 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
     if architecture.model_type == "k2_horizon" and is_expert_layer(text, "k2_horizon", layer.index, architecture.depth):
         # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
         more = text.integer("mova_num_experts", default=0, low=0, high=1 << 16) - 1
-        values = Linear(
-            name="self_attn.v_experts.0",
-            parameters=max(0, more) * hidden * layer.kv_heads * layer.head_size,
-            spread=Sharding.KV_HEADS,
-            kv_heads=layer.kv_heads,
-        )
-        return projections + LayerParameters(index=layer.index, linears=(values,))
+        count = max(0, more) * hidden * layer.kv_heads * layer.head_size
+        values = Linear("self_attn.v_experts.0", count, Sharding.KV_HEADS, layer.kv_heads)
+        return projections + LayerParameters((values,))
     return projections
 
 
@@ -193,21 +175,14 @@ def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden
     is_kv_shared_layer).
     """
     query = hidden * architecture.attention_heads * (layer.head_size or 0)
-    return LayerParameters(
-        index=layer.index,
-        linears=(
-            Linear(name="self_attn.q_proj", parameters=query),
-            Linear(name="self_attn.o_proj", parameters=query),
-        ),
-    )
+    return LayerParameters((Linear("self_attn.q_proj", query), Linear("self_attn.o_proj", query)))
 
 
-def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+def _uncached_attention(text: Fields, architecture: Architecture, hidden: int) -> LayerParameters:
     """An encoder's layer, with all its projections."""
     heads = max(1, architecture.attention_heads)
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
     return _projections(
-        index,
         hidden=hidden,
         query=hidden * architecture.attention_heads * size,
         output=hidden * architecture.attention_heads * size,
@@ -225,22 +200,21 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
     attention = [layer for layer in architecture.layers if isinstance(layer, AttentionLayer)]
     places = [layer.index for layer in attention]
     if index not in places:
-        return LayerParameters(index=index)
+        return LayerParameters()
     width = dense_width(text, architecture.model_type, hidden)
     # Zamba2LoRA: the adapters that differ between runs of a block.
     rank = text.integer("adapter_rank", default=128, high=MOST_WIDTH)
     linears: tuple[Linear, ...] = (
-        Linear(name="linear", parameters=hidden * hidden),
-        Linear(name="mlp.gate_up_proj_adapter_list", parameters=rank * (hidden + 2 * width)),
+        Linear("linear", hidden * hidden),
+        Linear("mlp.gate_up_proj_adapter_list", rank * (hidden + 2 * width)),
     )
     if text.flag("use_shared_attention_adapter", default=False):
-        linears += (Linear(name="self_attn.linear_q_adapter_list", parameters=3 * rank * 4 * hidden),)
-    own = LayerParameters(index=index, linears=linears)
+        linears += (Linear("self_attn.linear_q_adapter_list", 3 * rank * 4 * hidden),)
+    own = LayerParameters(linears)
     if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MOST_LAYERS):
         return own
     layer = attention[places.index(index)]
     shared = _projections(
-        index,
         hidden=2 * hidden,
         query=2 * hidden * architecture.attention_heads * layer.head_size,
         output=hidden * architecture.attention_heads * layer.head_size,
@@ -248,10 +222,10 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
         key_size=layer.head_size,
         value_size=layer.head_size,
     )
-    return own + shared + block(index, "mlp", inputs=hidden, width=width)
+    return own + shared + block("mlp", inputs=hidden, width=width)
 
 
-def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: bool = False) -> LayerParameters:
+def _latent(text: Fields, latent_size: int, hidden: int, *, sparse: bool = False) -> LayerParameters:
     """deepseek_v2.py::DeepseekV2MLAAttention and Indexer."""
     heads = text.integer("num_attention_heads", high=MOST_HEADS)
     nope = text.integer("qk_nope_head_dim", high=1 << 14)
@@ -260,24 +234,21 @@ def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: 
     query_rank = text.maybe_integer("q_lora_rank", high=1 << 14)
     query_in = hidden if query_rank is None else query_rank
     query_size = query_in * heads * (nope + latent_size - rank)
-    down: tuple[Linear, ...] = (
-        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * latent_size, spread=Sharding.REPLICATED),
-    )
+    down: tuple[Linear, ...] = (Linear("self_attn.kv_a_proj_with_mqa", hidden * latent_size, Sharding.REPLICATED),)
     if query_rank is not None:
-        down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Sharding.REPLICATED),)
+        down += (Linear("self_attn.q_a_proj", hidden * query_rank, Sharding.REPLICATED),)
     if sparse:
         size = text.integer("index_head_dim")
         index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
-        down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Sharding.REPLICATED),)
+        down += (Linear("self_attn.indexer.wq_b", indexer, Sharding.REPLICATED),)
     return LayerParameters(
-        index=index,
-        linears=(
+        (
             *down,
-            Linear(name=f"self_attn.{'q_proj' if query_rank is None else 'q_b_proj'}", parameters=query_size),
-            Linear(name="self_attn.kv_b_proj", parameters=rank * heads * (nope + value)),
-            Linear(name="self_attn.o_proj", parameters=heads * value * hidden),
-        ),
+            Linear(f"self_attn.{'q_proj' if query_rank is None else 'q_b_proj'}", query_size),
+            Linear("self_attn.kv_b_proj", rank * heads * (nope + value)),
+            Linear("self_attn.o_proj", heads * value * hidden),
+        )
     )
 
 
@@ -293,17 +264,16 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
             value = heads * size
             # Projections into q, k, v, z, then b and a, then out (qwen_gdn_linear_attn.py).
             linears: tuple[Linear, ...] = (
-                Linear(name="linear_attn.in_proj_qkv", parameters=hidden * state.conv_channels),
-                Linear(name="linear_attn.in_proj_z", parameters=hidden * value),
-                Linear(name="linear_attn.in_proj_ba", parameters=2 * hidden * heads),
-                Linear(name="linear_attn.out_proj", parameters=value * hidden),
+                Linear("linear_attn.in_proj_qkv", hidden * state.conv_channels),
+                Linear("linear_attn.in_proj_z", hidden * value),
+                Linear("linear_attn.in_proj_ba", 2 * hidden * heads),
+                Linear("linear_attn.out_proj", value * hidden),
             )
-            return LayerParameters(index=layer.index, linears=linears, plain=state.conv_channels * kernel)
+            return LayerParameters(linears, plain=state.conv_channels * kernel)
         case LayerKind.MAMBA2:
             channels = state.conv_channels + state.conv_groups * state.conv_group_channels
             into = hidden * (state.conv_channels + channels + state.recurrent_heads)
-            linears = _in_and_out("mamba", into, state.conv_channels * hidden)
-            return LayerParameters(index=layer.index, linears=linears, plain=channels * (kernel + 1))
+            return _in_and_out("mamba", into, state.conv_channels * hidden, plain=channels * (kernel + 1))
         case LayerKind.MAMBA1:
             inner = state.conv_channels
             rank = None
@@ -311,30 +281,23 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
                 rank = text.maybe_integer(*_STEP_RANKS, high=MOST_WIDTH)
             rank = rank or ceil_div(hidden, 16)
             small = inner * (rank + 2 * state.recurrent_head_elements) + rank * inner
-            return LayerParameters(
-                index=layer.index,
-                linears=(
-                    *_in_and_out("mamba", 2 * hidden * inner, inner * hidden),
-                    Linear(name="mamba.x_proj", parameters=small),
-                ),
-                # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.
-                plain=inner * (kernel + 1) + 2 * inner * state.recurrent_head_elements,
-            )
+            # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.
+            plain = inner * (kernel + 1) + 2 * inner * state.recurrent_head_elements
+            into_and_out = _in_and_out("mamba", 2 * hidden * inner, inner * hidden, plain=plain)
+            return into_and_out + LayerParameters((Linear("mamba.x_proj", small),))
         case LayerKind.SHORT_CONV:
             channels = state.conv_channels
-            linears = _in_and_out("conv", 3 * hidden * channels, channels * hidden)
-            return LayerParameters(index=layer.index, linears=linears, plain=channels * kernel)
+            return _in_and_out("conv", 3 * hidden * channels, channels * hidden, plain=channels * kernel)
         case LayerKind.KIMI_DELTA:
             return _delta_attention(text, layer, hidden)
         case _:
             heads = state.recurrent_heads
             size = text.integer("head_dim", default=max(1, hidden // max(1, heads)), high=1 << 14)
-            linears = _in_and_out("self_attn", 4 * hidden * heads * size, heads * size * hidden)
-            return LayerParameters(index=layer.index, linears=linears)
+            return _in_and_out("self_attn", 4 * hidden * heads * size, heads * size * hidden)
 
 
-def _in_and_out(name: str, into: int, out: int) -> tuple[Linear, ...]:
-    return (Linear(name=f"{name}.in_proj", parameters=into), Linear(name=f"{name}.out_proj", parameters=out))
+def _in_and_out(name: str, into: int, out: int, *, plain: int = 0) -> LayerParameters:
+    return LayerParameters((Linear(f"{name}.in_proj", into), Linear(f"{name}.out_proj", out)), plain)
 
 
 def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
@@ -344,19 +307,16 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
     state = layer.state
     width = state.conv_channels // 3
     size = width // max(1, state.recurrent_heads)
-    gates: tuple[Linear, ...] = (Linear(name="self_attn.g_proj", parameters=2 * hidden * width),)
+    gates: tuple[Linear, ...] = (Linear("self_attn.g_proj", 2 * hidden * width),)
     if not text.flag("no_kda_lora", default=False):
         gates = (
-            Linear(name="self_attn.f_b_proj", parameters=2 * size * width),
-            Linear(name="self_attn.f_a_proj", parameters=2 * hidden * size, spread=Sharding.REPLICATED),
+            Linear("self_attn.f_b_proj", 2 * size * width),
+            Linear("self_attn.f_a_proj", 2 * hidden * size, Sharding.REPLICATED),
         )
-    return LayerParameters(
-        index=layer.index,
-        linears=(
-            Linear(name="self_attn.q_proj", parameters=3 * hidden * width),
-            Linear(name="self_attn.b_proj", parameters=hidden * state.recurrent_heads),
-            *gates,
-            Linear(name="self_attn.o_proj", parameters=hidden * width),
-        ),
-        plain=state.conv_channels * (state.conv_steps + 1),
+    linears = (
+        Linear("self_attn.q_proj", 3 * hidden * width),
+        Linear("self_attn.b_proj", hidden * state.recurrent_heads),
+        *gates,
+        Linear("self_attn.o_proj", hidden * width),
     )
+    return LayerParameters(linears, plain=state.conv_channels * (state.conv_steps + 1))

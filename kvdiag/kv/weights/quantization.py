@@ -105,9 +105,6 @@ class FormatOverride:
     names: ModuleNames
     bits: float
 
-    def __post_init__(self) -> None:
-        _check_bits(self.bits)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
@@ -123,10 +120,6 @@ class Quantization:
     experts_only: bool = False
     padded_experts: bool = False
 
-    def __post_init__(self) -> None:
-        for bits in (self.linear_bits, self.plain_bits, self.head_bits):
-            _check_bits(bits)
-
     @property
     def quantizes(self) -> bool:
         """Whether linear layers take fewer bits than the rest."""
@@ -140,11 +133,6 @@ class Quantization:
             if exception.names.match(index, linear.name):
                 return exception.bits
         return self.linear_bits
-
-
-def _check_bits(bits: float) -> None:
-    if not 1 <= bits <= 64:  # noqa: PLR2004 - fp64 is the widest there is
-        raise KvModelError(f"{bits} bits per weight: it must be between 1 and 64", "weights")
 
 
 def parse_weight_format(name: str) -> WeightFormat | None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
-from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Quantity, Sample, StepResult
+from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Quantity, Sample, StepResult
+from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
 
 SCHEMA_VERSION = 2
 """Of the documents of diagnoses, audits and fleets; docs/json-schema-2.md lists what changed."""
-
-Json = dict[str, Any]
 
 
 def document(diagnosis: Diagnosis) -> Json:
@@ -20,15 +16,11 @@ def document(diagnosis: Diagnosis) -> Json:
         "schema_version": SCHEMA_VERSION,
         "worst": diagnosis.worst,
         "subject": subject(diagnosis.facts),
-        "window": {
-            "start": diagnosis.start_seconds,
-            "end": diagnosis.end_seconds,
-            "samples": diagnosis.samples,
-        },
+        "window": fields_of(diagnosis, start="start_seconds", end="end_seconds", samples="samples"),
         "steps": [_step(step) for step in diagnosis.steps],
-        "findings": [finding_values(finding) for finding in diagnosis.findings],
+        "findings": plain(diagnosis.findings),
         "ledger": [ledger_line(line) for line in diagnosis.ledger],
-        "gaps": [_gap(gap) for gap in diagnosis.gaps],
+        "gaps": plain(diagnosis.gaps),
     }
 
 
@@ -39,34 +31,20 @@ def audit_document(facts: Facts, sample: Sample | None, lines: tuple[LedgerLine,
         "subject": subject(facts),
         "devices": [_device(device) for device in (sample.devices if sample is not None else None) or ()],
         "ledger": [ledger_line(line) for line in lines],
-        "gaps": [_gap(gap) for gap in (*facts.gaps, *gaps)],
+        "gaps": plain((*facts.gaps, *gaps)),
     }
 
 
 def subject(facts: Facts) -> Json:
     """The server that was diagnosed."""
-    return {
-        "url": facts.url,
-        "engine": facts.engine_name,
-        "engine_version": facts.engine_version,
-        "model": facts.model,
-        "max_model_len_tokens": facts.max_model_len_tokens,
-        "weights_bytes": facts.weights_bytes,
-        "server_pids": None if facts.server_pids is None else list(facts.server_pids),
-        "forced": facts.forced,
-        "pools": [_pool(pool, facts) for pool in facts.pools],
-    }
+    names = ("url", "engine_version", "model", "max_model_len_tokens", "weights_bytes", "server_pids", "forced")
+    return fields_of(facts, *names, engine="engine_name") | {"pools": [_pool(pool, facts) for pool in facts.pools]}
 
 
 def _pool(pool: KvPool, facts: Facts) -> Json:
     whole, block = pool_bytes(facts, pool), block_bytes(facts, pool)
-    return {
-        "engine": pool.engine,
-        "block_tokens": pool.block_tokens,
-        "total_blocks": pool.total_blocks,
-        "usable_blocks": pool.usable_blocks,
-        "capacity_tokens": pool.capacity_tokens,
-        "max_concurrency": pool.max_concurrency,
+    names = ("engine", "block_tokens", "total_blocks", "usable_blocks", "capacity_tokens", "max_concurrency")
+    return fields_of(pool, *names) | {
         "pool_bytes": None if whole is None else whole[0],
         "block_bytes": None if block is None else block[0],
         "bytes_source": None if whole is None else whole[1],
@@ -96,62 +74,19 @@ def cost_model(model: Served | str) -> Json:
 
 
 def _device(device: Device) -> Json:
-    memory = device.memory
-    return {
-        "gpu": device.index,
-        "uuid": device.uuid,
-        "name": device.name,
-        "total_bytes": None if memory is None else memory.total_bytes,
-        "used_bytes": None if memory is None else memory.used_bytes,
-        "free_bytes": None if memory is None else memory.free_bytes,
-    }
+    memory = fields_of(device.memory, "total_bytes", "used_bytes", "free_bytes")
+    return fields_of(device, "uuid", "name", gpu="index") | memory
 
 
 def _step(step: StepResult) -> Json:
-    return {
-        "id": step.id,
-        "status": step.status,
-        "expected": _quantities(step.expected),
-        "measured": _quantities(step.measured),
-        "summary": step.summary,
-        "notes": list(step.notes),
-    }
+    compared = {"expected": _quantities(step.expected), "measured": _quantities(step.measured)}
+    return fields_of(step, "id", "status", "summary", "notes") | compared
 
 
 def _quantities(quantities: tuple[Quantity, ...]) -> Json:
     return {quantity.name: quantity.value for quantity in quantities}
 
 
-def finding_values(finding: Finding) -> Json:
-    """One finding, with its evidence."""
-    return {
-        "id": finding.id,
-        "status": finding.status,
-        "summary": finding.summary,
-        "evidence": [
-            {"name": one.name, "value": one.value, "unit": one.unit, "source": one.source} for one in finding.evidence
-        ],
-        "holder": finding.holder,
-        "growth": None if finding.growth is None else asdict(finding.growth),
-        "imbalance": None if finding.imbalance is None else asdict(finding.imbalance),
-        "likely_cause": finding.likely_cause,
-        "confirm": finding.confirm,
-        "remedy": finding.remedy,
-        "runbook": finding.runbook,
-    }
-
-
 def ledger_line(line: LedgerLine) -> Json:
     """One line of the ledger."""
-    return {
-        "gpu": line.gpu,
-        "uuid": line.uuid,
-        "component": line.component,
-        "bytes": line.bytes,
-        "source": line.provenance,
-        "detail": line.detail,
-    }
-
-
-def _gap(gap: Gap) -> Json:
-    return {"source": gap.source, "kind": gap.kind, "reason": gap.reason}
+    return fields_of(line, "gpu", "uuid", "component", "bytes", "detail", source="provenance")

@@ -2,47 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
+from kvdiag.diagnosis.fleet import Fleet, VersionChange, VersionGrowth, VersionReplicas
+from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
+from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.documents.diagnosis_document import SCHEMA_VERSION
-from kvdiag.outputs.documents.diagnosis_document import document as whole
-from kvdiag.outputs.documents.versions_document import values
+from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
-
-Json = dict[str, Any]
+from kvdiag.stats import Interval
 
 
 def document(result: FleetDiagnosis) -> Json:
     """The whole document: the replicas with the worst first, each in the form of a document of its own."""
-    source = result.source
     return {
         "schema_version": SCHEMA_VERSION,
         "worst": result.worst,
-        "source": None if source is None else _source(source),
+        "source": None if result.source is None else _source(result.source),
         "replicas": [_replica(one) for one in result.judged],
-        "fleet": {"replicas": len(result.judged), "by_worst": dict(result.by_worst), **values(result.fleet)},
-        "gaps": [{"source": gap.source, "kind": gap.kind, "reason": gap.reason} for gap in result.gaps],
+        "fleet": {"replicas": len(result.judged), "by_worst": dict(result.by_worst), **compared(result.fleet)},
+        "gaps": plain(result.gaps),
     }
 
 
 def _source(source: Source) -> Json:
-    return {
-        "url": source.url,
-        "match": source.match,
-        "start": source.start_seconds,
-        "end": source.end_seconds,
-        "join_tolerance_seconds": source.join_seconds,
-    }
+    names = {"start": "start_seconds", "end": "end_seconds", "join_tolerance_seconds": "join_seconds"}
+    return fields_of(source, "url", "match", **names)
 
 
 def _replica(one: Judged) -> Json:
-    told = whole(one.diagnosis)
+    own = diagnosis_document.document(one.diagnosis)
+    kept = {name: own[name] for name in ("worst", "window", "findings", "ledger", "gaps")}
+    return {"subject": dict(one.subject), "server": own["subject"], **kept}
+
+
+def compared(fleet: Fleet) -> Json:
+    """Versions, how each component grows in each, how each differs from the one before, and what that means."""
     return {
-        "subject": dict(one.subject),
-        "worst": told["worst"],
-        "server": told["subject"],
-        "window": told["window"],
-        "findings": told["findings"],
-        "ledger": told["ledger"],
-        "gaps": told["gaps"],
+        "worst": fleet.worst,
+        "versions": [_replicas(one) for one in fleet.versions],
+        "growths": [_growth(one) for one in fleet.growths],
+        "changes": [_change(one) for one in fleet.changes],
+        "findings": plain(fleet.findings),
     }
+
+
+def _replicas(one: VersionReplicas) -> Json:
+    return {**plain(one.version), **fields_of(one, "replicas", "compared", "hours", "restarts")}
+
+
+def _growth(one: VersionGrowth) -> Json:
+    names = ("component", "course", "replicas", "hours", "age_hours")
+    figures = fields_of(one, *names, later_half_per_hour="later_per_hour", load_reported="beside_load")
+    return {**plain(one.version), **figures, **_tested(one), "per_hour": _interval(one.per_hour)}
+
+
+def _change(one: VersionChange) -> Json:
+    names = ("older", "newer", "component", "faster", "older_replicas", "newer_replicas")
+    figures = fields_of(one, *names, later_half_more_per_hour="later_per_hour")
+    return figures | _tested(one) | {"more_per_hour": _interval(one.per_hour)}
+
+
+def _tested(one: VersionGrowth | VersionChange) -> Json:
+    p_values = fields_of(one, p_value="chance", false_discovery_ratio="false_ratio")
+    return {"unit": BY_NAME[one.component].unit, **p_values}
+
+
+def _interval(interval: Interval) -> Json:
+    """An interval; its bounds are null if there are too few replicas."""
+    low, high = (None if math.isinf(bound) else bound for bound in (interval.low, interval.high))
+    return {"low": low, "median": interval.middle, "high": high}

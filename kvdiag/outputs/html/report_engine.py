@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
@@ -16,7 +15,6 @@ from kvdiag.outputs.html.report_figure import (
     Frame,
     both,
     extremes,
-    figure,
     left_out,
     marker_title,
     values_of,
@@ -29,69 +27,51 @@ NEAR_RATIO = 0.5
 
 
 def pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
-    """Blocks in use with the steps' expectations, for all engines together and for each."""
+    """Blocks in use with the steps' expectations, for all engines together and for each.
+
+    Of a pool whose size is not reported only the usage ratio is drawn.
+    """
     held = frame.runs(page, HELD) if HELD in page.figures else ()
     if not held:
-        if page.figures:
-            yield from _usage(frame, page)
+        lines, more = _by_engine(frame, page, "usage")
+        description = "Usage of the KV pool over time, by engine; its size is not reported."
+        if lines:
+            title = f"KV pool usage{more}"
+            yield frame.figure("usage", title, axes.shares(), lines, format_ratio, description=description)
         return
-    lines = [Line(name="blocks in use", runs=held, style="s0 stepped")]
+    line = Line(name="blocks in use", runs=held, style="s0 stepped")
     usable = sum(pool.usable_blocks for pool in facts.pools)
     markers = _block_markers(frame, page)
-    top = HEADROOM * max([extremes(lines)[1], *values_of(markers), 1.0])
+    top = HEADROOM * max([extremes([line])[1], *values_of(markers), 1.0])
     near = top > NEAR_RATIO * usable
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
     capacity = plural(usable, "block") + ("" if size is None else f", {format_bytes(usable * size[0])} a rank")
-    yield figure(
-        frame.plot(
-            key="pool",
-            title=f"KV pool in use, of {capacity}",
-            description="Blocks of the KV pool in use over time, all engines together.",
-            scale=axes.counts(0.0, HEADROOM * usable if near else top),
-            lines=tuple(lines),
-            levels=(Level(value=usable, label=f"{plural(usable, 'block')}, the whole pool"),) if near else (),
-            markers=markers,
-        ),
+    yield frame.figure(
+        "pool",
+        f"KV pool in use, of {capacity}",
+        axes.counts(0.0, HEADROOM * usable if near else top),
+        [line],
         format_count,
+        description="Blocks of the KV pool in use over time, all engines together.",
+        levels=(Level(value=usable, label=f"{plural(usable, 'block')}, the whole pool"),) if near else (),
+        markers=markers,
     )
-    engines = [name for name in page.figures if name.startswith(f"{HELD} ")]
-    if len(engines) > 1:
-        several = [
-            Line(
-                name=f"engine {name.removeprefix(HELD).strip()}", runs=frame.runs(page, name), style=f"s{place} stepped"
-            )
-            for place, name in enumerate(islice(engines, MAX_LINES))
-        ]
-        yield figure(
-            frame.plot(
-                key="pools",
-                title="KV pool in use, by engine" + left_out(len(engines)),
-                description="Blocks in use over time, by engine.",
-                scale=axes.counts(0.0, max(extremes(several)[1], 1.0) * HEADROOM),
-                lines=tuple(several),
-            ),
-            format_count,
-        )
+    lines, more = _by_engine(frame, page, HELD)
+    if len(lines) > 1:
+        title, description = f"KV pool in use, by engine{more}", "Blocks in use over time, by engine."
+        scale = axes.counts(0.0, max(extremes(lines)[1], 1.0) * HEADROOM)
+        yield frame.figure("pools", title, scale, lines, format_count, description=description)
 
 
-def _usage(frame: Frame, page: Readings) -> Iterator[Html]:
-    """The usage ratio of a pool whose size is not reported."""
-    names = [name for name in page.figures if name.startswith("usage ") and frame.runs(page, name)]
+def _by_engine(frame: Frame, page: Readings, figure: str) -> tuple[list[Line], str]:
+    """A line of a figure for each engine that has it, and how many of them are drawn if not all are."""
+    prefix = f"{figure} "
+    names = [name for name in page.figures if name.startswith(prefix) and frame.runs(page, name)]
     lines = [
-        Line(name=f"engine {name.removeprefix('usage ')}", runs=frame.runs(page, name), style=f"s{place} stepped")
-        for place, name in enumerate(islice(names, MAX_LINES))
+        Line(name=f"engine {name.removeprefix(prefix)}", runs=frame.runs(page, name), style=f"s{place} stepped")
+        for place, name in enumerate(names[:MAX_LINES])
     ]
-    if lines:
-        yield figure(
-            frame.plot(
-                key="usage",
-                title="KV pool usage" + left_out(len(names)),
-                description="Usage of the KV pool over time, by engine; its size is not reported.",
-                scale=axes.shares(),
-                lines=tuple(lines),
-            ),
-            format_ratio,
-        )
+    return lines, left_out(len(names))
 
 
 def _block_markers(frame: Frame, page: Readings) -> tuple[Marker, ...]:
@@ -135,37 +115,24 @@ def _where(spans: Sequence[Span], page: Readings, measured: float, end_seconds: 
 
 def requests(frame: Frame, page: Readings) -> Iterator[Html]:
     """Running and waiting requests, and preemptions if there were any."""
-    lines = [
-        Line(name=name, runs=frame.runs(page, name), style=style)
-        for name, style in (("running", "s0 stepped"), ("waiting", "s1 stepped dashed"))
+    lines = _lines(frame, page, ("running", "running", "s0 stepped"), ("waiting", "waiting", "s1 stepped dashed"))
+    if lines:
+        description = "Running and waiting requests over time, all engines together."
+        scale = axes.counts(0.0, max(extremes(lines)[1] * HEADROOM, 4.0))
+        yield frame.figure("requests", "Requests", scale, lines, format_count, description=description)
+    lines = _lines(frame, page, ("preempted", "preemptions since the server's start", "s6"))
+    low, high = extremes(lines)
+    if high > low:
+        description = "Requests that lost their blocks and are computed again, since the server's start."
+        scale = axes.counts(0.0, high * HEADROOM)
+        yield frame.figure("preempted", "Preemptions", scale, lines, format_count, description=description)
+
+
+def _lines(frame: Frame, page: Readings, *wanted: tuple[str, str, str]) -> list[Line]:
+    """The lines of figures, given with their titles and styles; those without a sample are left out."""
+    found = [
+        Line(name=title, runs=frame.runs(page, name), style=style)
+        for name, title, style in wanted
         if name in page.figures
     ]
-    lines = [line for line in lines if line.runs]
-    if lines:
-        yield figure(
-            frame.plot(
-                key="requests",
-                title="Requests",
-                description="Running and waiting requests over time, all engines together.",
-                scale=axes.counts(0.0, max(extremes(lines)[1] * HEADROOM, 4.0)),
-                lines=tuple(lines),
-            ),
-            format_count,
-        )
-    preempted = (
-        [Line(name="preemptions since the server's start", runs=frame.runs(page, "preempted"), style="s6")]
-        if "preempted" in page.figures
-        else []
-    )
-    preempted = [line for line in preempted if line.runs and extremes([line])[1] > extremes([line])[0]]
-    if preempted:
-        yield figure(
-            frame.plot(
-                key="preempted",
-                title="Preemptions",
-                description="Requests that lost their blocks and are computed again, since the server's start.",
-                scale=axes.counts(0.0, extremes(preempted)[1] * HEADROOM),
-                lines=tuple(preempted),
-            ),
-            format_count,
-        )
+    return [line for line in found if line.runs]

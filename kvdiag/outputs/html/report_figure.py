@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvdiag.formatting import format_bytes
-from kvdiag.model import Diagnosis, StepResult, Timeline
+from kvdiag.model import Diagnosis, Quantity, StepResult, Timeline
 from kvdiag.outputs.html import axes, svg_plots
+from kvdiag.outputs.html.axes import Scale
 from kvdiag.outputs.html.downsample import Run, thinned
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_series import Readings
@@ -15,6 +17,9 @@ from kvdiag.outputs.html.svg_plots import Band, Event, Line, Marker, Plot
 from kvdiag.outputs.presentation import signed
 
 MAX_LINES = 8
+
+Unit = Callable[[float], str]
+"""How a value of a plot is written."""
 
 LEAST_CHANGE_BYTES = 16 * 2**20
 """Least height of the axis of a change, so that noise does not look like growth."""
@@ -38,20 +43,28 @@ class Frame:
         diagnosis = self.diagnosis
         return thinned(readings.runs(name), diagnosis.start_seconds, diagnosis.end_seconds, self.columns)
 
-    def plot(self, **fields: object) -> Plot:
-        """A plot over the whole time, with the steps and the failures."""
-        return Plot(
+    def figure(self, key: str, title: str, scale: Scale, lines: Sequence[Line], unit: Unit, **more: Any) -> Html:
+        """A plot over the whole time, with the steps, the failures, and the same data as a table.
+
+        `unit` formats a value; `more` are further fields of the plot, its description at least.
+        """
+        plot = Plot(
+            key=key,
+            title=title,
+            scale=scale,
+            lines=tuple(lines),
             start_seconds=self.diagnosis.start_seconds,
             end_seconds=self.diagnosis.end_seconds,
             bands=self.bands,
             events=self.events,
             columns=self.columns,
-            **fields,  # type: ignore[arg-type]
+            **more,
         )
+        return svg_plots.figure(plot, _as_table(plot, unit))
 
 
-def figure(plot: Plot, unit: Callable[[float], str]) -> Html:
-    """A plot with the same data as a table, for readers who cannot see it."""
+def _as_table(plot: Plot, unit: Unit) -> Html:
+    """The data of a plot, for readers who cannot see it."""
     head = element("tr", *(element("th", name, scope="col") for name in ("", "first", "lowest", "highest", "last")))
     rows = []
     for line in plot.lines:
@@ -59,11 +72,12 @@ def figure(plot: Plot, unit: Callable[[float], str]) -> Html:
         first, last = line.runs[0][1][0], line.runs[-1][1][-1]
         cells = [element("td", unit(value)) for value in (first, low, high, last)]
         rows.append(element("tr", element("th", line.name, scope="row"), *cells))
-    marked = [element("li", one.title) for one in plot.markers]
-    marked += [element("li", one.title) for one in plot.events]
+    marked = [
+        element("li", title) for title in [one.title for one in plot.markers] + [one.title for one in plot.events]
+    ]
     table = element("div", element("table", head, *rows), class_="scroll")
     more = [element("ul", *marked)] if marked else []
-    return svg_plots.figure(plot, element("details", element("summary", "As a table"), table, *more))
+    return element("details", element("summary", "As a table"), table, *more)
 
 
 def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
@@ -76,15 +90,13 @@ def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
     low, high = extremes(changes)
     room = max(LEAST_CHANGE_BYTES - (high - low), 0.0)
     spare = 0.08 * max(high - low, LEAST_CHANGE_BYTES)
-    return figure(
-        frame.plot(
-            key=key,
-            title=f"{title}: change since the first sample",
-            description="The same figures minus their first sample, which makes small growth visible.",
-            scale=axes.sizes(low - (spare if low < 0 else 0.0), high + spare + room, signed=True),
-            lines=tuple(changes),
-        ),
+    return frame.figure(
+        key,
+        f"{title}: change since the first sample",
+        axes.sizes(low - (spare if low < 0 else 0.0), high + spare + room, signed=True),
+        changes,
         _change,
+        description="The same figures minus their first sample, which makes small growth visible.",
     )
 
 
@@ -105,17 +117,15 @@ def values_of(markers: Sequence[Marker]) -> list[float]:
 
 def both(step: StepResult, name: str) -> tuple[float | None, float | None]:
     """The expected and the measured value of one of a step's quantities."""
-    expected, measured = (
-        next((one.value for one in quantities if one.name == name), None)
-        for quantities in (step.expected, step.measured)
-    )
-    return (
-        expected if isinstance(expected, int | float) else None,
-        measured if isinstance(measured, int | float) else None,
-    )
+    return _number(step.expected, name), _number(step.measured, name)
 
 
-def marker_title(step: StepResult, expected: float | None, measured: float | None, unit: Callable[[float], str]) -> str:
+def _number(quantities: Sequence[Quantity], name: str) -> float | None:
+    value = next((one.value for one in quantities if one.name == name), None)
+    return value if isinstance(value, int | float) else None
+
+
+def marker_title(step: StepResult, expected: float | None, measured: float | None, unit: Unit) -> str:
     """A marker in words."""
     parts = [
         f"{name} {unit(value)}" for name, value in (("expected", expected), ("measured", measured)) if value is not None

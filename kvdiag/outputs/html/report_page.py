@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvdiag.formatting import format_bytes, format_duration, format_time, plural
-from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Diagnosis, Evidence, Quantity, Status, StepResult, Timeline
 from kvdiag.outputs.html.kit import (
     definitions,
@@ -28,10 +27,12 @@ from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_plots import draw
 from kvdiag.outputs.presentation import (
     NOT_REPORTED,
+    UNKNOWN,
     engine_of,
     evidence_value,
-    explained_of,
+    pool_title,
     problems_of,
+    sections,
     sentence,
     spaced,
 )
@@ -93,36 +94,20 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
 
 
 def _rest(diagnosis: Diagnosis) -> Iterator[Html]:
-    """What is no problem: explained, unknown, not read, not found."""
-    explained = explained_of(diagnosis)
-    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
-    healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
-    for title, rows in (
-        ("Explained", verdict_rows(explained) if explained else None),
-        ("Unknown", unknown_rows(unknown) if unknown else None),
-        ("Missing data", gap_rows(diagnosis.gaps) if diagnosis.gaps else None),
-        ("Checked, not found", verdict_rows(healthy) if healthy else None),
-    ):
-        if rows is not None:
-            yield element("h2", title)
-            yield rows
+    """What is no problem: explained, not found, unknown, not read."""
+    for title, findings in sections(diagnosis):
+        yield element("h2", title)
+        yield unknown_rows(findings) if title == UNKNOWN else verdict_rows(findings)
+    if diagnosis.gaps:
+        yield element("h2", "Missing data")
+        yield gap_rows(diagnosis.gaps)
 
 
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
     """The server, its machine and the time range."""
     facts = diagnosis.facts
-    parallel = [
-        f"{ranks} {name}"
-        for ranks, name in ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))
-        if ranks
-    ]
-    pools = []
-    for pool in facts.pools:
-        size = pool_bytes(facts, pool)
-        pools.append(
-            f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens"
-            + ("" if size is None else f", {format_bytes(size[0])} {size[1]}")
-        )
+    pools = [pool_title(facts, pool) for pool in facts.pools]
+    ranks = ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))
     names = [", ".join(filter(None, (device.name, _size(device)))) for device in devices]
     context = facts.max_model_len_tokens
     return definitions(
@@ -132,7 +117,7 @@ def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
             ("engine", engine_of(facts) or NOT_REPORTED),
             ("context", NOT_REPORTED if context is None else plural(context, "token")),
             ("KV pool", "; ".join(_counted(pools)) or NOT_REPORTED),
-            ("parallel", ", ".join(parallel) or NOT_REPORTED),
+            ("parallel", ", ".join(f"{count} {name}" for count, name in ranks if count) or NOT_REPORTED),
             ("GPUs", "; ".join(_counted(names)) or "not observed"),
             ("time", _window(diagnosis)),
         )

@@ -18,7 +18,6 @@ from kvdiag.outputs.html.report_figure import (
     both,
     change,
     extremes,
-    figure,
     left_out,
     marker_title,
     values_of,
@@ -135,17 +134,15 @@ def _gpu(
     top = gpu.total_bytes or max(extremes(lines)[1], 1.0)
     levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
     markers = _device_markers(frame) if alone else ()
-    yield figure(
-        frame.plot(
-            key=key,
-            title=title,
-            description=f"Memory of {gpu.name} in use over time.",
-            scale=axes.sizes(0.0, HEADROOM * max([top, *values_of(markers)])),
-            lines=tuple(lines),
-            levels=levels,
-            markers=markers,
-        ),
+    yield frame.figure(
+        key,
+        title,
+        axes.sizes(0.0, HEADROOM * max([top, *values_of(markers)])),
+        lines,
         format_bytes,
+        description=f"Memory of {gpu.name} in use over time.",
+        levels=levels,
+        markers=markers,
     )
     if all(high - low < FLAT_RATIO * top for low, high in (extremes([line]) for line in lines)):
         yield change(frame, f"{key}-change", title, lines)

@@ -14,54 +14,44 @@ from prometheus_client.core import Metric
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
 from kvdiag.model import Engine, Facts, KvPool, Sample, ServerState, Snapshot
-from kvdiag.outputs.metrics.families import bounded, gauge
+from kvdiag.outputs.metrics.families import bounded, family, field_family, one_of
 
-LABELS = ("engine",)
 STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
+ROOM_FIELDS = {
+    "kv_headroom_tokens": "headroom_tokens",
+    "kv_headroom_requests": "headroom_requests",
+    "kv_waste_ratio": "waste_ratio",
+    "context_mean_tokens": "context_mean_tokens",
+    "requests_concurrency_limit": "concurrency_limit",
+    "requests_in_flight_ratio": "in_flight_ratio",
+}
+"""Metrics and their fields of `Room`."""
 
 
 def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
     """The engines' KV pools and requests."""
     pools = bounded(facts.pools) if newest.engines else []
-    sizes = {pool.engine: pool_bytes(facts, pool) for pool in pools}
-    blocks = {pool.engine: block_bytes(facts, pool) for pool in pools}
-    yield gauge(
-        "kvdiag_kv_pool_bytes",
-        "Bytes of the engine's KV pool on one rank.",
-        LABELS,
-        [((engine,), float(size[0])) for engine, size in sizes.items() if size is not None],
-    )
-    engines = bounded(newest.engines)
+    sizes = {pool.engine: size[0] for pool in pools if (size := pool_bytes(facts, pool)) is not None}
+    blocks = {pool.engine: block[0] for pool in pools if (block := block_bytes(facts, pool)) is not None}
+    yield family("kv_pool_bytes", [((engine,), float(size)) for engine, size in sizes.items()])
+    engines = [((one.engine,), one) for one in bounded(newest.engines)]
     used = []
-    for engine in engines:
-        pool, size = facts.pool(engine.engine), blocks.get(engine.engine)
-        if pool is not None and size is not None and engine.kv_usage_ratio is not None:
-            used.append(((engine.engine,), float(pool.used_blocks(engine.kv_usage_ratio) * size[0])))
-    yield gauge("kvdiag_kv_used_bytes", "Bytes of the KV pool in use, on one rank.", LABELS, used)
-    for name, field, text in (
-        ("kv_usage_ratio", "kv_usage_ratio", "Usage of the KV pool, as the engine reports it."),
-        ("requests_running", "requests_running", "Running requests."),
-        ("requests_waiting", "requests_waiting", "Waiting requests."),
-    ):
-        rows = [((one.engine,), float(value)) for one in engines if (value := getattr(one, field)) is not None]
-        yield gauge(f"kvdiag_{name}", text, LABELS, rows)
-    for name, field, text in (
-        ("kv_capacity_tokens", "capacity_tokens", "Capacity of the KV pool in tokens, as the engine reports it."),
-        (
-            "requests_max_concurrency",
-            "max_concurrency",
-            "Requests of full context length that fit into the pool at once.",
-        ),
-    ):
-        rows = [((pool.engine,), float(value)) for pool in pools if (value := getattr(pool, field)) is not None]
-        yield gauge(f"kvdiag_{name}", text, LABELS, rows)
-    per_token = []
-    for pool in pools:
-        size = sizes[pool.engine]
-        if size is not None and pool.capacity_tokens:
-            per_token.append(((pool.engine,), size[0] / pool.capacity_tokens))
-    text = "Bytes of the KV pool per token of its capacity, on one rank."
-    yield gauge("kvdiag_kv_bytes_per_token", text, LABELS, per_token)
+    for labels, engine in engines:
+        pool, block_size = facts.pool(engine.engine), blocks.get(engine.engine)
+        if pool is not None and block_size is not None and engine.kv_usage_ratio is not None:
+            used.append((labels, float(pool.used_blocks(engine.kv_usage_ratio) * block_size)))
+    yield family("kv_used_bytes", used)
+    for field in ("kv_usage_ratio", "requests_running", "requests_waiting"):
+        yield field_family(field, field, engines)
+    known = [((pool.engine,), pool) for pool in pools]
+    yield field_family("kv_capacity_tokens", "capacity_tokens", known)
+    yield field_family("requests_max_concurrency", "max_concurrency", known)
+    per_token = [
+        ((pool.engine,), sizes[pool.engine] / pool.capacity_tokens)
+        for pool in pools
+        if pool.engine in sizes and pool.capacity_tokens
+    ]
+    yield family("kv_bytes_per_token", per_token)
     yield from _room_families(newest, facts)
 
 
@@ -109,51 +99,17 @@ def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
 
 def _room_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
     linear = bool(newest.engines and facts.pools) and grows_with_every_token(facts)
-    rooms: dict[str, Room] = {}
+    rooms = []
     for engine in bounded(newest.engines):
         pool = facts.pool(engine.engine)
-        found = None if pool is None else room(engine, pool, linear=linear)
-        if found is not None:
-            rooms[engine.engine] = found
-    for name, field, text in (
-        ("kv_headroom_tokens", "headroom_tokens", "Tokens that fit into the free blocks of the pool."),
-        (
-            "kv_headroom_requests",
-            "headroom_requests",
-            "Further requests of the current mean length that fit into the free blocks.",
-        ),
-        (
-            "kv_waste_ratio",
-            "waste_ratio",
-            "Estimated share of the used blocks that holds no token: half a block per running request.",
-        ),
-        (
-            "context_mean_tokens",
-            "context_mean_tokens",
-            "Mean tokens in the pool per running request, including generated ones.",
-        ),
-        (
-            "requests_concurrency_limit",
-            "concurrency_limit",
-            "Requests of the current mean length that fit into the pool at once.",
-        ),
-        (
-            "requests_in_flight_ratio",
-            "in_flight_ratio",
-            "Running and waiting requests over those that fit into the pool at their current length; can exceed 1.",
-        ),
-    ):
-        rows = [((engine,), value) for engine, one in rooms.items() if (value := getattr(one, field)) is not None]
-        yield gauge(f"kvdiag_{name}", text, LABELS, rows)
+        rooms.append(((engine.engine,), None if pool is None else room(engine, pool, linear=linear)))
+    for name, field in ROOM_FIELDS.items():
+        yield field_family(name, field, rooms)
 
 
 def server_families(snapshot: Snapshot) -> Iterator[Metric]:
     """The monitored server, and whether it answers."""
     facts = snapshot.facts
     who = (facts.engine_name, facts.engine_version, facts.model)
-    rows = [] if who == (None, None, None) else [(tuple(each or "" for each in who), 1.0)]
-    text = "The monitored server and its model; always 1."
-    yield gauge("kvdiag_server_info", text, ("name", "version", "model_name"), rows)
-    text = "1 for the server's current state, 0 for the others; starting until its first answer."
-    states = [((state,), float(state == snapshot.state)) for state in STATES]
-    yield gauge("kvdiag_server_state", text, ("state",), states)
+    yield family("server_info", [(tuple(each or "" for each in who), 1.0)] if any(who) else [])
+    yield family("server_state", one_of(snapshot.state, STATES))

@@ -23,7 +23,7 @@ from kvdiag.outputs.metrics.devices import (
 )
 from kvdiag.outputs.metrics.diagnosis_metrics import diagnosis_families, source_families
 from kvdiag.outputs.metrics.engine_metrics import engine_families, server_families
-from kvdiag.outputs.metrics.families import gauge
+from kvdiag.outputs.metrics.families import family
 
 
 class SnapshotCollector(Collector):
@@ -36,11 +36,11 @@ class SnapshotCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of the page; only those with series of the requested names, if any are requested."""
-        for family in families(self._newest()):
+        for one in families(self._newest()):
             if self._names:
-                family.samples = [sample for sample in family.samples if sample.name in self._names]
-            if family.samples or not self._names:
-                yield family
+                one.samples = [sample for sample in one.samples if sample.name in self._names]
+            if one.samples or not self._names:
+                yield one
 
 
 def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> CollectorRegistry:
@@ -52,7 +52,7 @@ def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> Col
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
     """Every family of a snapshot; what was not observed has no series."""
-    yield gauge("kvdiag_build_info", "Version of kvdiag.", ("version",), [((kvdiag.__version__,), 1.0)])
+    yield family("build_info", [((kvdiag.__version__,), 1.0)])
     yield from server_families(snapshot)
     yield from device_families(snapshot.newest)
     yield from ledger_families(snapshot)

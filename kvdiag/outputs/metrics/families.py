@@ -1,13 +1,17 @@
-"""The parts of every metric family: clean labels, and a bounded number of series.
+"""The parts of every metric family: its name and labels from `metrics.json`, clean values, a bounded number of series.
 
+`metrics.json` is the contract with the rules and dashboards: type, labels and help of every metric of the page.
 Prometheus drops a whole target whose page repeats a series or has a label of excessive length.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.resources import files
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -20,10 +24,15 @@ MAX_PROCESSES = 64
 MAX_SERIES = 512
 """Of engines, devices and allocators each: more than any one server has."""
 
-GPU = ("gpu", "uuid")
-
 T = TypeVar("T")
-Row = tuple[tuple[str, ...], float]
+Labels = tuple[str, ...]
+Row = tuple[Labels, float]
+
+
+@cache
+def _contract() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files("kvdiag.outputs.metrics").joinpath("metrics.json").read_text("utf-8"))
+    return found
 
 
 def label(text: object) -> str:
@@ -34,25 +43,35 @@ def label(text: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in shown)
 
 
-def gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    """A family of gauges; of rows with equal labels the first counts."""
-    family = GaugeMetricFamily(name, text, labels=labels)
+def family(name: str, rows: Iterable[Row]) -> Metric:
+    """A family of `metrics.json`, `name` without `kvdiag_`; of rows with equal labels the first counts."""
+    known = _contract()[name]
+    kind = CounterMetricFamily if known["type"] == "counter" else GaugeMetricFamily
+    made = kind(f"kvdiag_{name}", known["help"], labels=known["labels"])
     for values, value in _distinct(rows):
-        family.add_metric(values, value)
-    return family
+        made.add_metric(values, value)
+    return made
 
 
-def counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    """A family of counters, whose series end in `_total`; of rows with equal labels the first counts."""
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, value in _distinct(rows):
-        family.add_metric(values, value)
-    return family
+def field_family(name: str, field: str, owners: Iterable[tuple[Labels, object | None]]) -> Metric:
+    """A family with one field of each owner; an owner or a figure that is `None` has no series."""
+    figures = [(labels, None if owner is None else getattr(owner, field)) for labels, owner in owners]
+    return family(name, [(labels, float(value)) for labels, value in figures if value is not None])
+
+
+def one_of(chosen: str | None, known: Iterable[str]) -> list[Row]:
+    """A series for each known state: 1 for the chosen one, 0 for the others; none if nothing is chosen."""
+    return [] if chosen is None else [((one,), float(one == chosen)) for one in known]
+
+
+def single(value: float | None) -> list[Row]:
+    """A series without labels; none without a value."""
+    return [] if value is None else [((), float(value))]
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
     """Each set of labels once: labels that are cut may become equal."""
-    seen: set[tuple[str, ...]] = set()
+    seen: set[Labels] = set()
     for values, value in islice(rows, MAX_SERIES * MAX_PROCESSES):
         cleaned = tuple(label(each) for each in values)
         if cleaned not in seen:

@@ -6,23 +6,21 @@ Names come from logs and servers, so they are escaped before they are printed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
-from kvdiag.outputs.terminal.cells import grid, heading, plain
+from kvdiag.outputs.documents.plain_values import Json, fields_of
+from kvdiag.outputs.presentation import signed, spaced
+from kvdiag.outputs.terminal.cells import columns, grid, heading, plain
 
 SCHEMA_VERSION = 1
 MOST_RANKS_SHOWN = 8
-
-Json = dict[str, Any]
 
 NAMES: Mapping[Figure, str] = {
     Figure.WEIGHTS: "weights",
@@ -41,6 +39,10 @@ _SIZES = (
     "graphs_actual",
     "graphs_estimate",
     "total",
+)
+_MEASURED = (
+    *("gpu_total_bytes", "gpu_name", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"),
+    "graphs_in_fraction",
 )
 _SETTINGS = (
     "version",
@@ -77,10 +79,8 @@ def render_calibration(
     else:
         headline.append("NO DRIFT", style="bold green")
         headline.append(f"  predicted and reported figures agree within {format_ratio(DRIFT_LIMIT_RATIO)}")
-    subject = grid()
     version = report.settings.version
-    subject.add_row(Text("model", style="dim"), plain(model))
-    subject.add_row(Text("engine", style="dim"), plain(origin + (f" (vllm {version})" if version else "")))
+    subject = grid((("model", model), ("engine", origin + (f" (vllm {version})" if version else ""))))
     parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration.comparisons), (1, 0, 0, 0))]
     parts += [plain(f"  {', '.join(names)}: {reason}") for reason, names in _reasons(calibration.comparisons).items()]
     if len(report.ranks) > 1:
@@ -108,18 +108,14 @@ def _reasons(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
 
 
 def _comparisons(comparisons: Sequence[Comparison]) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in ("predicted", "reported", "drift"):
-        table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
+    table = columns("", ">predicted", ">reported", ">drift", "")
     for one in comparisons:
         style = "" if one.within_limit else "yellow"
         table.add_row(
             NAMES[one.figure],
             _value(one.figure, one.predicted),
             _value(one.figure, one.reported),
-            Text("exact" if one.drift_ratio == 0 else _signed(one.drift_ratio), style=style),
+            Text("exact" if one.drift_ratio == 0 else signed(format_ratio(one.drift_ratio)), style=style),
             plain(one.where, "dim"),
         )
     return table
@@ -131,32 +127,25 @@ def _value(figure: Figure, interval: Interval) -> str:
     return f"{interval.nominal:,.2f}x" if figure is Figure.CONCURRENCY else format_count(interval.nominal)
 
 
-def _signed(ratio: float) -> str:
-    return f"{'+' if ratio > 0 else ''}{format_ratio(ratio)}"
-
-
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
-    table = grid()
-    for rank in ranks[:MOST_RANKS_SHOWN]:
-        told = [f"{name.replace('_', ' ')} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank).items()]
-        table.add_row(plain(rank.name, "dim"), ", ".join(told))
+    rows = [
+        (rank.name, ", ".join(f"{spaced(name)} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank)))
+        for rank in ranks[:MOST_RANKS_SHOWN]
+    ]
     if len(ranks) > MOST_RANKS_SHOWN:
-        table.add_row("", f"and {len(ranks) - MOST_RANKS_SHOWN} more")
-    return table
+        rows.append(("", f"and {len(ranks) - MOST_RANKS_SHOWN} more"))
+    return grid(rows)
 
 
 def _measured(profile: Profile) -> RenderableType:
-    table = grid()
     graphs = "graphs" if profile.graphs_in_fraction else "graphs, outside the memory fraction"
-    for name, size in (
-        ("context", profile.context_bytes),
-        ("activation", profile.activation_bytes),
-        ("overhead (context, activation, graphs)", profile.overhead_bytes),
-        (graphs, profile.graph_bytes),
-    ):
-        if size is not None:
-            table.add_row(Text(name, style="dim"), format_bytes(size))
-    return table
+    sizes = {
+        "context": profile.context_bytes,
+        "activation": profile.activation_bytes,
+        "overhead (context, activation, graphs)": profile.overhead_bytes,
+        graphs: profile.graph_bytes,
+    }
+    return grid((name, format_bytes(size)) for name, size in sizes.items() if size is not None)
 
 
 def calibration_document(
@@ -173,7 +162,7 @@ def calibration_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model,
-        "engine": {"origin": origin, **{name: getattr(report.settings, name) for name in _SETTINGS}},
+        "engine": {"origin": origin, **fields_of(report.settings, *_SETTINGS)},
         "within_limit": calibration.within_limit,
         "limit_ratio": DRIFT_LIMIT_RATIO,
         "comparisons": [
@@ -193,17 +182,7 @@ def calibration_document(
             {"name": rank.name, **{f"{name}_bytes": _bytes(getattr(rank, name)) for name in _SIZES}}
             for rank in report.ranks
         ],
-        "measured": None
-        if profile is None
-        else {
-            "gpu_total_bytes": profile.gpu_total_bytes,
-            "gpu_name": profile.gpu_name,
-            "context_bytes": profile.context_bytes,
-            "activation_bytes": profile.activation_bytes,
-            "graph_bytes": profile.graph_bytes,
-            "overhead_bytes": profile.overhead_bytes,
-            "graphs_in_fraction": profile.graphs_in_fraction,
-        },
+        "measured": None if profile is None else fields_of(profile, *_MEASURED),
         "profile_file": profile_file,
         "missing": list(calibration.missing),
         "notes": [*calibration.notes, note],
@@ -214,9 +193,8 @@ def _number(figure: Figure, value: float) -> float:
     return value if figure is Figure.CONCURRENCY else int(value)
 
 
-def _sizes(rank: RankReport) -> dict[str, PrintedSize]:
-    told = {name: getattr(rank, name) for name in _SIZES}
-    return {name: size for name, size in told.items() if size is not None}
+def _sizes(rank: RankReport) -> list[tuple[str, PrintedSize]]:
+    return [(name, size) for name in _SIZES if (size := getattr(rank, name)) is not None]
 
 
 def _bytes(size: PrintedSize | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -85,9 +85,32 @@ def plain(content: str, style: str = "") -> Text:
     return Text(printable(content), style=style)
 
 
-def grid() -> Table:
-    """A table of names and values."""
+def grid(rows: Iterable[tuple[str | Text, str | Text]]) -> Table:
+    """A table of names and values; a name that is no `Text` is dim, texts from outside are made safe."""
     table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(
+            plain(name, "dim") if isinstance(name, str) else name, plain(value) if isinstance(value, str) else value
+        )
     return table
+
+
+def columns(*titles: str, header: bool = True) -> Table:
+    """A table without lines. A title that starts with `>` is of numbers, right-aligned; `=` does not wrap."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=header, header_style="dim")
+    for title in titles:
+        kept = title[:1] in (">", "=")
+        table.add_column(
+            title[1:] if kept else title,
+            justify="right" if title[:1] == ">" else "left",
+            no_wrap=kept,
+            overflow="fold",
+        )
+    return table
+
+
+def indented(content: RenderableType) -> RenderableType:
+    """Two columns to the right."""
+    return Padding(content, (0, 0, 0, 2))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from kvdiag.comparison import Baseline, Change, Outcome
+from kvdiag.baseline_comparison import Baseline, Change, Outcome
 from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.outputs.documents.plain_values import Json, fields_of
 from kvdiag.outputs.presentation import signed
-from kvdiag.outputs.terminal.cells import plain
+from kvdiag.outputs.terminal.cells import columns, plain
 
 SCHEMA_VERSION = 1
 STYLES: Mapping[Outcome, str] = {
@@ -24,42 +23,24 @@ STYLES: Mapping[Outcome, str] = {
 }
 
 
-def document(before: Baseline, after: Baseline, changes: Sequence[Change]) -> dict[str, Any]:
+def document(before: Baseline, after: Baseline, changes: Sequence[Change]) -> Json:
     """The comparison as a document."""
+    who = ("engine", "engine_version", "model", "worst")
     return {
         "schema_version": SCHEMA_VERSION,
-        "before": _who(before),
-        "after": _who(after),
+        "before": fields_of(before, *who),
+        "after": fields_of(after, *who),
         "changes": [
-            {
-                "name": one.name,
-                "unit": one.unit,
-                "outcome": one.outcome,
-                "before": one.before,
-                "after": one.after,
-                "ratio": None if one.ratio is None else round(one.ratio, 6),
-            }
+            fields_of(one, "name", "unit", "outcome", "before", "after")
+            | {"ratio": None if one.ratio is None else round(one.ratio, 6)}
             for one in changes
         ],
     }
 
 
-def _who(baseline: Baseline) -> dict[str, Any]:
-    return {
-        "engine": baseline.engine,
-        "engine_version": baseline.engine_version,
-        "model": baseline.model,
-        "worst": baseline.worst,
-    }
-
-
 def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> RenderableType:
     """One line for each figure, with its change if it differs."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for title in ("before", "after", "change"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = columns("=", "=", ">before", ">after", ">change")
     for one in changes:
         change = "" if one.ratio is None or one.outcome == "same" else signed(format_ratio(one.ratio))
         table.add_row(

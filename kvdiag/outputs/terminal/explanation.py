@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from kvdiag.diagnosis.knowledge import Entry
+from kvdiag.outputs.terminal.cells import columns
 
 SCHEMA_VERSION = 1
 
@@ -48,9 +48,7 @@ def render(verdict: str, entry: Entry) -> RenderableType:
 
 def listing(known: Mapping[str, Entry]) -> RenderableType:
     """Every verdict on a line of its own, with its symptom."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = columns("=", "", header=False)
     for verdict, entry in known.items():
         table.add_row(Text(verdict, style="bold"), Text(entry.symptom))
     return table

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_ratio, plural
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
 from kvdiag.kv.layout.layers import LayerKind
-from kvdiag.outputs.terminal.cells import Kind, grid, heading, marked
+from kvdiag.outputs.terminal.cells import Kind, columns, grid, heading, indented, marked
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
@@ -82,10 +81,7 @@ def render_fit(
 
 def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
     """Context down, concurrency across."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("context", justify="right")
-    for plan in rows[0]:
-        table.add_column(f"{plan.demand.requests:,}", justify="right")
+    table = columns(">context", *(f">{plan.demand.requests:,}" for plan in rows[0]))
     for row in rows:
         cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
         table.add_row(f"{row[0].demand.context_tokens:,}", *cells)
@@ -94,14 +90,11 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
-    table = grid()
     rows = [("model", f"{origin}: {kinds} layers"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None:
         rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the memory in a request's blocks is unused"))
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
+    return grid(rows)
 
 
 def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
@@ -122,15 +115,8 @@ def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _shares(budget: Budget) -> tuple[int, ...]:
-    return (
-        budget.weights_bytes,
-        budget.pool_bytes,
-        budget.activation_bytes,
-        budget.context_bytes,
-        budget.graph_bytes,
-        budget.overhead_bytes,
-        budget.reserve_bytes,
-    )
+    used = (budget.weights_bytes, budget.pool_bytes, budget.activation_bytes, budget.context_bytes)
+    return (*used, budget.graph_bytes, budget.overhead_bytes, budget.reserve_bytes)
 
 
 def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
@@ -139,15 +125,11 @@ def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
         marked(part, ascii_only=ascii_only) * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
         for part, share in zip(_PARTS, _shares(budget), strict=True)
     )
-    return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))
+    return indented(Text(bar[: _BAR_WIDTH + 1]))
 
 
 def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    table = columns("=", "=", ">", ">", header=False)
     for part, share in zip(_PARTS, _shares(budget), strict=True):
         # One figure for all three where they were measured together, else one for each.
         if not share and part.title in (
@@ -160,18 +142,16 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
         )
     if budget.shortfall_bytes:
         table.add_row("!", "missing", format_bytes(budget.shortfall_bytes), "")
-    return Padding(table, (0, 0, 0, 2))
+    return indented(table)
 
 
 def _levers(levers: Sequence[Lever]) -> RenderableType:
-    table = grid()
+    rows = []
     for lever in levers:
         plan = lever.plan
         effect = f"+{format_bytes(lever.gained_bytes)} headroom per GPU"
         if plan.keeps_cache:
             effect += f", {plural(plan.max_requests, 'request')} at once"
-        table.add_row(
-            Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
-            Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),
-        )
-    return table
+        change = Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim"))
+        rows.append((Text(MARKS[plan.outcome], style=STYLES[plan.outcome]), change))
+    return grid(rows)

@@ -9,21 +9,20 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.comparison import Course
-from kvdiag.diagnosis.fleet.components import BY_NAME
-from kvdiag.diagnosis.fleet.verdicts import amount
+from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
+from kvdiag.diagnosis.fleet.fleet_verdicts import amount
 from kvdiag.formatting import format_count, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
-from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, WORDS, problems_of, spaced
+from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, problems_of, spaced
 from kvdiag.outputs.terminal import text
-from kvdiag.outputs.terminal.cells import grid, heading, plain
-from kvdiag.outputs.terminal.text import STYLES, gap_list, headed, problem, unknowns
+from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
+from kvdiag.outputs.terminal.text import gap_list, headed, problem, status_word, unknowns
 from kvdiag.stats import Interval
 
 MAX_REPLICAS, MAX_ROWS = 40, 20
@@ -60,31 +59,24 @@ def render(result: FleetDiagnosis) -> RenderableType:
 
 
 def _history(source: Source) -> RenderableType:
-    table = grid()
-    rows = (
-        ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
-        ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),
-        ("joined", source.joined),
+    return grid(
+        (
+            ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
+            ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),
+            ("joined", source.joined),
+        )
     )
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), plain(value))
-    return table
 
 
 def _replicas(result: FleetDiagnosis) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("replica", overflow="fold", ratio=2)
-    table.add_column("hours", justify="right", no_wrap=True)
-    table.add_column("result", overflow="fold", ratio=3)
+    table = columns("=", "replica", ">hours", "result")
     for one in result.judged[:MAX_REPLICAS]:
         diagnosis = one.diagnosis
         hours = (diagnosis.end_seconds - diagnosis.start_seconds) / 3600.0
-        word = Text(WORDS[diagnosis.worst], style=STYLES[diagnosis.worst])
-        table.add_row(word, plain(one.name), format_count(hours), plain(one.summary))
+        table.add_row(status_word(diagnosis.worst), plain(one.name), format_count(hours), plain(one.summary))
     left = len(result.judged) - MAX_REPLICAS
     more = [plain(f"and {left:,} more: --output json lists them all", "dim")] if left > 0 else []
-    return Padding(Group(table, *more), (0, 0, 0, 2))
+    return indented(Group(table, *more))
 
 
 def versions(fleet: Fleet) -> list[RenderableType]:
@@ -108,27 +100,14 @@ def _title(version: Version) -> str:
     return version.version or NOT_REPORTED
 
 
-def _table(*columns: tuple[str, bool]) -> Table:
-    """Columns by their titles; numbers are right-aligned."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    for title, is_number in columns:
-        if is_number:
-            table.add_column(title, justify="right", no_wrap=True)
-        else:
-            table.add_column(title, overflow="fold")
-    return table
-
-
 def _versions(fleet: Fleet) -> RenderableType:
-    table = _table(
-        ("", False), ("version", False), ("model", False), ("replicas", True), ("compared", True), ("hours", True)
-    )
+    table = columns("", "version", "model", ">replicas", ">compared", ">hours")
     judged = [(_worst(fleet, one.version), one) for one in fleet.versions]
     # The oldest first, as they are; only if not all can be shown do the worst come before the others.
     shown = judged if len(judged) <= MAX_ROWS else sorted(judged, key=lambda one: ORDER.index(one[0]))
     for worst, one in shown[:MAX_ROWS]:
         table.add_row(
-            Text(WORDS[worst], style=STYLES[worst]),
+            status_word(worst),
             plain(_title(one.version)),
             plain(one.version.model or NOT_REPORTED),
             f"{one.replicas:,}",
@@ -150,9 +129,7 @@ def _is_of(finding: Finding, version: Version) -> bool:
 
 
 def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
-    table = _table(
-        ("", False), ("version", False), ("component", False), ("per hour", True), ("replicas", True), ("p-value", True)
-    )
+    table = columns("", "version", "component", ">per hour", ">replicas", ">p-value")
     ordered = sorted(growths, key=lambda one: (COURSES.index(one.course), -one.per_hour.middle))
     for one in ordered[:MAX_ROWS]:
         table.add_row(
@@ -167,7 +144,7 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
 
 
 def _changes(changes: Sequence[VersionChange]) -> RenderableType:
-    table = _table(("", False), ("versions", False), ("component", False), ("more per hour", True), ("p-value", True))
+    table = columns("", "versions", "component", ">more per hour", ">p-value")
     ordered = sorted(changes, key=lambda one: (not one.faster, -one.per_hour.middle))
     for one in ordered[:MAX_ROWS]:
         table.add_row(
@@ -196,4 +173,4 @@ def _p_value(value: float) -> str:
 def _with_rest(table: Table, count: int) -> RenderableType:
     if count > MAX_ROWS:
         table.add_row("", plain(f"and {count - MAX_ROWS:,} more", "dim"))
-    return Padding(table, (0, 0, 0, 2))
+    return indented(table)

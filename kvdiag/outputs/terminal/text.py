@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
-from kvdiag.kv.calibration.running_server import Served, pool_bytes, served
+from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.kv.calibration.running_server import Served, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status, StepResult
 from kvdiag.outputs.presentation import (
     ADVICE,
     NOT_REPORTED,
+    UNKNOWN,
     WORDS,
     engine_of,
     evidence_value,
-    explained_of,
+    pool_title,
     problems_of,
+    sections,
     sentence,
     signed,
     spaced,
     unknown_by_reason,
 )
-from kvdiag.outputs.terminal.cells import grid, heading, plain
-
-readable = format_bytes
+from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
 
 STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red", "unknown": "magenta"}
 
@@ -42,15 +40,8 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
     for finding in problems_of(diagnosis.findings):
         parts += [heading(finding.id), problem(finding)]
-    explained = explained_of(diagnosis)
-    healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
-    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
-    if explained:
-        parts += [heading("Explained"), _verdicts(explained)]
-    if healthy:
-        parts += [heading("Checked, not found"), _verdicts(healthy)]
-    if unknown:
-        parts += [heading("Unknown"), unknowns(unknown)]
+    for title, findings in sections(diagnosis):
+        parts += [heading(title), unknowns(findings) if title == UNKNOWN else _verdicts(findings)]
     if diagnosis.ledger:
         parts += [heading("Memory ledger"), ledger_table(diagnosis.ledger)]
     if diagnosis.gaps:
@@ -93,34 +84,23 @@ def headed(status: Status, text: str) -> Text:
 
 def _subject(facts: Facts) -> RenderableType:
     engine = engine_of(facts)
-    pools = ", ".join(
-        f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens"
-        + ("" if (size := pool_bytes(facts, pool)) is None else f" ({format_bytes(size[0])})")
-        for pool in facts.pools
-    )
+    pools = "; ".join(pool_title(facts, pool) for pool in facts.pools)
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
         ("model", facts.model or NOT_REPORTED),
         ("KV pool", pools or NOT_REPORTED),
-        *(("KV model", told) for told in models),
+        *(("KV model", model) for model in models),
     ]
-    table = grid()
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), plain(value))
-    return table
+    return grid(rows)
 
 
 def _figures(model: Served) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    table.add_column(no_wrap=True)
-    for title in ("predicted", "reported", "difference"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = columns("=", ">predicted", ">reported", ">difference")
     for figure in model.figures:
         drift = signed(format_ratio(figure.drift_ratio)) if figure.drift_ratio else "exact"
-        numbers = (_count(figure.predicted.nominal), _count(figure.reported.nominal), drift)
-        table.add_row(figure.title, *numbers)
-    return Padding(Group(table, plain(f"assumed: {model.assumed}", "dim")), (0, 0, 0, 2))
+        table.add_row(figure.title, _count(figure.predicted.nominal), _count(figure.reported.nominal), drift)
+    return indented(Group(table, plain(f"assumed: {model.assumed}", "dim")))
 
 
 def _count(value: float) -> str:
@@ -144,62 +124,56 @@ def _cost_model(model: Served | str) -> str:
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
-    table = grid()
+    rows = []
     for number, step in enumerate(steps, start=1):
-        told = Text.assemble((f"{number} {step.id}: ", "bold"), plain(step.summary))
+        result = Text.assemble((f"{number} {step.id}: ", "bold"), plain(step.summary))
         for note in step.notes:
-            told.append("\n").append(plain(note, "dim"))
-        table.add_row(Text(WORDS[step.status], style=STYLES[step.status]), told)
-    return table
+            result.append("\n").append(plain(note, "dim"))
+        rows.append((status_word(step.status), result))
+    return grid(rows)
+
+
+def status_word(status: Status) -> Text:
+    """A status as its word in its colour."""
+    return Text(WORDS[status], style=STYLES[status])
 
 
 def problem(finding: Finding) -> RenderableType:
     """A finding with its evidence, and what to do about it."""
-    table = grid()
-    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), plain(finding.summary))
-    for one in finding.evidence:
-        table.add_row(Text(""), Text.assemble(plain(f"{spaced(one.name)}: ", "dim"), plain(evidence_value(one))))
+    rows = [(status_word(finding.status), plain(finding.summary))]
+    rows += [
+        (Text(), Text.assemble(plain(f"{spaced(one.name)}: ", "dim"), plain(evidence_value(one))))
+        for one in finding.evidence
+    ]
     # The remedy is last: the prompt appears below it.
     for title, field in (*ADVICE[:2], ADVICE[3], ADVICE[2]):
-        text = getattr(finding, field)
-        if text:
-            table.add_row(Text(title.lower().removeprefix("likely "), style="bold"), plain(text))
-    return table
+        if text := getattr(finding, field):
+            rows.append((Text(title.lower().removeprefix("likely "), style="bold"), plain(text)))
+    return grid(rows)
 
 
 def _verdicts(findings: Iterable[Finding]) -> RenderableType:
-    table = grid()
-    for finding in findings:
-        table.add_row(Text(finding.id, style=STYLES[finding.status]), plain(finding.summary))
-    return table
+    return grid((Text(finding.id, style=STYLES[finding.status]), finding.summary) for finding in findings)
 
 
 def unknowns(findings: Iterable[Finding]) -> RenderableType:
     """Unknown verdicts, those with one reason together, the reason next to the first of them."""
-    table = grid()
-    for reason, ids in unknown_by_reason(findings).items():
-        for place, name in enumerate(ids):
-            told = plain("the same", "dim") if place else plain(reason)
-            table.add_row(Text(name, style=STYLES["unknown"]), told)
-    return table
+    return grid(
+        (Text(name, style=STYLES["unknown"]), plain("the same", "dim") if place else plain(reason))
+        for reason, ids in unknown_by_reason(findings).items()
+        for place, name in enumerate(ids)
+    )
 
 
 def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
     """Ledger lines with their sizes, one a row."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = columns("=", ">", "=", "", header=False)
     for line in lines:
         where = "" if line.gpu is None else f"GPU {line.gpu} "
         table.add_row(f"{where}{line.component}", format_bytes(line.bytes), line.provenance, plain(line.detail, "dim"))
-    return Padding(table, (0, 0, 0, 2))
+    return indented(table)
 
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
-    table = grid()
-    for gap in gaps:
-        table.add_row(plain(gap.source, "dim"), plain(f"{gap.kind}: {gap.reason}"))
-    return table
+    return grid((gap.source, f"{gap.kind}: {gap.reason}") for gap in gaps)

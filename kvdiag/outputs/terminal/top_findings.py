@@ -41,7 +41,7 @@ def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[
         rows += wrapped(_names("unknown", unknown, "unknown"), columns, most, indent=2)
     healthy = [one for one in diagnosis.findings if one.status == "ok"]
     if healthy and detail in WITH_ALL:
-        rows += wrapped(_names("not found", healthy, "ok"), columns, most, indent=2)
+        rows += wrapped(_names("checked, not found", healthy, "ok"), columns, most, indent=2)
     return rows
 
 

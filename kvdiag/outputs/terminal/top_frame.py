@@ -6,6 +6,7 @@ findings, then the memory. Names and texts come from outside: `plain` is how the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -176,12 +177,13 @@ def _verdict_lines(view: View, room: Room) -> list[Text]:
 
 
 def _counted(diagnosis: Diagnosis) -> str:
-    """How many verdicts of each status there are, and how long the history is."""
+    """How many checks have each status, and for how long the server was observed."""
     statuses = [one.status for one in diagnosis.findings]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in ORDER if status in statuses)
-    seconds = diagnosis.end_seconds - diagnosis.start_seconds
-    blind = all(line.gpu is None for line in diagnosis.ledger) and diagnosis.ledger
-    return f"{counts or 'no verdicts'}; {format_duration(seconds)} of samples" + ("; no device memory" if blind else "")
+    checks = f"{plural(len(statuses), 'check')}: {counts}" if statuses else "no checks"
+    seconds = math.ceil(diagnosis.end_seconds - diagnosis.start_seconds)
+    blind = diagnosis.ledger and all(line.gpu is None for line in diagnosis.ledger)
+    return f"{checks}; observed for {format_duration(seconds)}" + ("; no device memory" if blind else "")
 
 
 def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
@@ -210,7 +212,7 @@ def _sources(view: View, room: Room) -> list[Text]:
         if one.up and one.duration_seconds is not None and room.columns >= WIDE_COLUMNS:
             shown.append(f" {format_duration(one.duration_seconds)}", style="not bold dim")
         if one.errors_total:
-            shown.append(f" {plural(one.errors_total, 'error')}", style="not bold yellow")
+            shown.append(f" ({plural(one.errors_total, 'error')})", style="not bold yellow")
         if not one.up and one.source in reasons:
             down += wrapped(plain(f"{one.source}: {reasons[one.source]}", "dim"), room.columns, 1)
     if not view.snapshot.sources:

@@ -258,12 +258,11 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     shown = Text(f"usage {NOT_REPORTED}", style="magenta")
     filled = Text()
     if usage is not None:
-        shown = Text(f"{format_ratio(usage)} used", style="bold")
-        if pool is not None:
-            size = pool_bytes(facts, pool)
-            whole = "" if size is None else f" of {format_bytes(size[0])}"
-            fits = pool.capacity_tokens is not None and room.columns >= NARROW_COLUMNS
-            shown.append(Text(f"{whole}, {pool.capacity_tokens:,} tokens" if fits else whole))
+        size = None if pool is None else pool_bytes(facts, pool)
+        shown = Text.assemble((format_ratio(usage), "bold"), "" if size is None else f" of {format_bytes(size[0])}")
+        if pool is not None and pool.capacity_tokens is not None and room.columns >= NARROW_COLUMNS:
+            shown.append(f" ({plural(pool.capacity_tokens, 'token')})")
+        shown.append(" used")
         cells = max(min(room.columns // 3, room.columns - name.cell_len - shown.cell_len - 4), 0)
         used = 0 if not usage else max(round(usage * cells), 1)
         filled = bar(
@@ -273,14 +272,14 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     for count, what, style in (
         (engine.requests_running, "running", "not bold"),
         (engine.requests_waiting, "waiting", "yellow" if engine.requests_waiting else "not bold"),
-        (engine.requests_waiting_for_capacity or None, "for free blocks", "red"),
+        (engine.requests_waiting_for_capacity or None, "of them for free blocks", "red"),
     ):
         if count is not None:
             requests.append(f"{count:,} {what}  ", style=style)
     if engine.requests_running is None and engine.requests_waiting is None:
         requests.append(NOT_REPORTED, style="not bold magenta")
     elif pool is not None and pool.max_concurrency and room.columns >= NARROW_COLUMNS:
-        requests.append(f"room for {pool.max_concurrency:.1f} of full length", style="not bold dim")
+        requests.append(f"room for {pool.max_concurrency:.1f} full-length requests", style="not bold dim")
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
 
 

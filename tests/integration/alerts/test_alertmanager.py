@@ -16,31 +16,22 @@ ALERTS = [pytest.param(rule, id=f"{rule['alert']}-{rule['labels']['severity']}")
 
 def test_amtool_takes_the_example() -> None:
     """The example for Alertmanager is valid."""
-    # WHEN
     done = amtool("check-config", FOLDER / "alertmanager.example.yaml")
-
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("rule", ALERTS)
 def test_the_example_sends_each_severity_to_its_own(rule: dict[str, Any]) -> None:
     """A critical alert reaches the pager, a warning the tickets, and nobody is told of an info."""
-    # GIVEN
     receiver = {"critical": "pager", "warning": "tickets", "info": "nobody"}[rule["labels"]["severity"]]
     labels = [f"alertname={rule['alert']}", f"severity={rule['labels']['severity']}", "pod=vllm-0"]
-
-    # WHEN
     config = f"--config.file={FOLDER / 'alertmanager.example.yaml'}"
     done = amtool("config", "routes", "test", config, f"--verify.receivers={receiver}", *labels)
-
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_the_example_inhibits_alerts_that_there_are() -> None:
     """Each pattern of an inhibition matches an alert, and a warning is inhibited by its own critical one."""
-    # GIVEN
     config = yaml.safe_load((FOLDER / "alertmanager.example.yaml").read_text())
     names = {rule["alert"] for rule in alerts()}
     patterns = [
@@ -49,8 +40,6 @@ def test_the_example_inhibits_alerts_that_there_are() -> None:
         for matcher in (*rule["source_matchers"], *rule["target_matchers"])
         if matcher.startswith("alertname")
     ]
-
-    # THEN
     assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in patterns)
     own = config["inhibit_rules"][0]
     assert {"alertname", "instance", "gpu", "engine", "id"} <= set(own["equal"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,48 +68,43 @@ def yaml_string(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
+def assert_queries(folder: Path, series: list[dict[str, str]], queries: Iterable[tuple[str, str, int]]) -> None:
+    """By promtool, each expression has this one value at its moment, over these series and the shipped rules."""
+    tests = [
+        {"expr": expression, "eval_time": moment, "exp_samples": [{"labels": "{}", "value": value}]}
+        for expression, moment, value in queries
+    ]
+    case = {
+        "rule_files": [str(file) for file in FILES],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}],
+    }
+    file = folder / "case.yaml"
+    file.write_text(yaml.safe_dump(case))
+    done = promtool("test", "rules", file)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "scrape",
     ["vllm-0.32.0-cpu-tp2-idle.prom", "vllm-0.32.0-cpu-dp2-apiserver2-idle.prom", "vllm-0.9.2-V1-rendered.prom"],
 )
 def test_an_idle_default_vllm_fires_nothing(scrape: str, tmp_path: Path) -> None:
     """With 0.92 of the device taken for hours no alert fires, and none is about to; beside real pages of vLLM."""
-    # GIVEN
     pod = {"namespace": "llm", "pod": "vllm-0"}
     series = [
         *input_series(page(idle()), {"job": "kvdiag", "instance": "vllm-0:9743", **pod}),
         *input_series((SCRAPES / scrape).read_text(), {"job": "vllm", "instance": "vllm-0:8000", **pod}),
         {"series": 'up{job="kvdiag",instance="vllm-0:9743"}', "values": "1x70"},
     ]
-    silent = [
-        {"expr": "count(ALERTS) or vector(0)", "eval_time": moment, "exp_samples": [{"labels": "{}", "value": 0}]}
-        for moment in ("2m", "20m", "70m")
-    ]
-    recorded = {"expr": "count(gpu:kvdiag_gpu_memory_used_per_total:ratio > 0.91)", "eval_time": "70m"}
-    case = {
-        "rule_files": [str(file) for file in FILES],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": series,
-                "promql_expr_test": [*silent, {**recorded, "exp_samples": [{"labels": "{}", "value": 1}]}],
-            }
-        ],
-    }
-    file = tmp_path / "idle.yaml"
-    file.write_text(yaml.safe_dump(case))
-
-    # WHEN
-    done = promtool("test", "rules", file)
-
-    # THEN
-    assert 0 == done.returncode, done.stdout + done.stderr
+    silent = [("count(ALERTS) or vector(0)", moment, 0) for moment in ("2m", "20m", "70m")]
+    recorded = ("count(gpu:kvdiag_gpu_memory_used_per_total:ratio > 0.91)", "70m", 1)
+    assert_queries(tmp_path, series, [*silent, recorded])
 
 
 def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
     """With the labels that vLLM and kvdiag really send each recording rule gives a number."""
-    # GIVEN a vLLM whose counters grow, and a kvdiag whose pool keeps ever more at idle
+    # A vLLM whose counters grow, and a kvdiag whose pool keeps ever more at idle.
     counters = ("_total", "_bucket", "_sum", "_count")
     leaks = replace(idle(), newest=replace(idle().newest, engines=(engine(usage=0.01),)))
     series = [
@@ -119,62 +114,18 @@ def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
             for name in ("vllm-0.32.0-cpu-load", "vllm-0.32.0-V1-speculative-rendered")
             for one in input_series((SCRAPES / f"{name}.prom").read_text(), {"job": "vllm", "instance": name}, counters)
         ),
+        {"series": 'kvdiag_context_mean_tokens{engine="0",job="kvdiag",instance="vllm-0:9743"}', "values": "9x70"},
     ]
-    running = {"series": 'kvdiag_context_mean_tokens{engine="0",job="kvdiag",instance="vllm-0:9743"}', "values": "9x70"}
-    told = [
-        {
-            "expr": f"count({one['record']} > -1) > bool 0",
-            "eval_time": "20m",
-            "exp_samples": [{"labels": "{}", "value": 1}],
-        }
-        for one in records()
-    ]
-    case = {
-        "rule_files": [str(file) for file in FILES],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": [*series, running], "promql_expr_test": told}],
-    }
-    file = tmp_path / "records.yaml"
-    file.write_text(yaml.safe_dump(case))
-
-    # WHEN
-    done = promtool("test", "rules", file)
-
-    # THEN
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert_queries(tmp_path, series, [(f"count({one['record']} > -1) > bool 0", "20m", 1) for one in records()])
 
 
 def test_nothing_fires_before_there_is_a_server(tmp_path: Path) -> None:
     """A daemon whose server still loads its model for half an hour is no fault, however full its device gets."""
-    # GIVEN
     waits = Snapshot(
         state="starting",
         facts=Facts(),
         newest=Sample(at_seconds=1_000.0),
         sources=(SourceHealth(source="engine", up=False, errors_total=0),),
     )
-    case = {
-        "rule_files": [str(file) for file in FILES],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [*input_series(page(waits), {"job": "kvdiag", "instance": "vllm-0:9743"})],
-                "promql_expr_test": [
-                    {
-                        "expr": 'count(ALERTS{alertstate="firing"}) or vector(0)',
-                        "eval_time": "30m",
-                        "exp_samples": [{"labels": "{}", "value": 0}],
-                    }
-                ],
-            }
-        ],
-    }
-    file = tmp_path / "starting.yaml"
-    file.write_text(yaml.safe_dump(case))
-
-    # WHEN
-    done = promtool("test", "rules", file)
-
-    # THEN
-    assert 0 == done.returncode, done.stdout + done.stderr
+    series = [*input_series(page(waits), {"job": "kvdiag", "instance": "vllm-0:9743"})]
+    assert_queries(tmp_path, series, [('count(ALERTS{alertstate="firing"}) or vector(0)', "30m", 0)])

@@ -84,27 +84,20 @@ ALERTS = [pytest.param(rule, id=f"{rule['alert']}-{rule['labels']['severity']}")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_promtool_takes_every_rule(file: Path) -> None:
     """They are valid on Prometheus 2.42, and none stands twice."""
-    # WHEN
     done = promtool("check", "rules", "--lint-fatal", file)
-
-    # THEN
     assert (0, "") == (done.returncode, done.stderr), done.stdout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda file: file.stem)
 def test_what_fires_and_what_does_not(case: Path) -> None:
     """Each alert at its moment with its labels and texts, not before it, and never for what only looks like it."""
-    # WHEN
     done = promtool("test", "rules", case)
-
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("rule", ALERTS)
 def test_every_alert_has_an_early_moment_a_firing_one_and_a_lookalike(rule: dict[str, Any]) -> None:
     """No alert is shipped that was not seen to fire, and to be silent for what is not meant."""
-    # GIVEN
     key = (rule["alert"], rule["labels"]["severity"])
     checks = [
         [key in fired(check) for check in case["alert_rule_test"] if check["alertname"] == key[0]] for case in cases()
@@ -115,8 +108,6 @@ def test_every_alert_has_an_early_moment_a_firing_one_and_a_lookalike(rule: dict
         if case["name"].startswith(f"{key[0]}, {key[1]}: stays silent for ")
         and not any(key in fired(check) for check in case["alert_rule_test"])
     ]
-
-    # THEN
     assert [False, True] in checks
     assert lookalikes
 
@@ -124,10 +115,7 @@ def test_every_alert_has_an_early_moment_a_firing_one_and_a_lookalike(rule: dict
 @pytest.mark.parametrize("rule", ALERTS)
 def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> None:
     """Severity, a static summary, a description with the number that decided, a runbook that exists, the dashboard."""
-    # GIVEN
     texts = rule["annotations"]
-
-    # THEN
     assert rule["alert"].startswith("Kvdiag")
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert {"summary", "description", "runbook_url", "dashboard_url"} == set(texts)
@@ -143,11 +131,8 @@ def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> Non
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: str(rule.get("alert") or rule["record"]))
 def test_every_series_that_a_rule_reads_is_sent(rule: dict[str, Any]) -> None:
     """What an expression or a text asks for is on a page of kvdiag's, on a recorded page of vLLM's, or is recorded."""
-    # GIVEN
     known = sent_by_kvdiag() | sent_by_vllm() | {one["record"] for one in records()} | {"up"}
     asked = [rule["expr"], *(quoted_queries(rule) if "alert" in rule else ())]
-
-    # THEN
     for expression in asked:
         assert names_in(expression)
         assert set() == names_in(expression) - known
@@ -155,7 +140,6 @@ def test_every_series_that_a_rule_reads_is_sent(rule: dict[str, Any]) -> None:
 
 def test_todays_vllm_sends_all_but_the_older_names() -> None:
     """What no recorded page of 0.32 has is an older name of something that it has, and stands in an `or`."""
-    # GIVEN
     today = {
         sample.name
         for file in SCRAPES.glob("vllm-0.32.0-*.prom")
@@ -163,8 +147,6 @@ def test_todays_vllm_sends_all_but_the_older_names() -> None:
         for sample in family.samples
     }
     asked = {name for rule in (*alerts(), *records()) for name in names_in(rule["expr"]) if name.startswith("vllm:")}
-
-    # THEN
     assert OLDER == {re.sub("_(bucket|sum|count)$", "", name) for name in asked - today}
 
 
@@ -178,16 +160,12 @@ def test_todays_vllm_sends_all_but_the_older_names() -> None:
 )
 def test_names_are_found(expression: str, expected: set[str]) -> None:
     """The reader of expressions takes metrics, and neither labels, functions nor keywords."""
-    # THEN
     assert expected == names_in(expression)
 
 
 def test_only_what_the_oldest_prometheus_has() -> None:
     """No labels of a group, no query_offset, no function that came after 2.42 or went with 3.0, no `le` to match."""
-    # GIVEN
     expressions = "\n".join(rule["expr"] for rule in (*alerts(), *records()))
-
-    # THEN
     assert {"name", "rules"} == {key for group in groups() for key in group}
     assert not re.search(r"holt_winters|histogram_avg|mad_over_time|sort_by_label|limitk|info\(", expressions)
     assert not re.search(r"\ble\s*=", expressions)
@@ -198,46 +176,32 @@ def test_the_operators_object_holds_the_same_rules() -> None:
     """alerts/prometheusrule.yaml is what the two files make; `python -m tests.integration.alerts.rules` writes it
     anew.
     """
-    # THEN
     assert wrapped_text() == WRAPPED.read_text(encoding="utf-8")
     assert groups() == yaml.safe_load(WRAPPED.read_text(encoding="utf-8"))["spec"]["groups"]
 
 
 def test_the_readme_lists_every_alert_with_its_severities() -> None:
     """The table has each alert once, with the severities that it has."""
-    # GIVEN
     rows = re.findall(r"(?m)^\| (Kvdiag[^|]+) \| ([^|]+) \|", (FOLDER / "README.md").read_text(encoding="utf-8"))
     listed = {name: set(severities.split(", ")) for names, severities in rows for name in names.split(", ")}
-
-    # WHEN
     shipped: dict[str, set[str]] = {}
     for rule in alerts():
         shipped.setdefault(rule["alert"], set()).add(rule["labels"]["severity"])
-
-    # THEN
     assert shipped == listed
 
 
 def test_the_rule_of_thumb_is_the_diagnosis_own() -> None:
     """The reserved gap that the alert names is the one from which `run` and `diagnose` show its parts."""
-    # GIVEN
     (rule,) = [rule for rule in alerts() if rule["alert"] == "KvdiagReservedUnallocated"]
-
-    # THEN
     assert Limits().reserved_gap_bytes == float(rule["expr"].rpartition("> ")[2])
 
 
 def test_the_usual_pressure_is_the_daemons_own() -> None:
     """The thresholds of a kvdiag that tells none are those that one tells to whom nothing else was said."""
-    # GIVEN
     usual = Limits().pressure
-
-    # WHEN
     shipped = {
         rule["labels"]["severity"]: float(re.findall(r"> (0\.\d+)", rule["expr"])[0])
         for rule in alerts()
         if rule["alert"] == "KvdiagMemoryPressure"
     }
-
-    # THEN
     assert {"warning": usual.warning_ratio, "critical": usual.critical_ratio} == shipped

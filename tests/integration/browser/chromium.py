@@ -140,8 +140,8 @@ class Browser:
             pass
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of an expression in the page, awaited where it is a promise."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 

@@ -39,24 +39,19 @@ def series(expr: str) -> list[tuple[str, str]]:
 @each_board
 def test_the_committed_board_is_what_the_generator_makes(name: str) -> None:
     """Nobody edits the JSON by hand."""
-    # THEN
     assert text(BOARDS[name]) == (FOLDER / name).read_text(encoding="utf-8")
     assert 0 == main(["--check"])
 
 
 def test_the_folder_holds_no_other_board() -> None:
     """What lies there is generated."""
-    # THEN
     assert set(BOARDS) == {path.name for path in FOLDER.glob("*.json")}
 
 
 @each_board
 def test_it_stands_in_the_menu_of_vllms_own_boards(name: str) -> None:
     """Their tag, their link, and their variables, which a link takes along."""
-    # GIVEN
     shown = board(name)
-
-    # THEN
     assert name == f"{shown['uid']}.json"
     assert "vllm" in shown["tags"]
     assert [(["vllm"], True, True)] == [
@@ -68,10 +63,7 @@ def test_it_stands_in_the_menu_of_vllms_own_boards(name: str) -> None:
 @each_board
 def test_it_can_be_provisioned(name: str) -> None:
     """Classic JSON with nothing that only the import dialog fills in, and nothing to edit by mistake."""
-    # GIVEN
     shown = board(name)
-
-    # THEN
     assert (39, None, False) == (shown["schemaVersion"], shown["id"], shown["editable"])
     assert "__inputs" not in shown
 
@@ -79,12 +71,9 @@ def test_it_can_be_provisioned(name: str) -> None:
 @each_board
 def test_ids_are_unique_and_panels_lie_side_by_side(name: str) -> None:
     """No panel lies on another or beyond the grid; those of a collapsed row count among themselves."""
-    # GIVEN
     shown = board(name)
     everything = [one for row in shown["panels"] for one in (row, *row.get("panels", ()))]
     groups = [shown["panels"], *(row["panels"] for row in shown["panels"] if row["type"] == "row" and row["collapsed"])]
-
-    # THEN
     ids = [one["id"] for one in everything]
     assert sorted(set(ids)) == sorted(ids)
     for group in groups:
@@ -104,14 +93,11 @@ def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:
 @each_board
 def test_no_line_of_panels_is_left_short(name: str) -> None:
     """Panels fill the width, so that nothing looks forgotten."""
-    # GIVEN
     widths: dict[tuple[int, int], int] = {}
     for number, row in enumerate(board(name)["panels"]):
         for one in row.get("panels") or [row]:
             key = (number if row["type"] == "row" and row["collapsed"] else -1, one["gridPos"]["y"])
             widths[key] = widths.get(key, 0) + one["gridPos"]["w"]
-
-    # THEN
     assert {24} == set(widths.values())
 
 
@@ -119,13 +105,10 @@ def test_no_line_of_panels_is_left_short(name: str) -> None:
 def test_every_panel_explains_itself(name: str) -> None:
     """A title, a unit, a kind that is not deprecated, the chosen data source, and a description with its metrics."""
     for panel in panels(board(name)):
-        # GIVEN
         asked = {
             re.sub(r"_(bucket|sum|count)$", "", one) for query in panel["targets"] for one, _ in series(query["expr"])
         }
         told = set(re.findall(r"`((?:kvdiag_|vllm:)[\w:]+)`", panel["description"]))
-
-        # THEN
         assert panel["title"]
         assert panel["type"] in KINDS
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
@@ -171,25 +154,17 @@ def test_counters_are_asked_for_their_rate(name: str) -> None:
 
 def test_every_series_exists() -> None:
     """On kvdiag's page, or on vLLM's newest."""
-    # GIVEN
     known = names(GOLDEN) | names(SCRAPE)
-
-    # WHEN
     asked = {one for shown in boards() for query in queries(shown) for one, _ in series(query.expr)}
-
-    # THEN
     assert set() == asked - known
 
 
 @each_board
 def test_variables_are_as_the_linter_wants_them(name: str) -> None:
     """Choices of several, of the chosen data source, anew for each time range; each of them is used."""
-    # GIVEN
     shown = board(name)
     used = " ".join(query.expr for query in queries(shown))
     asked: list[dict[str, Any]] = [one for one in shown["templating"]["list"] if one["type"] == "query"]
-
-    # THEN
     source = variable(shown, "datasource")
     assert ("datasource", "prometheus", "Data source") == (source["type"], source["query"], source["label"])
     for one in asked:
@@ -205,18 +180,12 @@ def test_variables_are_as_the_linter_wants_them(name: str) -> None:
 @each_board
 def test_links_lead_to_boards_that_exist(name: str) -> None:
     """A click on a replica opens its own board."""
-    # GIVEN
     links = re.findall(r'"/d/([\w-]+)\?', (FOLDER / name).read_text(encoding="utf-8"))
-
-    # THEN
     assert set(links) <= {shown["uid"] for shown in boards()}
 
 
 def test_every_row_is_in_the_readme() -> None:
     """With what it needs."""
-    # GIVEN
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     rows = [row["title"] for shown in boards() for row in shown["panels"] if row["type"] == "row"]
-
-    # THEN
     assert [] == [row for row in rows if f"| {row} |" not in readme]

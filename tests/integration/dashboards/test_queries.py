@@ -34,29 +34,19 @@ def chosen(instances: set[str]) -> str:
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_query_has_an_answer(ask: Ask, name: str) -> None:
     """With nothing chosen, no panel of either board is empty."""
-    # GIVEN
     kvdiag = chosen(beside(ask))
-
-    # WHEN
     empty = [
         query.panel for query in queries(board(name)) if not ask(sent(query.expr, kvdiag=kvdiag), instant=query.instant)
     ]
-
-    # THEN
     assert [] == empty
 
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_mark_has_an_answer(ask: Ask, name: str) -> None:
     """So have the alerts and the restarts on the graphs."""
-    # GIVEN
     kvdiag = chosen(beside(ask))
     asked = [one for one in board(name)["annotations"]["list"] if "expr" in one]
-
-    # WHEN
     empty = [one["name"] for one in asked if not ask(sent(one["expr"], kvdiag=kvdiag), instant=False)]
-
-    # THEN
     assert len(asked) == 4
     assert [] == empty
 
@@ -72,25 +62,18 @@ def test_every_mark_has_an_answer(ask: Ask, name: str) -> None:
 )
 def test_kvdiag_follows_the_choice_of_vllm(ask: Ask, choice: dict[str, str], expected: set[str]) -> None:
     """Those on the same host or in the same pod, and always one beside which no vLLM has ever been scraped."""
-    # THEN
     assert {ALONE["instance"], *expected} == beside(ask, **choice)
 
 
 def test_a_replica_is_a_pod_or_a_host(ask: Ask) -> None:
     """Whatever labels there are, both targets of a replica have one name."""
-    # WHEN
     found = {one["metric"]["replica"] for one in ask(each("max", "", sent(own("build_info"), kvdiag=".+")))}
-
-    # THEN
     assert {"10.0.0.1", "vllm-0", "10.0.0.3"} == found
 
 
 def test_verdicts_are_the_worst_and_never_better_than_known(ask: Ask) -> None:
     """What was judged well, what is a fault, what was not judged yet; who is silent has none."""
-    # WHEN
     found = {one["metric"]["replica"]: float(one["value"][1]) for one in ask(sent(verdict_codes(), kvdiag=".+"))}
-
-    # THEN
     assert {"10.0.0.1": CODES["ok"], "vllm-0": CODES["fault"], "10.0.0.3": CODES["unknown"]} == found
 
 
@@ -104,14 +87,9 @@ def test_verdicts_are_the_worst_and_never_better_than_known(ask: Ask) -> None:
 )
 def test_what_is_blind_is_unknown(ask: Ask, series: str, instead: str) -> None:
     """A server in which nothing was found is not well where nobody looks any more."""
-    # GIVEN
     expr = sent(verdict_codes(), kvdiag=re.escape(HOST["instance"]).replace("\\", "\\\\"))
     changed = re.sub(rf"{series}\{{[^}}]*\}}", lambda match: f"({instead.format(match[0])})", expr)
-
-    # WHEN
     before, after = ask(expr), ask(changed)
-
-    # THEN
     assert expr != changed
     assert [str(CODES["ok"])] == [one["value"][1] for one in before]
     assert [str(CODES["unknown"])] == [one["value"][1] for one in after]
@@ -119,25 +97,15 @@ def test_what_is_blind_is_unknown(ask: Ask, series: str, instead: str) -> None:
 
 def test_who_is_silent_is_counted(ask: Ask) -> None:
     """A replica that answered half an hour ago and does not now is in the number of the silent."""
-    # GIVEN
     silent = next(query for query in queries(board("kvdiag-fleet.json")) if query.panel.startswith("Silent"))
-
-    # WHEN
     found = ask(sent(silent.expr, kvdiag=chosen(beside(ask))))
-
-    # THEN
     assert ["1"] == [one["value"][1] for one in found]
 
 
 def test_what_is_wrong_has_its_first_moment(ask: Ask) -> None:
     """In milliseconds, which Grafana shows as "an hour ago"; what has ended is in no list."""
-    # GIVEN
     wrong = [query for query in queries(board("kvdiag.json")) if query.panel.startswith("Wrong now")]
-
-    # WHEN
     found = ask(sent(wrong[1].expr, kvdiag=".+"))
-
-    # THEN
     since = {one["metric"]["id"]: (one["metric"]["replica"], float(one["value"][1])) for one in found}
     assert {"leak.kv_blocks", "leak.host"} <= set(since)
     assert {"vllm-0"} == {name for name, _ in since.values()}

@@ -28,7 +28,6 @@ def mounts(service: str) -> dict[str, str]:
 def test_an_image_is_pinned(service: str) -> None:
     """By a version: never the newest of the day."""
     tag = SERVICES[service]["image"].partition(":")[2]
-
     assert re.fullmatch(r"v?\d+\.\d+(\.\d+)?", tag)
     if SERVICES[service]["image"].startswith("kvdiag:"):
         assert kvdiag.__version__ == tag
@@ -63,7 +62,6 @@ def test_what_it_depends_on_is_a_service(service: str) -> None:
 def test_kvdiag_is_beside_the_server() -> None:
     """They share a network that neither owns; what is reached from outside is published by its owner."""
     vllm, sidecar, pod = SERVICES["vllm"], SERVICES["kvdiag"], SERVICES["pod"]
-
     assert "service:pod" == vllm["network_mode"] == sidecar["network_mode"]
     assert f"0.0.0.0:{PORT}" == option(sidecar["command"], "listen")
     assert f"http://127.0.0.1:{option(vllm['command'], 'port')}" == option(sidecar["command"], "url")
@@ -73,7 +71,6 @@ def test_kvdiag_is_beside_the_server() -> None:
 def test_the_agent_is_shared() -> None:
     """What one container installs the server runs, and what the server publishes kvdiag reads."""
     env = SERVICES["vllm"]["environment"]
-
     assert mounts("kvdiag-agent")[SERVICES["kvdiag-agent"]["command"][-1]] == mounts("vllm")[env["PYTHONPATH"]]
     published = option(SERVICES["kvdiag"]["command"], "agent-dir")
     assert published == env["KVDIAG_AGENT_DIR"]
@@ -86,7 +83,6 @@ def test_the_agent_is_shared() -> None:
 def test_what_is_recorded_stays() -> None:
     """It is on a volume, at a place that the image gives to its user."""
     folder = option(SERVICES["kvdiag"]["command"], "record-dir")
-
     assert "records" == mounts("kvdiag")[folder]
     assert re.search(rf"--owner=65532 .*{folder}\b", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
 
@@ -94,7 +90,6 @@ def test_what_is_recorded_stays() -> None:
 def test_kvdiag_may_do_nothing() -> None:
     """As in a cluster: nothing to write, nothing to escalate to, NVML and no more of the GPU."""
     sidecar = SERVICES["kvdiag"]
-
     assert sidecar["read_only"]
     assert ["ALL"] == sidecar["cap_drop"]
     assert ["no-new-privileges:true"] == sidecar["security_opt"]
@@ -122,7 +117,6 @@ def test_grafana_is_provisioned() -> None:
     """The data source is the Prometheus of the file, and dashboards are read from where they are mounted."""
     [source] = documents("compose/grafana/datasource.yaml")[0]["datasources"]
     [provider] = documents("compose/grafana/dashboards.yaml")[0]["providers"]
-
     assert "http://prometheus:9090" == source["url"]
     assert PROMETHEUS["global"]["scrape_interval"] == source["jsonData"]["timeInterval"]
     assert "../../dashboards" == mounts("grafana")[provider["options"]["path"]]

@@ -30,7 +30,6 @@ needs_kubectl = needs_program("kubectl", "version", "--client", least=(1, 21))
 def test_what_it_refers_to_is_there(folder: str) -> None:
     """Its fields are known ones, and files and folders that it names exist."""
     settings = documents(f"{folder}/kustomization.yaml")[0]
-
     assert set(settings) <= KNOWN
     kind = {"kustomize.config.k8s.io/v1alpha1": "Component", "kustomize.config.k8s.io/v1beta1": "Kustomization"}
     assert kind[settings["apiVersion"]] == settings["kind"]
@@ -69,15 +68,10 @@ def test_the_image_has_this_version(folder: str) -> None:
 @pytest.mark.parametrize("more", [(), ("gpu-dra",), ("gpu-runtime",)])
 def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tmp_path: Path) -> None:
     """The merge of the tests is kustomize's own, order of init containers included."""
-    # GIVEN a Kustomization with these components
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
     components = ("component", *more)
     _write(tmp_path, [DEPLOY / "kustomize" / "base"], [DEPLOY / "kustomize" / name for name in components])
-
-    # WHEN
     found = {manifest["kind"]: manifest for manifest in _build(tmp_path)}
-
-    # THEN
     expected = built(*components)
     assert _sorted(expected) == _sorted(found["Deployment"])
     expected_order = [one["name"] for one in expected["spec"]["template"]["spec"]["initContainers"]]
@@ -102,7 +96,6 @@ def test_kubectl_builds_the_example() -> None:
 @needs_kubectl
 def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
     """An engine as the chart renders it (env there, no init containers) gets the sidecar; the router stays."""
-    # GIVEN deploy/ with what helm renders
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     shutil.copytree(ROOT / "alerts", tmp_path / "alerts")
@@ -113,14 +106,12 @@ def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
     router = _deployment("stack-deployment-router", {"environment": "router"}, "router-container")
     (folder / RENDERED).write_text(yaml.safe_dump_all([engine, router]), encoding="utf-8")
 
-    # WHEN
     pods = {
         one["metadata"]["name"]: one["spec"]["template"]["spec"]
         for one in _build(folder)
         if one["kind"] == "Deployment"
     }
 
-    # THEN
     assert router["spec"]["template"]["spec"] == pods["stack-deployment-router"]
     watched = pods[engine["metadata"]["name"]]
     assert ["kvdiag-agent", "kvdiag"] == [one["name"] for one in watched["initContainers"]]

@@ -71,13 +71,10 @@ def test_all_of_them_are_looked_at() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_what_is_named_exists(path: Path) -> None:
     """Metrics are on the exporter's page, paths are served, and links lead to files."""
-    # GIVEN
     text = path.read_text(encoding="utf-8")
     metrics = set(re.findall(r"\bkvdiag_[a-z_]+\b", text)) - NO_METRICS
     paths = set(re.findall(r"(/-/[a-z]+|/api/v1/[a-z]+)", text))
     links = re.findall(r"\]\(([^)#]+)", text) if path.suffix == ".md" else []
-
-    # THEN
     told = page(snapshot())
     assert not {name for name in metrics if f"# HELP {name} " not in told}
     shown = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())

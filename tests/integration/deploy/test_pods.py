@@ -77,7 +77,6 @@ def test_an_unknown_field_is_found() -> None:
 def test_the_sidecar_holds_nothing_up(name: str) -> None:
     """It is a native sidecar whose state is not the pod's: no readiness, no startup probe; it asks for no GPU."""
     sidecar = container(PODS[name], "kvdiag")
-
     assert sidecar in PODS[name]["initContainers"]
     assert "Always" == sidecar["restartPolicy"]
     assert {"livenessProbe"} == {part for part in sidecar if part.endswith("Probe")}
@@ -112,7 +111,6 @@ def test_kvdiag_may_do_nothing(name: str) -> None:
 def test_ports_and_probes_meet(name: str) -> None:
     """It listens for others than itself on the port that is named, probed and scraped."""
     sidecar = container(PODS[name], "kvdiag")
-
     assert f"0.0.0.0:{PORT}" == option(sidecar["args"], "listen")
     assert [{"name": "kvdiag", "containerPort": PORT}] == sidecar["ports"]
     assert {"path": "/-/healthy", "port": "kvdiag"} == sidecar["livenessProbe"]["httpGet"]
@@ -121,13 +119,12 @@ def test_ports_and_probes_meet(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_AGENT)
 def test_the_agent_is_installed_found_and_read(name: str) -> None:
     """The server runs what the first container installed and cannot change it; kvdiag reads what it publishes."""
-    # GIVEN
     pod = PODS[name]
     install, sidecar, engine = container(pod, "kvdiag-agent"), container(pod, "kvdiag"), server(pod)
     env = {one["name"]: one["value"] for one in engine["env"]}
     where = install["args"][-1]
 
-    # THEN the code is where the server's Python looks, and read-only there
+    # The code is where the server's Python looks, and read-only there.
     assert ["agent", "install", where] == install["args"]
     assert where == env["PYTHONPATH"]
     assert _mount(install, where)["name"] == _mount(engine, where)["name"]
@@ -136,7 +133,7 @@ def test_the_agent_is_installed_found_and_read(name: str) -> None:
     assert install in pod["initContainers"]
     assert "restartPolicy" not in install
 
-    # THEN what it publishes is on a volume of its own, in memory and bounded, in kvdiag's group
+    # What it publishes is on a volume of its own, in memory and bounded, in kvdiag's group.
     published = option(sidecar["args"], "agent-dir")
     assert published == env["KVDIAG_AGENT_DIR"]
     volume = _mount(engine, published)["name"]
@@ -153,7 +150,6 @@ def test_what_is_recorded_has_room(name: str) -> None:
     pod = PODS[name]
     sidecar = container(pod, "kvdiag")
     mount = _mount(sidecar, option(sidecar["args"], "record-dir"))
-
     assert "readOnly" not in mount
     assert mount["name"] not in {
         other["name"] for other in server(pod).get("volumeMounts", ()) if pod["containers"] != [sidecar]
@@ -174,14 +170,12 @@ def test_it_watches_where_the_server_listens(name: str) -> None:
     """The address is on the pod's loopback, and the port one that the server is started on, where the manifest says."""
     url = option(container(PODS[name], "kvdiag")["args"], "url")
     told = {port["containerPort"] for port in server(PODS[name]).get("ports", ())} or {8000}
-
     assert url in {f"http://127.0.0.1:{port}" for port in told}
 
 
 def test_both_containers_have_the_claimed_gpu() -> None:
     """With gpu-dra one claim is the server's and kvdiag's, and no GPU of the device plugin is held beside it."""
     pod = PODS["component with gpu-dra"]
-
     claims = [one["resources"].get("claims") for one in (server(pod), container(pod, "kvdiag"))]
     assert [[{"name": "gpu"}]] * 2 == claims
     assert ["gpu"] == [claim["name"] for claim in pod["resourceClaims"]]
@@ -194,7 +188,6 @@ def test_both_containers_have_the_claimed_gpu() -> None:
 def test_the_management_container_asks_for_nvml_alone(name: str) -> None:
     """The third way: the runtime's class, every GPU, and of the driver only what NVML needs."""
     env = {one["name"]: one["value"] for one in container(PODS[name], "kvdiag")["env"]}
-
     assert {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"} == env
     assert "nvidia" == PODS[name]["runtimeClassName"]
 
@@ -202,7 +195,6 @@ def test_the_management_container_asks_for_nvml_alone(name: str) -> None:
 def test_the_policy_lets_the_server_be_reached() -> None:
     """Who selects a pod closes its other ports: the policy names the server's beside kvdiag's, which few may reach."""
     ingress = documents("kubernetes/networkpolicy.yaml")[0]["spec"]["ingress"]
-
     told = {port["port"]: "from" in rule for rule in ingress for port in rule["ports"]}
     assert {8000: False, PORT: True} == told
 

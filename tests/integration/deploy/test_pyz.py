@@ -73,10 +73,8 @@ def test_the_file_runs_where_nothing_is_installed(pyz: Run, tmp_path: Path) -> N
 @pytest.mark.xdist_group("pyz")
 def test_the_file_needs_no_home(pyz: Run, tmp_path: Path) -> None:
     """As in a container whose user has none: it unpacks where it may, and leaves nothing there."""
-    # GIVEN a home that nobody can make a folder in
-    # WHEN it runs there
     actual = pyz("--version", HOME="/proc/none", TMPDIR=str(tmp_path))
-    # THEN it does what it is told, and what was unpacked is gone
+    # It does what it is told, and what was unpacked is gone.
     assert (0, "") == (actual.returncode, actual.stderr)
     assert f"kvdiag, version {kvdiag.__version__}\n" == actual.stdout
     assert [] == list(tmp_path.iterdir())
@@ -87,4 +85,4 @@ def test_a_folder_that_cannot_be_unpacked_into_is_said(pyz: Run) -> None:
     """One line and the code of what could not run: a traceback's code would be that of a suspect."""
     actual = pyz("--version", SHIV_ROOT="/proc/none")
     assert (3, 1) == (actual.returncode, actual.stderr.count("\n"))
-    assert "set SHIV_ROOT to a folder that can be written to" in actual.stderr
+    assert "set SHIV_ROOT" in actual.stderr

@@ -29,7 +29,6 @@ def settings() -> Iterator[tuple[str, str]]:
 def test_it_is_closed() -> None:
     """No root, no capability, nothing to write, and of the devices NVIDIA's alone."""
     told = dict(settings())
-
     assert "yes" == told["DynamicUser"] == told["NoNewPrivileges"]
     assert "" == told["CapabilityBoundingSet"] == told["AmbientCapabilities"]
     assert "strict" == told["ProtectSystem"]
@@ -45,18 +44,13 @@ def test_a_reload_is_a_hangup() -> None:
 @needs_systemd
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """With a program that exists in the place of /opt's, the unit is valid to the last setting."""
-    # GIVEN
     program = Path(sys.executable).with_name("kvdiag")
     text = UNIT.read_text(encoding="utf-8").replace("/opt/kvdiag/bin/kvdiag serve", f'"{program}" serve')
     unit = tmp_path / UNIT.name
     unit.write_text(text, encoding="utf-8")
-
-    # WHEN
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
     )
-
-    # THEN
     assert "" == "".join(line for line in done.stderr.splitlines() if UNIT.name in line)
 
 

@@ -85,13 +85,9 @@ def _parse(command: click.Command, words: list[str]) -> None:
 
 def test_the_plan_is_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The answer below `kvdiag fit` in docs/fit.md is what it prints."""
-    # GIVEN
     command, told = re.findall(r"```sh\n(kvdiag fit llama_70b[^\n]*)\n```\n\n```\n(.*?)```", FIT, flags=re.DOTALL)[0]
-
-    # WHEN
     main(shlex.split(command)[1:])
-
-    # THEN what stands between its dots is there, in this order
+    # What stands between its dots is there, in this order.
     printed, at = capsys.readouterr().out, 0
     for piece in re.split(r"^\s*\.\.\.\n", told, flags=re.MULTILINE):
         assert piece in printed[at:]

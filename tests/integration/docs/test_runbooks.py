@@ -15,7 +15,7 @@ import click
 import pytest
 
 from kvdiag.commands import cli
-from kvdiag.diagnosis.fleet import verdicts as fleet_verdicts
+from kvdiag.diagnosis.fleet import fleet_verdicts
 from kvdiag.diagnosis.growth import soak_verdicts
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES

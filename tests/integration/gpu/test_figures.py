@@ -49,17 +49,12 @@ def test_scenario_passes_only_by_what_it_found(result: Result, expected: bool) -
 
 def test_table_shows_every_figure_with_its_limit() -> None:
     """The machine first, then each scenario with its verdict and its figures."""
-    # GIVEN
     results = (
         Result(scenario="comb", about="3 GiB in holes", figures=(at_least("stranded", 4 * MIB, 3 * MIB, "bytes"),)),
         Result(scenario="cost", about="a publication", figures=(at_most("publication", 123.4567, 100, "us"),)),
         Result(scenario="graph_pool", about="a pool", failed="graph: RuntimeError: no"),
     )
-
-    # WHEN
     actual = table(MACHINE, results).splitlines()
-
-    # THEN
     assert [
         "NVIDIA X, driver 580.1, torch 2.11.0, CUDA 13.0",
         "        scenario    figure       value       limit",
@@ -73,13 +68,8 @@ def test_table_shows_every_figure_with_its_limit() -> None:
 
 def test_document_names_the_machine_and_keeps_every_figure(tmp_path: Path) -> None:
     """What is committed beside the traces says of which GPU, driver and torch it is."""
-    # GIVEN
     result = Result(scenario="comb", about="holes", figures=(exactly("failed", 1, 1, "requests"),))
-
-    # WHEN
     keep(tmp_path / "figures.json", MACHINE, [result])
-
-    # THEN
     told = json.loads((tmp_path / "figures.json").read_text())
     assert ("NVIDIA X", "580.1", "2.11.0") == tuple(told["machine"][name] for name in ("gpu", "driver", "torch"))
     figure = {"name": "failed", "value": 1, "unit": "requests", "limit": "1 requests", "ok": True}

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.fixtures.debian import NoPackageError, unpack
 from tests.fixtures.once import cache, made_once
 
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 BLOCKS_SECONDS = 300.0
 """For promtool to make blocks of a history."""
 
@@ -145,7 +145,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
             # Behind TLS, a password or a path prefix it answers something else, and is ready all the same.
             if answer.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
                 return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             pass
         else:
             return

@@ -13,6 +13,7 @@ import pytest
 
 from kvdiag.commands import fleet_history
 from kvdiag.sources import prometheus_api
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged
 from tests.integration.prometheus.worlds import END_SECONDS
@@ -71,34 +72,33 @@ def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--match", "up"], "--match 'up' is not a selector", id="a metric"),
+        pytest.param(["--match", "up"], "--match 'up'", id="a metric"),
         pytest.param(["--match", '{a="b"} or {c="d"}'], "is not a selector", id="an expression"),
         pytest.param(["--match", '{a="b"}[5m]'], "is not a selector", id="a range"),
-        pytest.param(["--window", "yesterday"], "--window 'yesterday' is not a duration", id="no duration"),
-        pytest.param(["--window", "10s"], "the window must be at least 1 min", id="a short window"),
-        pytest.param(["--window", "5000d"], "the window is longer than 31 days", id="a long window"),
-        pytest.param(["--start", "soon"], "--start 'soon' is not a time", id="no time"),
-        pytest.param(["--start", "nan"], "--start 'nan' is not a time", id="no number"),
+        pytest.param(["--window", "yesterday"], "'yesterday' is not a duration", id="no duration"),
+        pytest.param(["--window", "10s"], "at least 1 min", id="a short window"),
+        pytest.param(["--window", "5000d"], "longer than 31 days", id="a long window"),
+        pytest.param(["--start", "soon"], "'soon' is not a time", id="no time"),
+        pytest.param(["--start", "nan"], "'nan' is not a time", id="no number"),
         pytest.param(["--start", "2026-11-21T00:00:00Z"], "at least 1 min", id="starts after its end"),
         pytest.param(
             ["--header", "X-Scope-OrgID"],
-            "the value of --header is not a header: give NAME:VALUE",
+            "give NAME:VALUE",
             id="header",
         ),
         pytest.param(["--header", "A:b\nC:d"], "'A' is not a header", id="two headers in one"),
-        pytest.param(["--token", "a", "--user", "b"], "give either --user or --token-file", id="two credentials"),
+        pytest.param(["--token", "a", "--user", "b"], "--token-file", id="two credentials"),
         pytest.param(["--password", "a"], "a password needs --user", id="a password alone"),
         pytest.param(["--key-file", "a"], "--key-file needs --cert-file", id="a key alone"),
-        pytest.param(["--token", "a\nb"], "has characters that are invalid in HTTP", id="a token of two lines"),
-        pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere: No such file or directory", id="no file"),
+        pytest.param(["--token", "a\nb"], "invalid in HTTP", id="a token of two lines"),
+        pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere:", id="no file"),
         pytest.param(["--cert-file", "/nowhere"], "cannot use --cert-file /nowhere", id="no certificate"),
-        pytest.param(["trace.jsonl"], "give either a trace or --prometheus", id="two sources"),
+        pytest.param(["trace.jsonl"], "or --prometheus", id="two sources"),
         pytest.param(["--timeout", "0"], "Invalid value for '--timeout'", id="no time at all"),
     ],
 )
 def test_options_that_cannot_be_meant_are_told(diagnose: Diagnose, options: list[str], message: str) -> None:
     """Before anything is asked for."""
-    # THEN
     with refused_port() as port:
         assert message in refusal(diagnose("--prometheus", f"http://127.0.0.1:{port}", *options))
 
@@ -106,7 +106,6 @@ def test_options_that_cannot_be_meant_are_told(diagnose: Diagnose, options: list
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://a:b@", "http://[::1", "http://x:99999"])
 def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
     """Its password, if there is one, is not repeated."""
-    # THEN
     said = refusal(diagnose("--prometheus", url))
     assert "is not a Prometheus address" in said
     assert "a:b" not in said
@@ -114,7 +113,6 @@ def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
 
 def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
     """Its address without the credentials in it."""
-    # THEN
     with refused_port() as port:
         said = refusal(diagnose("--prometheus", f"http://me:hush@127.0.0.1:{port}/graph"))
     assert said.startswith(f"http://127.0.0.1:{port}: cannot connect")
@@ -124,33 +122,34 @@ def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        pytest.param(
-            reply("<html></html>", content_type="text/html"), "is this the address of a Prometheus", id="HTML"
-        ),
+        pytest.param(reply("<html></html>", content_type="text/html"), "address of a Prometheus", id="HTML"),
         pytest.param(reply("", status=401), "--token-file", id="401"),
         pytest.param(reply("", status=500), "500 on /api/v1/series", id="500"),
-        pytest.param(reply_json({"status": "success", "data": []}), "has no metrics of vLLM, DCGM", id="nothing"),
+        pytest.param(reply_json({"status": "success", "data": []}), "no metrics of vLLM", id="nothing"),
         pytest.param(
             reply_json({"status": "success", "data": [{"__name__": "node_load1"}]}),
-            "has no metrics of vLLM",
+            "no metrics of vLLM",
             id="others",
         ),
     ],
 )
 def test_a_server_without_a_list_is_told(diagnose: Diagnose, answer: Answer, message: str) -> None:
     """Nobody is known: nothing can be said."""
-    # THEN
     with Hostile({"/api/v1/series": answer}) as server:
         assert message in refusal(diagnose("--prometheus", server.url))
 
 
 def test_a_server_that_answers_no_query_is_told(diagnose: Diagnose) -> None:
     """It lists series, and then nothing can be read."""
-    # THEN
     with serving(pods(1), lambda _query: reply_json({"status": "error", "error": "disk gone"}, status=500)) as server:
         said = refusal(diagnose("--prometheus", server.url))
-    assert f"{server.url}: no samples could be read: 2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be" in said
+    assert f"{server.url}: no samples" in said
+    assert DAY in said
     assert said.endswith("disk gone")
+
+
+DAY = "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z"
+"""The window."""
 
 
 def whole(said: Judged) -> dict[str, Any]:
@@ -161,53 +160,38 @@ def whole(said: Judged) -> dict[str, Any]:
 
 def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
     """The engines were read, the GPUs were not: a gap, and no ok."""
-    # GIVEN a server that has lost DCGM's samples
+    # A server that has lost DCGM's samples.
     lost = reply_json({"status": "error", "error": "block is corrupted"}, status=500)
-
-    # WHEN
     with serving(pods(1), lambda query: lost if "DCGM" in query else None) as server:
         said = diagnose("--prometheus", server.url, "--output", "json")
-
-    # THEN
     replica = whole(said)["replicas"][0]
     assert (3, "unknown") == (said.code, replica["worst"])
-    assert "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be read: block is corrupted" in [
-        gap["reason"] for gap in replica["gaps"]
-    ]
+    assert containing(DAY, "block is corrupted") in [gap["reason"] for gap in replica["gaps"]]
     assert "ok" == next(one["status"] for one in replica["findings"] if one["id"] == "leak.kv_blocks")
 
 
 def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
     """Thanos answers with what some of its stores have: what the others had is not known."""
-    # GIVEN
     partly = reply_json(
         {"status": "success", "data": {"resultType": "matrix", "result": []}, "warnings": ["store eu-1 is gone"]}
     )
-
-    # WHEN
     with serving(pods(1), lambda query: partly if "DCGM" in query else None) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
-
-    # THEN
     assert "unknown" == replica["worst"]
-    assert "the server warns: store eu-1 is gone" in [gap["reason"] for gap in replica["gaps"]]
+    assert containing("store eu-1 is gone") in [gap["reason"] for gap in replica["gaps"]]
 
 
 def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
     diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read stays; the others are listed as unknown."""
-    # GIVEN a server that answers for the first two replicas
+    # A server that answers for the first two replicas.
     monkeypatch.setattr(fleet_history, "REPLICAS_AT_ONCE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     dead = reply("", status=500)
-
-    # WHEN
     with serving(pods(9), lambda query: dead if "vllm-00" not in query and "vllm-01" not in query else None) as server:
         document = whole(diagnose("--prometheus", server.url, "--output", "json"))
         queries = server.requests.count("/api/v1/query")
-
-    # THEN
     assert {"fault": 0, "suspect": 0, "unknown": 7, "ok": 2} == document["fleet"]["by_worst"]
     assert [0, 0, 0, 0, 0, 0, 0, 5, 5] == sorted(one["window"]["samples"] for one in document["replicas"])
     assert queries < 20
@@ -215,7 +199,6 @@ def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
 
 def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> None:
     """A token from a file, its line end left out, and the header that Mimir tells tenants apart by."""
-    # GIVEN
     heads: list[bytes] = []
     (tmp_path / "token").write_text("sesame\n")
 
@@ -223,7 +206,6 @@ def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> 
         heads.append(peer.request_head)
         reply_json({"status": "success", "data": []})(peer)
 
-    # WHEN
     with Hostile({"/prometheus/api/v1/series": listed}) as server:
         refusal(
             diagnose(
@@ -231,17 +213,12 @@ def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> 
                 *("--header", "X-Scope-OrgID: team-a"),
             )
         )
-
-    # THEN
     told = heads[0].decode().lower().split("\r\n")
     assert {"authorization: bearer sesame", "x-scope-orgid: team-a"} <= set(told)
 
 
 def test_the_end_is_now_unless_told_otherwise(diagnose: Diagnose) -> None:
     """Samples end at the window's end, which is the one that was given."""
-    # WHEN
     with serving(pods(1)) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json", "--start", "2026-11-19T12:00:00Z"))
-
-    # THEN
     assert (END_SECONDS - 43_200.0, END_SECONDS) == (replica["source"]["start"], replica["source"]["end"])

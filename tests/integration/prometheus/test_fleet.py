@@ -65,15 +65,14 @@ def upgrade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, diagnose: Callable[..., Judged]) -> None:
     """Twelve flat replicas of the older version, twelve of the newer that lose 12 MB/h each: a fault of the newer."""
-    # WHEN
     said = diagnose("--prometheus", upgrade, "--window", "12h", "--output", "json")
     document = json.loads(said.stdout)
 
-    # THEN no replica is called; they are never idle, so that of most it is not known what would be held then
+    # No replica is called; they are never idle, so that of most it is not known what would be held then.
     VALIDATOR.validate(document)
     assert {"fault": 0, "suspect": 0, "unknown": 15, "ok": 9} == document["fleet"]["by_worst"]
 
-    # THEN all together are, in the newer version alone
+    # All together are, in the newer version alone.
     assert (2, "fault", "fault") == (said.code, document["worst"], document["fleet"]["worst"])
     versions = [(one["version"], one["replicas"], one["compared"]) for one in document["fleet"]["versions"]]
     assert [("0.9.2", 12, 12), ("0.10.0", 12, 12)] == versions
@@ -89,11 +88,8 @@ def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, dia
 
 def test_upgrade_as_text_names_the_version_first(upgrade: str, diagnose: Callable[..., Judged]) -> None:
     """What is wrong stands in the first line, and the versions below the replicas."""
-    # WHEN
     told = diagnose("--prometheus", upgrade, "--window", "12h").stdout
-
-    # THEN
-    assert told.startswith("FAULT  24 replicas: 15 unknown, 9 ok; all replicas compared: leak.device_torch\n")
+    assert ["FAULT", "leak.device_torch"] == [told.split()[0], told.splitlines()[0].split()[-1]]
     assert "\n  grows  0.10.0" in told.replace("   ", "")
     assert "0.9.2 to 0.10.0" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80
@@ -103,12 +99,9 @@ def test_report_of_a_history_has_every_replica_and_the_worst_in_full(
     upgrade: str, diagnose: Callable[..., Judged], tmp_path: Path
 ) -> None:
     """The page has the table, what all show together, and the plots of the first one, read again."""
-    # WHEN
     report = tmp_path / "report.html"
     said = diagnose("--prometheus", upgrade, "--window", "12h", "--report", str(report))
     page = report.read_text(encoding="utf-8")
-
-    # THEN
     assert 2 == said.code
     assert f"{2 * REPLICAS} replicas: " in page
     assert "All replicas" in page

@@ -13,6 +13,7 @@ from referencing import Registry, Resource
 
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.outputs import documents
+from tests.builders.answers import containing
 from tests.integration.prometheus.conftest import Judged
 from tests.integration.prometheus.worlds import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
 from tests.integration.vllm.cli import kvdiag
@@ -59,10 +60,7 @@ LEAKS = ("leak.kv_blocks", "leak.device_torch", "leak.device_non_torch", "leak.h
 
 def test_an_idle_healthy_server_is_ok(history: str, diagnose: Diagnose) -> None:
     """Its own page and its pod's GPU are joined, and nothing is found."""
-    # WHEN
     replica = only(diagnose, history, "healthy")
-
-    # THEN
     assert {"namespace": "healthy", "pod": "vllm-0", "instance": "healthy.vllm-0:8000", "job": "vllm"} == replica[
         "subject"
     ]
@@ -77,10 +75,7 @@ def test_an_idle_healthy_server_is_ok(history: str, diagnose: Diagnose) -> None:
 
 def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None:
     """Of two servers on one node each has the GPU that its exporter says its pod has."""
-    # WHEN
     document = whole(diagnose, history, '{namespace="leak"}')
-
-    # THEN
     assert ["vllm-1", "vllm-0"] == [one["subject"]["pod"] for one in document["replicas"]]
     assert ["fault", "ok"] == [one["worst"] for one in document["replicas"]]
     assert {"fault": 1, "suspect": 0, "unknown": 0, "ok": 1} == document["fleet"]["by_worst"]
@@ -104,23 +99,20 @@ def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None
 )
 def test_every_history_is_read(history: str, diagnose: Diagnose, namespace: str, expected: list[str]) -> None:
     """What stands in it is found, and what does not is not."""
-    # THEN
     assert expected == statuses(only(diagnose, history, namespace), *LEAKS)
 
 
 def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
     """One Timeline, one Diagnosis: the feed that made it does not matter."""
-    # GIVEN what kvdiag's own metrics tell of a server, as a trace
+    # What kvdiag's own metrics tell of a server, as a trace.
     timeline = watched(kvdiag_part, leak_mb_per_hour=2000.0)
     with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
         for sample in timeline.samples:
             trace.add(sample)
 
-    # WHEN both are judged
     recorded = json.loads(diagnose(str(tmp_path / "trace.jsonl"), "--output", "json").stdout)
     replica = only(diagnose, history, "own")
 
-    # THEN
     def told(findings: list[dict[str, Any]]) -> list[tuple[str, str, Any]]:
         figures = ("growth_per_hour", "p_without_growth", "growth_of_the_floor", "blocks_at_last_idle")
         return [
@@ -135,16 +127,12 @@ def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Di
 
 def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
     """Flushes over holes, and errors of memory that are counted, are told by a trace and by kvdiag's metrics."""
-    # GIVEN
     with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
         for sample in fragmented_timeline().samples:
             trace.add(sample)
-
-    # WHEN
     recorded = json.loads(diagnose(str(tmp_path / "trace.jsonl"), "--output", "json").stdout)
     replica = only(diagnose, history, "fragmented")
 
-    # THEN
     def told(findings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
         asked = ("fragmentation.allocator", "spike.activation")
         return [(one["id"], one["status"], one["summary"]) for one in findings if one["id"] in asked]
@@ -155,14 +143,9 @@ def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagn
 
 def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagnose) -> None:
     """A GPU whose exporter names no pod, on a host of two servers, is a subject of its own, and said to be missing."""
-    # WHEN
     document = whole(diagnose, history, '{rack="shared"}')
-
-    # THEN
     assert 3 == len(document["replicas"])
-    assert ["GPU shared of host-2 may be of host-2:8000, host-2:8001"] == [
-        gap["reason"].partition(": its")[0] for gap in document["gaps"]
-    ]
+    assert [containing("GPU shared", "host-2:8000, host-2:8001")] == [gap["reason"] for gap in document["gaps"]]
     alone = next(one for one in document["replicas"] if "UUID" in one["subject"])
     assert ["unknown", "ok"] == statuses(alone, "leak.kv_blocks", "leak.device_non_torch")
     for server in (one for one in document["replicas"] if one is not alone):
@@ -172,24 +155,18 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
 
 def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose: Diagnose) -> None:
     """Of a time-sliced GPU the exporter names every pod, and the bytes of each are not told."""
-    # WHEN
     document = whole(diagnose, history, '{namespace="sliced"}')
-
-    # THEN
     servers = [one for one in document["replicas"] if "UUID" not in one["subject"]]
     assert 2 == len(servers)
     for one in servers:
         assert ["unknown", "unknown"] == statuses(one, "leak.device_torch", "leak.device_non_torch")
-        assert "is shared by sliced/vllm-0, sliced/vllm-1" in reasons(one)
+        assert "sliced/vllm-0, sliced/vllm-1" in reasons(one)
     assert ["suspect"] == [one["worst"] for one in document["replicas"] if one not in servers]
 
 
 def test_a_gpu_that_changed_hands_stays_with_each_pod(history: str, diagnose: Diagnose) -> None:
     """A pod that was replaced on the same GPU shares it with nobody."""
-    # WHEN
     document = whole(diagnose, history, '{namespace="handed"}')
-
-    # THEN
     found = {one["subject"]["pod"]: statuses(one, "leak.device_torch") for one in document["replicas"]}
     assert {"vllm-0": ["fault"], "vllm-1": ["unknown"]} == found
     assert "is shared by" not in str(document)
@@ -197,29 +174,20 @@ def test_a_gpu_that_changed_hands_stays_with_each_pod(history: str, diagnose: Di
 
 def test_one_server_on_a_host_has_its_gpu(history: str, diagnose: Diagnose) -> None:
     """nvidia_gpu_exporter names no pod; the host is enough where one server is there."""
-    # WHEN
     document = whole(diagnose, history, '{rack="one"}')
-
-    # THEN
     assert [["ok", "fault"]] == [statuses(one, "leak.kv_blocks", "leak.device_torch") for one in document["replicas"]]
 
 
 def test_gpus_without_a_server_are_judged(history: str, diagnose: Diagnose) -> None:
     """DCGM alone: each GPU is a subject, and of a server nothing is said to be well."""
-    # WHEN
     replicas = whole(diagnose, history, '{namespace="gpus"}')["replicas"]
-
-    # THEN
     assert ["GPU-alone-1", "GPU-alone-0"] == [one["subject"]["UUID"] for one in replicas]
     assert ["suspect", "unknown"] == [one["worst"] for one in replicas]
 
 
 def test_a_pod_without_a_page_is_judged_by_what_is_there(history: str, diagnose: Diagnose) -> None:
     """DCGM and cAdvisor: a subject by its pod's labels, its GPU and host judged, and its pool unknown."""
-    # WHEN
     replicas = whole(diagnose, history, '{namespace="pageless"}')["replicas"]
-
-    # THEN
     found = {one["subject"]["pod"]: one for one in replicas}
     assert {"server-0": {"namespace": "pageless", "pod": "server-0"}} == {"server-0": found["server-0"]["subject"]}
     assert ["unknown", "fault", "unknown", "ok"] == statuses(found["server-0"], *LEAKS)
@@ -231,10 +199,7 @@ def test_a_pod_without_a_page_is_judged_by_what_is_there(history: str, diagnose:
 
 def test_a_node_tells_version_limit_and_container(history: str, diagnose: Diagnose) -> None:
     """The image's tag is the version, and a GPU that the exporter gives to no pod is not the server's."""
-    # WHEN
     replica = only(diagnose, history, "cluster")
-
-    # THEN
     assert "0.11.0" == replica["server"]["engine_version"]
     host = next(one for one in replica["findings"] if one["id"] == "leak.host")
     room = next(one["value"] for one in host["evidence"] if one["name"] == "room")
@@ -244,44 +209,34 @@ def test_a_node_tells_version_limit_and_container(history: str, diagnose: Diagno
 
 def test_a_server_that_stopped_answering_is_unknown(history: str, diagnose: Diagnose) -> None:
     """`up` says that its scrape fails: what was ok before is not called well."""
-    # WHEN
     replica = only(diagnose, history, "down")
-
-    # THEN
     assert "unknown" == replica["worst"]
     assert "up is 0" in reasons(replica)
 
 
 def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -> None:
     """NaN, infinity, a usage of 3.5 and negative counts are no readings."""
-    # WHEN
     replica = only(diagnose, history, "impossible")
-
-    # THEN
     assert ("unknown", 148) == (replica["worst"], replica["window"]["samples"])
-    assert "3 samples of vllm:kv_cache_usage_perc are not possible values" in reasons(replica)
+    assert "3 samples of vllm:kv_cache_usage_perc" in reasons(replica)
 
 
 @pytest.mark.parametrize(
     ("namespace", "reason"),
     [
-        pytest.param("twice", "is it scraped by two jobs", id="duplicates"),
-        pytest.param("resized", "before 2026-11-19 21:30:00Z the KV pool had another size", id="resized"),
+        pytest.param("twice", "two jobs", id="duplicates"),
+        pytest.param("resized", "before 2026-11-19 21:30:00Z", id="resized"),
     ],
 )
 def test_what_was_left_out_is_said(history: str, diagnose: Diagnose, namespace: str, reason: str) -> None:
     """Each choice between readings is a gap of its replica."""
-    # THEN
     assert reason in reasons(only(diagnose, history, namespace))
 
 
 def test_the_whole_fleet_meets_the_schema(history: str) -> None:
     """Every world at once, read by several processes, comes out as the committed schema says."""
-    # WHEN
     said = kvdiag("diagnose", "--prometheus", history, "--end", str(END_SECONDS), "--output", "json")
     document = said.document
-
-    # THEN
     assert [] == [error.message for error in VALIDATOR.iter_errors(document)]
     assert len(document["replicas"]) > len(WORLDS)
     assert (2, "fault") == (said.code, document["worst"])
@@ -292,10 +247,7 @@ def test_the_whole_fleet_meets_the_schema(history: str) -> None:
 
 def test_the_text_fits_a_terminal(history: str, diagnose: Diagnose) -> None:
     """A table of the replicas and the worst one in full, 80 columns wide."""
-    # WHEN
     said = diagnose("--prometheus", history, "--match", '{namespace="leak"}')
-
-    # THEN
     lines = said.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert "FAULT  2 replicas: 1 fault, 1 ok" == lines[0]
@@ -305,20 +257,14 @@ def test_the_text_fits_a_terminal(history: str, diagnose: Diagnose) -> None:
 
 def test_nobody_there_is_one_clear_line(history: str, diagnose: Diagnose) -> None:
     """A selector that matches nothing says so, and exits with 3."""
-    # WHEN
     said = diagnose("--prometheus", history, "--match", '{namespace="nobody"}')
-
-    # THEN
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
-    assert 'nvidia_gpu_exporter or kvdiag that match {namespace="nobody"} in this time' in said.stderr
+    assert '{namespace="nobody"}' in said.stderr
 
 
 def test_a_refused_selector_is_one_clear_line(history: str, diagnose: Diagnose) -> None:
     """What only the server can see to be wrong is said in its words."""
-    # WHEN
     said = diagnose("--prometheus", history, "--match", '{namespace=~"("}')
-
-    # THEN
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
     assert "query rejected" in said.stderr
     assert "missing closing )" in said.stderr

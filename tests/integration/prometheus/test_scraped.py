@@ -19,6 +19,7 @@ import httpx2
 from kvdiag.commands import main
 from kvdiag.feeds.history.prometheus_feed import Window, read, survey
 from kvdiag.sources.prometheus_api import PrometheusSource
+from tests.builders.answers import containing
 from tests.fixtures.hostile import refused_port
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.server import serving
@@ -97,7 +98,7 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Now) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
-            # GIVEN some scrapes, then some without a series, then some that fail
+            # Some scrapes, then some without a series, then some that fail.
             until(lambda: (value(url, "count_over_time(vllm:num_requests_waiting[1m])") or 0) >= 3)
             scraped = held(url, capsys)
             Now.without = WAITING
@@ -106,16 +107,14 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
             Now.fails = True
             until(lambda: (value(url, "count_over_time(up[1m]) - sum_over_time(up[1m])") or 0) >= 4)
 
-            # WHEN
             code = main(["diagnose", "--prometheus", url, "--window", "5m", "--output", "json"])
             told = asyncio.run(waiting(url))
             replica = json.loads(capsys.readouterr().out)["replicas"][0]
             failing = held(url, capsys)
         page.shutdown()
 
-    # THEN
     assert (3, "unknown") == (code, replica["worst"])
-    assert "the scrape of the server failed (up is 0)" in [gap["reason"] for gap in replica["gaps"]]
+    assert containing("up is 0") in [gap["reason"] for gap in replica["gaps"]]
     assert replica["server"]["pools"][0]["total_blocks"] > 1
     assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "warn", "kvdiag": "warn"} == scraped
     assert {**scraped, "vllm": "warn"} == failing
@@ -131,13 +130,10 @@ def test_what_kvdiag_tells_of_devices_is_enough(tmp_path: Path, capsys: Any) -> 
 
         more = ('kvdiag_gpu_memory_total_bytes{gpu="0",uuid="GPU-1"} 8.5e+10',)
 
-    # GIVEN
     with ThreadingHTTPServer(("127.0.0.1", 0), Watched) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
             until(lambda: value(url, "kvdiag_gpu_memory_total_bytes") is not None)
-            # WHEN
             actual = held(url, capsys)
         page.shutdown()
-    # THEN
     assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "pass", "kvdiag": "pass"} == actual

@@ -2,20 +2,20 @@
 
 A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
 group, which one worker takes. `make test` starts one server alone, `meddling`: healthy, with the agent, and leaking for
-the length of a test. What wants another server, or takes long on this one, carries the mark `long`.
+the length of a test. Tests that want another server, such as `workers`, or take long on this one are `long`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.require import require
-from tests.integration.vllm import capacities_run, engine_env, gauges
-from tests.integration.vllm.capacities_run import EngineTold
+from tests.integration.vllm import engine_env, gauges
 from tests.integration.vllm.cli import Result, kvdiag
 from tests.integration.vllm.engine import Engine
 from tests.integration.vllm.meddling import Meddling
@@ -91,6 +91,8 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 HERE = Path(__file__).parent
+SHARED = ("meddling", "workers", "guarded_server", "engine_told")
+"""What tests share, the everyday server first."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -104,21 +106,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Whatever wants a server of its own is long."""
     fixtures = {*getattr(item, "fixturenames", ())}
-    if HERE in item.path.parents and fixtures & {"subject_run", "guarded_server", "engine_told"}:
+    if HERE in item.path.parents and fixtures & {"subject_run", *SHARED[1:]}:
         item.add_marker("long")
 
 
 def _shared(item: pytest.Function) -> str:
-    subject = item.get_closest_marker("subject")
-    if subject is not None:
-        return f"vllm-{subject.args[0]}"
-    shared = [name for name in ("meddling", "guarded_server", "engine_told") if name in item.fixturenames]
+    if "subject_run" in item.fixturenames:
+        return f"vllm-{item.callspec.params['subject_run']}"
+    shared = [name for name in SHARED if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Make this folder's own mark known."""
-    config.addinivalue_line("markers", "subject(name): awaits the run of this subject of conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -148,15 +144,26 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def meddling(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
-    """A server of two workers that has the agent on its path, and what meddles with both.
+    """A server of one worker with the agent on its path, and what meddles with both; every test leaves it as it was."""
+    with _meddling(vllm, tmp_path_factory.mktemp("agents"), ["VLLM::EngineCore", "VLLM::Worker", "python"]) as one:
+        yield one
 
-    Its agents publish in haste. Left as it was by every test but that which kills it.
-    """
-    work = tmp_path_factory.mktemp("agents")
+
+@pytest.fixture(scope="session")
+def workers(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
+    """The same with two workers; every test leaves it as it was but that which kills it."""
+    processes = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python"]
+    with _meddling(vllm, tmp_path_factory.mktemp("agents"), processes, "--tensor-parallel-size", "2") as two:
+        yield two
+
+
+@contextmanager
+def _meddling(vllm: VllmHome, work: Path, processes: list[str], *args: str) -> Iterator[Meddling]:
     installed = kvdiag("agent", "install", str(work))
     env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
-    with vllm.engine("agents", "--tensor-parallel-size", "2", env=meddling_env(env, work / "meddle")) as engine:
-        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]))
+    with vllm.engine(work.name, *args, env=meddling_env(env, work / "meddle")) as engine:
+        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]), processes)
+        # Agents publish in haste: a test would wait most of its time for one publication a second.
         meddling.tell("hasten_agent")
         # The first request to a server takes it seconds.
         completion(engine)
@@ -164,29 +171,10 @@ def meddling(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def subject_runs(vllm: VllmHome) -> dict[str, SubjectRun]:
-    """The runs that were made so far, by their subject's name."""
-    return {}
-
-
-@pytest.fixture
-def subject_run(request: pytest.FixtureRequest, vllm: VllmHome, subject_runs: dict[str, SubjectRun]) -> SubjectRun:
-    """The run of the subject that the test's mark names, made once."""
-    name = request.node.get_closest_marker("subject").args[0]
-    if name not in subject_runs:
-        subject_runs[name] = _run_subject(vllm, name, SUBJECTS[name])
-    return subject_runs[name]
-
-
-@pytest.fixture(scope="session")
-def engine_told(vllm: VllmHome) -> EngineTold:
-    """What the engine says of an architecture."""
-    told = capacities_run.capacities(vllm.env)
-    return lambda config: told[config.name]
-
-
-def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:
-    with vllm.engine(name, *subject.args, model=subject.model, env=subject.env) as server:
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> SubjectRun:
+    """One undisturbed run against the subject of that name."""
+    subject = SUBJECTS[request.param]
+    with vllm.engine(request.param, *subject.args, model=subject.model, env=subject.env) as server:
         result = kvdiag("run", "--url", server.url, "--output", "json")
         return SubjectRun(
             result=result,

@@ -69,6 +69,6 @@ def _samples(url: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, str]
 
 
 def _page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         page: str = answer.read().decode()
         return page

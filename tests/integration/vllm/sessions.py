@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-KILL_LIMIT_SECONDS = 10.0
+KILL_LIMIT_SECONDS = 60.0
 
 
 def living_in(session: int) -> list[int]:

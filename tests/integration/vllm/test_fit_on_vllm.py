@@ -18,13 +18,8 @@ EXACT = {"capacity_tokens": 0.0, "max_concurrency": 0.0}
 @pytest.mark.parametrize("named", [True, False])
 def test_a_page_is_predicted_exactly(server: Engine, vllm: VllmHome, named: bool, tmp_path: Path) -> None:
     """With MODEL and without it: the server's own folder is read then."""
-    # GIVEN
     model = [str(vllm.models / "llama")] if named else []
-
-    # WHEN
     result = kvdiag("fit", *model, "--calibrate", server.url, "--output", "json", env={"XDG_DATA_HOME": str(tmp_path)})
-
-    # THEN
     found = {one["figure"]: one["drift_ratio"] for one in result.document["comparisons"]}
     assert (0, {"num_blocks": 0.0, **EXACT}) == (result.code, found)
 
@@ -40,7 +35,6 @@ def test_a_log_is_predicted_exactly(server: Engine, vllm: VllmHome, tmp_path: Pa
         "json",
         env={"XDG_DATA_HOME": str(tmp_path)},
     )
-
     found = {one["figure"]: one["drift_ratio"] for one in result.document["comparisons"]}
     assert (0, EXACT) == (result.code, found)
 
@@ -48,10 +42,8 @@ def test_a_log_is_predicted_exactly(server: Engine, vllm: VllmHome, tmp_path: Pa
 def test_another_model_is_named(server: Engine, vllm: VllmHome, tmp_path: Path) -> None:
     """Both by the page, whose server has its config in a folder, and by the log."""
     wrong = str(vllm.models / "gemma3")
-
     results = [
         kvdiag("fit", wrong, *source, env={"XDG_DATA_HOME": str(tmp_path)})
         for source in (("--calibrate", server.url), ("--from-log", str(server.log)))
     ]
-
     assert [(3, True), (3, True)] == [(one.code, "are different models" in one.stderr) for one in results]

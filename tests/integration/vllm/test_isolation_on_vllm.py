@@ -42,10 +42,8 @@ def shares(result: Result) -> dict[str, float]:
 
 def test_vllm_keeps_salts_apart_and_shares_what_has_none(server: Engine) -> None:
     """By vLLM's own counters a salt keeps another tenant out, and a prompt without one is anybody's."""
-    # WHEN
     result = kvdiag("run", "--url", server.url, "--isolation", "--output", "json")
-
-    # THEN all whole blocks of 128 but the last one of a prompt of 2,048 tokens
+    # All whole blocks of 128 but the last one of a prompt of 2,048 tokens.
     hit = 15 / 16
     expected = {"own_hit_ratio": hit, "other_salt_hit_ratio": 0.0, "other_unsalted_hit_ratio": hit}
     assert (1, "suspect") == (result.code, result.finding("isolation.prefix_cache")["status"]), result.not_ok
@@ -54,12 +52,8 @@ def test_vllm_keeps_salts_apart_and_shares_what_has_none(server: Engine) -> None
 
 def test_gateway_that_drops_salts_is_a_fault(server: Engine) -> None:
     """Where a gateway strips the salt, one tenant's cache answers another's request, which the probe sees."""
-    # GIVEN
     with Hostile(without_salts(server.url)) as gateway:
-        # WHEN
         result = kvdiag("run", "--url", gateway.url, "--isolation", "--output", "json")
-
-    # THEN
     finding = result.finding("isolation.prefix_cache")
     assert (2, "fault") == (result.code, finding["status"]), result.not_ok
     assert "cache_salt is ignored" in finding["summary"]

@@ -15,7 +15,7 @@ from tests.integration.vllm import gauges
 from tests.integration.vllm.cli import Result, finished, kvdiag, started
 from tests.integration.vllm.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun
 from tests.integration.vllm.engine import Engine
-from tests.integration.vllm.meddling import PROCESSES, Meddling, published
+from tests.integration.vllm.meddling import Meddling, published
 from tests.integration.vllm.side_by_side import completion
 from tests.integration.vllm.traffic import LOAD_LIMIT_SECONDS, SETTLE_LIMIT_SECONDS, other_traffic
 
@@ -47,9 +47,7 @@ def assert_one_line(result: Result, *words: str) -> None:
 def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
     """A healthy server is called ok, and every step's blocks are what the tokens need, to the block."""
     block_tokens = gauges.block_tokens(server.url)
-
     result = kvdiag("run", "--url", server.url, "--output", "json")
-
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert_exact(result, block_tokens)
 
@@ -57,7 +55,6 @@ def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
 def test_the_doctor_sees_all_of_a_server(server: Engine) -> None:
     """Of a real server beside it, kvdiag can see everything but the GPU that is not there."""
     result = kvdiag("doctor", "--url", server.url, "--output", "json")
-
     outcomes = {one["id"]: one["outcome"] for one in result.document["checks"]}
     assert {"pass"} == {outcome for check, outcome in outcomes.items() if check.startswith("engine.")}, outcomes
     assert (2, "fail") == (result.code, outcomes["gpu.driver"])
@@ -85,31 +82,27 @@ def test_blocks_that_stay_held_are_a_leak(meddling: Meddling) -> None:
     gauges.wait_until(url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
 
 
-@pytest.mark.subject("leak")
+@pytest.mark.parametrize("subject_run", ["leak"], indirect=True)
 def test_a_leak_of_small_blocks_without_prefix_caching_is_found_too(subject_run: SubjectRun) -> None:
     """Nor does it depend on the pool's settings: the same leak in blocks of 32 tokens."""
     assert subject_run.block_tokens == 32
     assert_leak(subject_run.result, subject_run.held_blocks_after)
 
 
-@pytest.mark.parametrize((), [pytest.param(marks=pytest.mark.subject(name), id=name) for name in ("fp8", "mla")])
+@pytest.mark.parametrize("subject_run", ["fp8", "mla"], indirect=True)
 def test_other_ways_to_store_keys_and_values_are_exact_too(subject_run: SubjectRun) -> None:
     """Latent attention, and an fp8 cache in other blocks without prefix caching, are judged as exactly."""
     run = subject_run
-
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
     assert run.held_blocks_after == 0
     assert_exact(run.result, run.block_tokens)
 
 
-@pytest.mark.subject("sliding_window")
+@pytest.mark.parametrize("subject_run", ["sliding_window"], indirect=True)
 def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     """A model whose every layer slides is healthy although 16K tokens hold hardly more blocks than 1K."""
-    # GIVEN a window of 1,024 tokens
     window_tokens = 1024
-
     run = subject_run
-
     long_context = run.result.step("long_context")
     touched = window_tokens // run.block_tokens + 1
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
@@ -117,11 +110,10 @@ def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     assert touched - 1 <= long_context["measured"]["blocks"] <= touched
 
 
-@pytest.mark.subject("hybrid")
+@pytest.mark.parametrize("subject_run", ["hybrid"], indirect=True)
 def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: SubjectRun) -> None:
     """Where sliding and full layers share the pool, blocks are what the model's config makes of the tokens."""
     run = subject_run
-
     steps = [run.result.step(step) for step in REQUESTS_OF_STEP]
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
     assert [step["status"] for step in steps] == ["ok", "ok", "ok"]
@@ -132,11 +124,10 @@ def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: Subje
     assert long_context["blocks"] < 2 * long_context["tokens"] / run.block_tokens
 
 
-@pytest.mark.subject("data_parallel")
+@pytest.mark.parametrize("subject_run", ["data_parallel"], indirect=True)
 def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: SubjectRun) -> None:
     """Two engines behind one address are one server with two pools, and the blocks of both are added up exactly."""
     result = subject_run.result
-
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert [pool["engine"] for pool in result.document["subject"]["pools"]] == ["0", "1"]
     assert subject_run.held_blocks_after == 0
@@ -149,18 +140,14 @@ def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: Subject
 def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None, words: str) -> None:
     """A server that wants a key, or another one, ends the run with one line that says which."""
     given = [] if key is None else ["--api-key", key]
-
     result = kvdiag("run", "--url", guarded_server.url, *given)
-
     assert_one_line(result, words)
 
 
 def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> None:
     """With its key, a server that admits 2,048 tokens is healthy, and the steps say what they were scaled down to."""
     env = {"KVDIAG_API_KEY": API_KEY}
-
     result = kvdiag("run", "--url", guarded_server.url, "--output", "json", env=env)
-
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert_exact(result, block_tokens=128)
     for step in ("concurrent", "long_context"):
@@ -171,7 +158,6 @@ def test_other_traffic_is_refused(server: Engine) -> None:
     """Somebody else's requests would be measured as the run's own, so it does not start."""
     with other_traffic(server):
         result = kvdiag("run", "--url", server.url, "--output", "json")
-
     assert_one_line(result, "traffic", "--force")
 
 
@@ -180,18 +166,16 @@ def test_forced_run_says_what_it_cannot_tell(server: Engine) -> None:
     """Forced beside other traffic it runs, finds no fault, and says of what it cannot tell that the traffic is why."""
     with other_traffic(server):
         result = kvdiag("run", "--url", server.url, "--output", "json", "--force")
-
     unknown = [step for step in result.document["steps"] if step["status"] == "unknown"]
     assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
     assert [step["id"] for step in unknown if "traffic" in step["summary"]], result.not_ok
     assert "fault" not in {one["status"] for one in (*result.document["steps"], *result.document["findings"])}
 
 
-@pytest.mark.long
 @pytest.mark.kills_the_server
-def test_killed_server_is_unknown_and_leaves_stale_files(meddling: Meddling) -> None:
+def test_killed_server_is_unknown_and_leaves_stale_files(workers: Meddling) -> None:
     """A server that dies under the run leaves a document that says unknown, and publications of ended processes."""
-    server, folder = meddling.server, meddling.published
+    server, folder = workers.server, workers.published
     pids = {pid for pid in published(folder) if pid in server.pids()}
     with started("run", "--url", server.url, "--output", "json") as run:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
@@ -200,7 +184,7 @@ def test_killed_server_is_unknown_and_leaves_stale_files(meddling: Meddling) -> 
     assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
     assert "Traceback" not in result.stderr
 
-    assert len(PROCESSES) == len(pids)
+    assert len(workers.processes) == len(pids)
     assert pids <= set(published(folder))
     allocators, gaps = TorchAllocatorSource(folder).read()
     assert allocators is None

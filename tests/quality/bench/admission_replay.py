@@ -203,7 +203,7 @@ def main() -> None:
                     f"{harm[0]:>9,}  {harm[1]:>9,}  {first[0]:>13.1f} s  {first[1]:>4.1f} s  "
                     f"{_quantile(out.whole_seconds, 0.95):>7.1f} s"
                 )
-            what = "preemptions" if preempts else "requests lost without preemption"
+            what = "preemptions" if preempts else "requests lost, no preemption"
             note(f"admission, pool of {blocks:,} blocks: {what}", harms[1], harms[0], than="without advice", unit="")
 
 

@@ -22,11 +22,101 @@ from typing import Any
 
 from tests.integration.vllm import engine_env
 from tests.integration.vllm.engine import MODEL_NAME, Engine
-from tests.integration.vllm.meddling import Counted, Meddling, environment, wait_for
-from tests.quality.bench import publication
+from tests.integration.vllm.meddling import Counted, Meddling, wait_for
+from tests.integration.vllm.meddling import environment as meddling_env
 from tests.quality.bench.steps import SETTLING, SURE, USUAL_RATIO, Steps, Stretch, compared, touched
 from tests.quality.bench.table import note
-from tests.unit.agent.subject import installed
+from tests.unit.agent.subject import environment, installed, run
+
+MEMORY = "/dev/shm"  # noqa: S108 - where a volume in memory is, as the agents' folder should be
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import json, os, sys, statistics, time, torch
+from torch.world import ACTIVE, FREE, MIB, WORLD
+from kvdiag_agent import publication
+from kvdiag_agent.thread import Agent
+from tests.integration.gpu.subject import timed
+torch.cuda.init()
+for _ in range(300): WORLD.segment((60 * MIB, FREE), (4 * MIB, ACTIVE))
+# The stand-in counts its segments anew each time, which torch does not.
+counted = WORLD.statistics(0)
+torch.cuda.memory_stats_as_nested_dict = lambda device: counted
+agent = Agent(os.environ["KVDIAG_AGENT_DIR"])
+agent.publish()
+(name,) = os.listdir(agent.directory)
+told = json.load(open(os.path.join(agent.directory, name)))
+whole = told.pop("memory_stats")
+size = os.stat(os.path.join(agent.directory, name)).st_size
+def median(call): return statistics.median(timed(call, 1000)[0])
+folder = publication.Folder(agent.directory)
+whole_json = publication.encode(whole)
+wall, busy = timed(agent.publish, 1000)
+def now_and_then():
+    time.sleep(0.2)
+    began = time.perf_counter(); agent.publish()
+    return time.perf_counter() - began
+json_seconds = median(lambda: publication.encode(told))
+cold_seconds = statistics.median(now_and_then() for _ in range(25))
+let_go, calls = [0.0], [0]
+def clocked(function):
+    def call(*arguments, **named):
+        began = time.perf_counter()
+        try: return function(*arguments, **named)
+        finally:
+            calls[0] += 1
+            let_go[0] += time.perf_counter() - began
+    return call
+# What the clock itself takes is no part of a publication.
+def ticking():
+    nothing, let_go[0], began = clocked(int), 0.0, time.perf_counter()
+    for _ in range(1000): nothing()
+    return (time.perf_counter() - began - let_go[0]) / 1000
+tick_seconds = statistics.median(ticking() for _ in range(9))
+for name in ("open", "read", "write", "close", "stat", "fchmod", "rename"):
+    setattr(os, name, clocked(getattr(os, name)))
+def held():
+    let_go[0], calls[0], began = 0.0, 0, time.perf_counter()
+    agent.publish()
+    return time.perf_counter() - began - let_go[0] - calls[0] * tick_seconds
+print(json.dumps({
+    "size_bytes": size,
+    "wall_seconds": statistics.median(wall),
+    "busy_seconds": busy,
+    "json_seconds": json_seconds,
+    "file_seconds": median(lambda: folder.put("other.json", told, {"memory_stats": whole_json})) - json_seconds,
+    "whole_json_seconds": median(lambda: publication.encode(whole)),
+    "gil_seconds": statistics.median(held() for _ in range(1000)),
+    "cold_seconds": cold_seconds,
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Medians but for `busy_seconds`, the mean of the processor's time, slow periods among them.
+
+    `json_seconds` and `file_seconds` are parts of `wall_seconds`; `whole_json_seconds` comes once in a slow period, for
+    all that torch counts; `gil_seconds` is what passes outside of the system's calls, which let other threads run.
+    """
+
+    size_bytes: int
+    wall_seconds: float
+    busy_seconds: float
+    json_seconds: float
+    file_seconds: float
+    whole_json_seconds: float
+    gil_seconds: float
+    cold_seconds: float
+
+
+def publication_cost() -> Publication:
+    """Measure one publication."""
+    with tempfile.TemporaryDirectory(
+        prefix="kvdiag-publication-", dir=MEMORY if Path(MEMORY).is_dir() else None
+    ) as work:
+        env = environment(installed(Path(work) / "agent"), Path(work) / "published")
+        return Publication(**run(PROGRAM, {**env, "PYTHONPATH": f"{env['PYTHONPATH']}:{ROOT}"}))
+
 
 WINDOWS = 16
 TOKENS = 1500
@@ -34,7 +124,6 @@ ANSWER_SECONDS = 300.0
 AIM_RATIO = 0.999
 PUBLISH_SECONDS = 100e-6
 GIL_SECONDS = 50e-6
-MEMORY = "/dev/shm"  # noqa: S108 - where a volume in memory is, as the agents' folder should be
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--windows", type=int, default=WINDOWS, help="stretches of steps, half of them with the agent")
     windows = max(parser.parse_args(arguments).windows // 4, 1) * 4
-    print_publication(publication.measured())
+    print_publication(publication_cost())
     try:
         env = engine_env.vllm_env()
         model = engine_env.models(env) / "llama"
@@ -56,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def print_publication(told: publication.Publication) -> None:
+def print_publication(told: Publication) -> None:
     """What a publication takes by itself."""
     for what, seconds, most_seconds in (
         ("agent: one publication", told.wall_seconds, PUBLISH_SECONDS),
-        ("agent: the interpreter held by it", told.gil_seconds, GIL_SECONDS),
+        ("agent: GIL held per publication", told.gil_seconds, GIL_SECONDS),
     ):
-        note(what, seconds * 1e6, most_seconds * 1e6, than="the budget", unit="µs")
+        note(what, seconds * 1e6, most_seconds * 1e6, than="budget", unit="µs")
     print_lines(
         ("publication of one GPU, again and again", f"{verdict(told.wall_seconds, PUBLISH_SECONDS)}"),
         ("  its JSON, its file", f"{told.json_seconds * 1e6:.0f} us, {told.file_seconds * 1e6:.0f} us"),
@@ -147,7 +236,7 @@ def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
     published = work / "published"
     agent = {"KVDIAG_AGENT_DIR": str(published), "PYTHONPATH": str(work / "agent")}
     found = []
-    with Engine(env, model, work / "vllm.log", env=environment(agent, work / "meddle")) as engine:
+    with Engine(env, model, work / "vllm.log", env=meddling_env(agent, work / "meddle")) as engine:
         meddling = Meddling(engine, work / "meddle", published)
         complete(engine)
         meddling.tell("count_steps")

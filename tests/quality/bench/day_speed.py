@@ -71,7 +71,7 @@ def main() -> int:
     scraped = timeline("slow noise", hours=24.0, tick_seconds=30.0, part=device_part)
     replica = took_seconds(lambda seen: diagnose(seen, Facts(engine_name="vllm")), scraped)
     summed = took_seconds(lambda seen: summarise(seen, Facts(engine_name="vllm"), DEFAULT_LIMITS, replica="r"), scraped)
-    note("diagnose: a day of 8 GPUs at 1 Hz", judged, walked, than="a walk through its samples", unit="s")
+    note("diagnose: a day of 8 GPUs at 1 Hz", judged, walked, than="iterating over its samples", unit="s")
     met = "met" if judged <= AIM_SECONDS else "not met"
     sys.stdout.write(
         f"24 h at 1 Hz, {GPUS} GPUs: diagnose {judged:.2f} s, {judged / walked:.1f} times a walk through it "

@@ -63,24 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.append([shares[LEAKS.index(20.0) + place * len(LEAKS)] for place in range(len(SIZES))])
         accused += [name] if max(shares[:: len(LEAKS)]) > DEFAULT_LIMITS.fleet.significance else []
     bar = DEFAULT_LIMITS.fleet.significance
-    kind = f"the worst of {len(found)} kinds of healthy memory"
-    note(f"fleets: accused, {kind}", 100 * most_accused, 100 * bar, than="what is asked", unit="%")
-    middle = [100 * median(column) for column in zip(*found, strict=True)]
-    note(
-        f"fleets of {SIZES[0]}: 20 MB/h found, the middle kind",
-        middle[0],
-        middle[1],
-        than=f"by {SIZES[1]} replicas",
-        unit="%",
-    )
-    least = [100 * min(column) for column in zip(*found, strict=True)]
-    note(
-        f"fleets of {SIZES[0]}: 20 MB/h found, the worst kind",
-        least[0],
-        least[1],
-        than=f"by {SIZES[1]} replicas",
-        unit="%",
-    )
+    workloads = f"worst of {len(found)} healthy workloads"
+    note(f"fleets: false alarms, {workloads}", 100 * most_accused, 100 * bar, than="limit", unit="%")
+    for which, share in (("median", median), ("worst", min)):
+        few, many = (100 * share(column) for column in zip(*found, strict=True))
+        what = f"fleets of {SIZES[0]}: 20 MB/h leak detected, {which} workload"
+        note(what, few, many, than=f"{SIZES[1]} replicas", unit="%")
     if accused:
         sys.stdout.write(f"accused too often: {', '.join(accused)}\n")
     return 1 if accused else 0

@@ -139,9 +139,9 @@ def shown(gpus: int, ours: Cost, theirs: Cost) -> None:
     """A table of one number of GPUs."""
     rows = (
         ("resident memory, MiB", ours.resident_bytes / MIB, theirs.resident_bytes / MIB, MOST_BYTES / MIB),
-        ("share of a core, %", 100 * ours.cpu_ratio, 100 * theirs.cpu_ratio, 100 * MOST_CPU_RATIO),
-        ("1000 scrapes, s of a core", ours.scrape_seconds, theirs.scrape_seconds, MOST_SCRAPE_SECONDS),
-        ("a scrape, p50 ms", 1e3 * ours.p50_seconds, 1e3 * theirs.p50_seconds, 1e3 * MOST_P50_SECONDS),
+        ("CPU, % of one core", 100 * ours.cpu_ratio, 100 * theirs.cpu_ratio, 100 * MOST_CPU_RATIO),
+        ("CPU seconds per 1,000 scrapes", ours.scrape_seconds, theirs.scrape_seconds, MOST_SCRAPE_SECONDS),
+        ("scrape latency p50, ms", 1e3 * ours.p50_seconds, 1e3 * theirs.p50_seconds, 1e3 * MOST_P50_SECONDS),
     )
     machine = f"{os.cpu_count()} x {processor()}, Python {platform.python_version()}"
     sys.stdout.write(f"{gpus} GPU{'s' * (gpus > 1)} ({machine})\n")

@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.engines.engine import EngineClient
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Keep
-from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
+from kvdiag.feeds.daemon.server_tracker import FoundServer
+from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
-from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
+from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Memory, Process, Sample
 from kvdiag.sources import host
 from kvdiag.sources.prometheus_text import Page, series
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -156,20 +158,19 @@ class _Host(ThreadedReader[HostReading]):
         return host.read(**kwargs)
 
 
+class _Inline(DiagnosisSchedule):
+    """Diagnoses within the loop: its clock would run on while a thread works."""
+
+    async def _made(self, samples: tuple[Sample, ...], facts: Facts, limits: Limits) -> Diagnosis:
+        return self._diagnose(samples=samples, facts=facts, limits=limits)
+
+
 class _Watch(Watch):
-    """Judges, and reads the host, within the loop: its clock would run on while a thread works."""
+    """Reads the host within the loop, for the same reason."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options, schedule=_Inline)
         self._processes = _Host()
-
-    async def _diagnose_once(self) -> None:
-        self._diagnosis = self._diagnose(samples=self._tiers.samples(), facts=self._facts)
-
-    @property
-    def kept(self) -> int:
-        """Samples in memory."""
-        return len(self._tiers.samples())
 
 
 def soaked(
@@ -221,7 +222,7 @@ def _standing(hour: float, watch: _Watch, folder: Path) -> Standing:
         resident_bytes=_resident_bytes(),
         descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - as the kernel lists them
         disk_bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
-        samples=watch.kept,
+        samples=len(watch.history()),
         worst=None if shown.diagnosis is None else shown.diagnosis.worst,
     )
 
@@ -264,12 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     problems = grown(standings[FULL_HOURS:], MAX_BYTES)
     full, last = standings[FULL_HOURS], standings[-1]
-    span = f"serve, hour {hours} of simulated time, 8 GPUs:"
+    span = f"serve after {hours} simulated hours, 8 GPUs:"
     before = f"at hour {FULL_HOURS + 1}"
     note(f"{span} resident memory", last.resident_bytes / MIB, full.resident_bytes / MIB, than=before, unit="MiB")
-    note(f"{span} descriptors", last.descriptors, full.descriptors, than=before, unit="")
+    note(f"{span} open files", last.descriptors, full.descriptors, than=before, unit="")
     most = max(one.disk_bytes for one in standings)
-    note(f"{span} disk at most", most / MIB, MAX_BYTES / MIB, than="--record-max-size", unit="MiB")
+    note(f"{span} peak disk use", most / MIB, MAX_BYTES / MIB, than="--record-max-size", unit="MiB")
     sys.stdout.write(f"grown since hour {FULL_HOURS + 1}: {', '.join(problems) or 'nothing'}\n")
     return 1 if problems else 0
 

@@ -21,14 +21,14 @@ from tests.quality.bench.table import note
 MINUTES = 12.0
 LEAKS_MIB = (0, 1, 2, 5, 20)
 NOTED = {
-    ("flat", 0): "healthy memory that jitters called a leak",
-    ("ratchet", 0): "healthy first touch called a leak",
-    ("records", 0): "healthy high-water marks called a leak",
-    ("GC", 0): "host memory with garbage of long periods called a leak",
-    ("flat", 2): "2 MiB a cycle found on jitter",
-    ("ratchet", 2): "2 MiB a cycle found on first touch",
-    ("flat", 5): "5 MiB a cycle found on jitter",
-    ("ratchet", 5): "5 MiB a cycle found on first touch",
+    ("flat", 0): "false alarms on jitter",
+    ("ratchet", 0): "false alarms on first touch",
+    ("records", 0): "false alarms on high-water marks",
+    ("GC", 0): "false alarms on slow garbage collection",
+    ("flat", 2): "2 MiB/cycle leak detected in jitter",
+    ("ratchet", 2): "2 MiB/cycle leak detected during first touch",
+    ("flat", 5): "5 MiB/cycle leak detected in jitter",
+    ("ratchet", 5): "5 MiB/cycle leak detected during first touch",
 }
 """What of it stands in the table of `make bench`."""
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         f"soak of {minutes:g} min: {what}",
                         100 * shapes["leak"] / soaks,
                         100 * by_hand / soaks,
-                        than="memory after it against before",
+                        than="difference before and after",
                         unit="%",
                     )
             write(f"{minutes:3g} min {leak:2} MiB   " + "".join(f"{cell:>14}" for cell in row))

@@ -40,11 +40,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "accuracy.md"
 README = Path(__file__).parents[3] / "README.md"
 IN_README = (
     "serve, 8 GPUs: resident memory, MiB",
-    "serve, 8 GPUs: share of a core, %",
-    "serve, 8 GPUs: 1000 scrapes, s of a core",
-    "calculator: figures right, nothing fitted",
+    "serve, 8 GPUs: CPU, % of one core",
+    "serve, 8 GPUs: CPU seconds per 1,000 scrapes",
+    "calculator: within rounding, nothing fitted",
     "incidents: precision",
-    "incidents: recall of faults, suspects left out",
+    "incidents: recall, faults alone",
 )
 """The rows that the README shows; of several rows of one name the first."""
 
@@ -103,7 +103,7 @@ def machine() -> str:
 
 def rendered(results: Mapping[str, Any]) -> str:
     """The table in Markdown: the rows of each benchmark are of one run, and the machines are named below it."""
-    told = ["| what | kvdiag | compared with | which is | ratio |", "|---|---|---|---|---|"]
+    told = ["| measurement | kvdiag | reference value | reference | ratio |", "|---|---|---|---|---|"]
     for row in (row for one in results.values() for row in one["rows"]):
         own, other = float(row["own"]), float(row["other"])
         ratio = f"{own / other:.2f}" if other else "-"
@@ -113,7 +113,7 @@ def rendered(results: Mapping[str, Any]) -> str:
     for name, one in results.items():
         machines.setdefault(one["machine"], []).append(name)
     ran = "; ".join(f"{', '.join(names)} on {where}" for where, names in machines.items())
-    return "\n".join(told) + f"\n\nEach line is of one run: {ran}.\n"
+    return "\n".join(told) + f"\n\nEach row is from one run: {ran}.\n"
 
 
 def short(table: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.model import Gap
-from tests.quality.corpus.incident import CORE, WORKER, Incident, Shape, host_of, kv_pool, server
+from tests.quality.corpus.incident import CORE, WORKER, Record, Shape, host_of, kv_pool, server
 from tests.quality.corpus.recording import NOT_UP, Gpu, Holder, Pages, Recording, serving
 from tests.quality.corpus.tape import GIB, MIB, Tape
 
@@ -155,91 +156,16 @@ def _too_long(tape: Tape) -> Recording:
     return Recording(tape=tape, pages=[NOT_UP for _ in tape.hours], gpus=cards, host=host, facts=facts)
 
 
-BASELINE_INCIDENTS = (
-    Incident(
-        id="dev-sglang-ctx",
-        reported="about 500 MiB on GPU 0 for each extra rank, 1.6 GiB at TP4",
-        assumed="530 MiB each, from the first IPC on; 70 GiB on each GPU of 80",
-        record=_ipc,
-        hours=3.0,
-    ),
-    Incident(
-        id="shard-dp0-3184",
-        reported="2.73 instead of 6.77 GB for the pool of DP rank 0: 38,144 instead of 95,232 tokens (DP2 TP8)",
-        assumed="16 devices of 64 GiB; the first rank holds 4.04 GB that the others of its engine lack",
-        record=_two_engines,
-        hours=2.0,
-    ),
-    Incident(
-        id="dev-ctx-ranks",
-        reported="26,167 MiB of its own and 7 x 871 MiB of the other ranks on GPU 0",
-        assumed="eight GPUs of 40 GiB, an idle fifth of each hour",
-        record=_device_zero,
-        hours=3.0,
-    ),
-    Incident(
-        id="base-ds-2578",
-        reported="OOM earlier than a model of like size: kernel injection makes a second copy for a time",
-        assumed="a model of 12.4 GiB, twice there after the injection, on 32 GiB; no pool, no metrics page",
-        record=_copied,
-        hours=0.4,
-        tick_seconds=15.0,
-        text="base-ds-2578",
-    ),
-    Incident(
-        id="base-orphan-55510",
-        reported="after SIGKILL of the API server, EngineCore and Worker_TP* hold the GPUs at 0 %; the restart fails",
-        assumed="72.3 of 80 GiB on two GPUs, the new workers at their contexts",
-        record=_orphans,
-        hours=0.3,
-        tick_seconds=15.0,
-        text="base-orphan-55510",
-    ),
-    Incident(
-        id="base-nopid",
-        reported="352 of 12,181 MiB used with no process listed",
-        assumed="listed from the host's namespace; the driver says that it reserves nothing; no server",
-        record=_nobody,
-        hours=0.5,
-    ),
-    Incident(
-        id="base-assert-56830",
-        reported="start-up aborts: 82.94 GiB free at first, 90.17 GiB while profiling, beside a co-tenant on 94 GB",
-        assumed="the neighbour holds 10 GiB and lets go after 3.6 minutes; readings each 15 s",
-        record=_lets_go,
-        hours=0.12,
-        tick_seconds=15.0,
-        text="base-assert-56830",
-    ),
-    Incident(
-        id="base-v1-profile",
-        reported="a second server with 20 % says that there is no memory beside a first with 70 %",
-        assumed="80 GiB; it holds 6 GiB until it gives up; readings each 15 s",
-        record=_beside,
-        hours=0.15,
-        tick_seconds=15.0,
-    ),
-    Incident(
-        id="base-coldcompile",
-        reported="452,800 tokens on a cold first boot, more on a restart (A100, Qwen3-4B)",
-        assumed="the first boot alone, serving; about 2 GiB of the fraction unused",
-        record=_cold,
-        hours=3.0,
-    ),
-    Incident(
-        id="base-warmup-36973",
-        reported="the pool 5.18 to 1.76 GiB, 134,144 to 44,016 tokens, with a new warm-up (32 GB)",
-        assumed="the later version, serving; 20.5 GiB of weights",
-        record=_autotuned,
-        hours=3.0,
-    ),
-    Incident(
-        id="cap-6211",
-        reported="max seq len 163,840 is larger than the 63,040 tokens of the KV cache, 2 x L40",
-        assumed="levels of the start; readings each 15 s",
-        record=_too_long,
-        hours=0.12,
-        tick_seconds=15.0,
-        text="cap-6211",
-    ),
-)
+BASELINE_INCIDENTS: Mapping[str, Record] = {
+    "dev-sglang-ctx": _ipc,
+    "shard-dp0-3184": _two_engines,
+    "dev-ctx-ranks": _device_zero,
+    "base-ds-2578": _copied,
+    "base-orphan-55510": _orphans,
+    "base-nopid": _nobody,
+    "base-assert-56830": _lets_go,
+    "base-v1-profile": _beside,
+    "base-coldcompile": _cold,
+    "base-warmup-36973": _autotuned,
+    "cap-6211": _too_long,
+}

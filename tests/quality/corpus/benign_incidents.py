@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp
 
-from tests.quality.corpus.allocator_incidents import split_of
-from tests.quality.corpus.incident import SERVER, Incident, Shape, kv_pool, lone, server
+from tests.quality.corpus.allocation_incidents import split_of
+from tests.quality.corpus.incident import SERVER, Record, Shape, kv_pool, lone, server
 from tests.quality.corpus.recording import Holder, Recording, Torch
 from tests.quality.corpus.tape import GIB, MIB, Tape, capped, highest, running_total, scaled, total
 
@@ -136,103 +137,19 @@ def _opt(tape: Tape) -> Recording:
     return server(tape, shape)
 
 
-BENIGN_INCIDENTS = (
-    Incident(
-        id="fa-triton-shapes",
-        reported="RSS creeps up while shapes and launch parameters vary; flat with the same ones (5,600 MiB/h seen)",
-        assumed="45 minutes of new shapes, then the same again; no metrics page",
-        record=_shapes,
-        hours=7.0,
-    ),
-    Incident(
-        id="fa-rerank-ab",
-        reported="40 identical calls +68 MB, then flat; distinct calls +3,032 MB by call 20, up to the cap of 8 GiB",
-        assumed="a call a minute, an hour of identical ones first; no vLLM page",
-        record=_rerank,
-        hours=9.0,
-    ),
-    Incident(
-        id="fa-spark-43",
-        reported="60,993 to 83,521 MiB after a while, then flat whatever is asked",
-        assumed="a time constant of one hour, 119 GiB in all",
-        record=_spark,
-        hours=12.0,
-    ),
-    Incident(
-        id="frag-tok-36295",
-        reported="the tokenizer's process on the GPU grows during long serving; its tensors are freed",
-        assumed="scratch of drawn sizes up to 9 GiB, the largest kept; 80 GiB",
-        record=_images,
-        hours=12.0,
-    ),
-    Incident(
-        id="fa-ollama-cacheram",
-        reported="9.4 GB of RSS (8.3 anonymous) after 25 h; 27 prompts, 7,377.676 MiB of 8,192",
-        assumed="9 new prompts an hour of 273 MiB until there are 27",
-        record=_ollama,
-        hours=25.0,
-    ),
-    Incident(
-        id="fa-triton-malloc",
-        reported="RSS rises with requests and model loads and is not given back; steady under jemalloc",
-        assumed="the heap keeps the records of drawn request sizes; four loads of 180 MiB",
-        record=_arenas,
-        hours=12.0,
-    ),
-    Incident(
-        id="fa-glibc-arena",
-        reported="66 MiB for 960 aborts, linear; malloc_trim(0): 3,068,996 to 1,103,116 kB",
-        assumed="a burst each ten minutes; the trim after 4.7 h, no bursts afterwards",
-        record=_trimmed,
-        hours=6.0,
-    ),
-    Incident(
-        id="fa-pt-95668",
-        reported="8,519,680 bytes stay after the first matmul",
-        assumed="at three minutes; nothing afterwards for two hours; no metrics page",
-        record=_workspace,
-        hours=2.0,
-    ),
-    Incident(
-        id="fa-trtllm-732",
-        reported="28 GB under Triton instead of 12 GB",
-        assumed="a pool of 16 GiB on 40 GiB; served as any engine",
-        record=_trtllm,
-        hours=3.0,
-    ),
-    Incident(
-        id="fa-llamacpp-cacheram",
-        reported="17,068 KiB of RSS with each finished request, linear; the cap is 8,192 MiB",
-        assumed="60 requests an hour for 14 h; no vLLM page",
-        record=_per_token,
-        hours=14.0,
-    ),
-    Incident(
-        id="fa-235",
-        reported="23 GB instead of 14 GB",
-        assumed="23,000 of 24,576 MiB, flat, fraction 0.9",
-        record=_vicuna,
-        hours=3.0,
-    ),
-    Incident(
-        id="fa-vllm-10637",
-        reported="about 600 MiB beyond gpu_memory_utilization, constant",
-        assumed="80 GiB, fraction 0.9",
-        record=_excess,
-        hours=3.0,
-    ),
-    Incident(
-        id="fa-pt-60150",
-        reported="1,167 to 1,105 MB in nvidia-smi after del and empty_cache",
-        assumed="after twelve minutes; nothing afterwards for two hours; no metrics page",
-        record=_context,
-        hours=2.0,
-    ),
-    Incident(
-        id="fa-4723",
-        reported="about 20 GB reserved for OPT-125M",
-        assumed="20.4 of 24 GiB, flat, fraction 0.9",
-        record=_opt,
-        hours=3.0,
-    ),
-)
+BENIGN_INCIDENTS: Mapping[str, Record] = {
+    "fa-triton-shapes": _shapes,
+    "fa-rerank-ab": _rerank,
+    "fa-spark-43": _spark,
+    "frag-tok-36295": _images,
+    "fa-ollama-cacheram": _ollama,
+    "fa-triton-malloc": _arenas,
+    "fa-glibc-arena": _trimmed,
+    "fa-pt-95668": _workspace,
+    "fa-trtllm-732": _trtllm,
+    "fa-llamacpp-cacheram": _per_token,
+    "fa-235": _vicuna,
+    "fa-vllm-10637": _excess,
+    "fa-pt-60150": _context,
+    "fa-4723": _opt,
+}

@@ -14,23 +14,28 @@ SERVER, CORE, WORKER = 100, 101, 110
 """Process ids: the API server, the engine core, the first worker."""
 
 
+Record = Callable[[Tape], Recording]
+"""Makes an incident's recording."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """A reported incident: what its trace is made of.
 
-    `reported` is what the public report says in figures, `assumed` what had to be chosen for the rest; both go into the
-    trace's header. `onset_hours` is when the fault begins in the trace. `text` is a failure's message where the report
-    has one, by its id in tests/fixtures/failures/incidents.json.
+    `sources` are the public reports, `reported` what they say in figures, `assumed` what had to be chosen for the rest;
+    all three go into the trace's header. `onset_hours` is when the fault begins in the trace. `text` is a failure's
+    message where the report has one, by its id in tests/fixtures/failures/incidents.json.
     """
 
     id: str
     reported: str
     assumed: str
-    record: Callable[[Tape], Recording]
+    record: Record
     hours: float
     tick_seconds: float = 60.0
     onset_hours: float = 0.0
     text: str | None = None
+    sources: Sequence[str] = ()
 
     def recording(self, draw: int = 0) -> Recording:
         """The recording, always the same; another `draw` has its noise and traffic anew."""

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from tests.quality.corpus.allocator_incidents import ALLOCATOR_INCIDENTS
+from tests.quality.corpus.allocation_incidents import ALLOCATOR_INCIDENTS, CRASH_INCIDENTS
 from tests.quality.corpus.baseline_incidents import BASELINE_INCIDENTS
 from tests.quality.corpus.benign_incidents import BENIGN_INCIDENTS
-from tests.quality.corpus.crash_incidents import CRASH_INCIDENTS
-from tests.quality.corpus.device_leaks import DEVICE_LEAKS
-from tests.quality.corpus.host_leaks import HOST_LEAKS
-from tests.quality.corpus.incident import Incident
+from tests.quality.corpus.growth_incidents import DEVICE_LEAKS, HOST_LEAKS
+from tests.quality.corpus.incident import Incident, Record
 from tests.quality.corpus.kv_incidents import KV_INCIDENTS
 
+_RECORDS: Mapping[str, Record] = {
+    **HOST_LEAKS,
+    **DEVICE_LEAKS,
+    **ALLOCATOR_INCIDENTS,
+    **CRASH_INCIDENTS,
+    **KV_INCIDENTS,
+    **BASELINE_INCIDENTS,
+    **BENIGN_INCIDENTS,
+}
+_REPORTS: Mapping[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""The other fields of every `Incident`."""
+
 INCIDENTS: Mapping[str, Incident] = MappingProxyType(
-    {
-        one.id: one
-        for group in (
-            HOST_LEAKS,
-            DEVICE_LEAKS,
-            ALLOCATOR_INCIDENTS,
-            CRASH_INCIDENTS,
-            KV_INCIDENTS,
-            BASELINE_INCIDENTS,
-            BENIGN_INCIDENTS,
-        )
-        for one in group
-    }
+    {name: Incident(id=name, record=record, **_REPORTS[name]) for name, record in _RECORDS.items()}
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from kvdiag.model import Engine, Gap, KvPool
-from tests.quality.corpus.incident import Incident, Shape, kv_pool, server
+from tests.quality.corpus.incident import Record, Shape, kv_pool, server
 from tests.quality.corpus.recording import Pages, Recording, engine, serving
 from tests.quality.corpus.tape import GIB, Tape, running_total, scaled
 
@@ -212,105 +213,18 @@ def _hung(tape: Tape) -> Recording:
     return server(tape, shape, pages=pages)
 
 
-KV_INCIDENTS = (
-    Incident(
-        id="kv-xllm-828",
-        reported="usage 1.35506 with nothing running and nothing waiting; the server refuses all requests",
-        assumed="it grew there over 8 h of traffic with an idle fifth of each hour; beyond 1.0 the gauge is refused",
-        record=_over_full,
-        hours=8.0,
-    ),
-    Incident(
-        id="kv-sglang-mamba",
-        reported="315 + 138 = 453 of 454 state slots when idle; the attention pool adds up",
-        assumed="the gauge shows the fuller pool, the slots; one is lost 2.2 h after the start",
-        record=_slots,
-        hours=4.0,
-        onset_hours=2.2,
-    ),
-    Incident(
-        id="kv-sglang-11970",
-        reported="270,331 tokens: 644 available, 269,628 evictable, 0 protected, 59 missing, after 256 in parallel",
-        assumed="an hour of load, then idle for half an hour; the gauge is exact to the token",
-        record=_missing_tokens,
-        hours=1.5,
-        onset_hours=0.8,
-    ),
-    Incident(
-        id="kv-abort-final-step",
-        reported="usage stays high after a mass cancel and falls at the connector's timeout",
-        assumed="three cancels, each pinning 60 % of the pool for 480 s while nothing runs; readings each 30 s",
-        record=_pinned,
-        hours=4.2,
-        tick_seconds=30.0,
-        onset_hours=1.0,
-    ),
-    Incident(
-        id="kv-nixlpush-abort",
-        reported="blocks of requests aborted while they wait for remote KV are never freed; the idle floor ratchets up",
-        assumed="12 such aborts an hour of 190 blocks each; an idle quarter of each hour",
-        record=_aborts,
-        hours=6.0,
-    ),
-    Incident(
-        id="kv-lmcache-987",
-        reported="hit tokens of 7,000-token prompts decay to 0; a CPU buffer of 100 GB; host memory flat",
-        assumed="the hit share falls from 0.6 to 0 over 8 h; the pool's own gauge is normal",
-        record=_offload,
-        hours=10.0,
-    ),
-    Incident(
-        id="kv-imp-1115",
-        reported="blocks used: 0 idle, 212 after 120 requests, 236 after 24 more, 260 after 24 more; 11,528 in all",
-        assumed="twenty minutes of idle time between rounds",
-        record=_one_block_each,
-        hours=1.8,
-        onset_hours=0.1,
-    ),
-    Incident(
-        id="kv-vllm-27073",
-        reported="usage 75.8 % and rising, near 100 % for 6 h; 39 to 40 running, 0 waiting, 820 to 834 tokens/s",
-        assumed="usage rises from 30 % in 4.6 h; five prompt tokens for each generated one",
-        record=_undecided,
-        hours=10.0,
-    ),
-    Incident(
-        id="waste-page-54458",
-        reported="a pool of 457,880 tokens in pages of 7,808; 23 pages a request; a prompt of 12 tokens takes 32.9 %; "
-        "2 to 3 running, then a queue; 8 to 30 tokens/s of 6 agents",
-        assumed="a pool of 70 pages; prompts of 1,500 tokens; one agent in the first half hour",
-        record=_padded_pages,
-        hours=3.0,
-    ),
-    Incident(
-        id="waste-dsv4-42948",
-        reported="13,440 blocks for a prompt of 32K tokens, a pool of about 41,000, no prefix hits, 98 % wasted",
-        assumed="blocks told as 256 tokens; four requests at a time, two or three of them running",
-        record=_shared_slots,
-        hours=2.0,
-    ),
-    Incident(
-        id="cap-5578",
-        reported="34 running, 137 swapped, 151 preemptions, KV 99.2 %",
-        assumed="reached over 1.5 h; the swapped are counted as waiting",
-        record=_swapped,
-        hours=3.0,
-    ),
-    Incident(
-        id="cap-23444",
-        reported="usage near 100 %, waiting spikes, throughput collapses",
-        assumed="for an hour and a half; 40 to 140 waiting, a fifth of the throughput",
-        record=_collapse,
-        hours=4.0,
-        onset_hours=1.0,
-    ),
-    Incident(
-        id="cap-2163",
-        reported="usage reaches 100 %, GPU utilisation 0, the server hangs",
-        assumed="a pool of 6,720 tokens and a context of 16,384; one sequence runs without a token, others queue",
-        record=_hung,
-        hours=2.0,
-        onset_hours=1.0,
-        text="cap-2163",
-    ),
-)
+KV_INCIDENTS: Mapping[str, Record] = {
+    "kv-xllm-828": _over_full,
+    "kv-sglang-mamba": _slots,
+    "kv-sglang-11970": _missing_tokens,
+    "kv-abort-final-step": _pinned,
+    "kv-nixlpush-abort": _aborts,
+    "kv-lmcache-987": _offload,
+    "kv-imp-1115": _one_block_each,
+    "kv-vllm-27073": _undecided,
+    "waste-page-54458": _padded_pages,
+    "waste-dsv4-42948": _shared_slots,
+    "cap-5578": _swapped,
+    "cap-23444": _collapse,
+    "cap-2163": _hung,
+}

@@ -5,16 +5,16 @@ Not incidents, and of no public thread: each is a way in which a judgement of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
-from tests.quality.corpus.incident import CORE, Incident, Shape, kv_pool, server
+from tests.quality.corpus.incident import CORE, Incident, Record, Shape, kv_pool, server
 from tests.quality.corpus.recording import NOT_UP, Holder, HostMemory, Pages, Recording, serving
 from tests.quality.corpus.score import HEALTHY, Expected
 from tests.quality.corpus.tape import GIB, MIB, Tape, Track, highest, running_total, scaled, total
 
-ASSUMED = "all of it"
 NAP_HOURS, NAP_EVERY_HOURS = 0.1, 0.5
 
 
@@ -33,14 +33,6 @@ def _naps(tape: Tape, mib_each: float) -> Recording:
     ]
     card = recording.gpus[0]
     return replace(recording, gpus=(replace(card, holders=(replace(card.holders[0], held=held),)),))
-
-
-def _leaking_naps(tape: Tape) -> Recording:
-    return _naps(tape, 99.5)
-
-
-def _healthy_naps(tape: Tape) -> Recording:
-    return _naps(tape, 0.0)
 
 
 def _page_cache(tape: Tape) -> Recording:
@@ -76,14 +68,6 @@ def _lives(tape: Tape, every: float, within: float, leak_gib_per_hour: float) ->
     card = recording.gpus[0]
     held = [0.0 if gone else size for gone, size in zip(down, card.holders[0].held, strict=True)]
     return replace(recording, gpus=(replace(card, holders=(replace(card.holders[0], held=held),)),))
-
-
-def _killed(tape: Tape) -> Recording:
-    return _lives(tape, 4.4, 0.0, 10.0)
-
-
-def _deployed(tape: Tape) -> Recording:
-    return _lives(tape, 5.0, 3.0, 0.0)
 
 
 def _adapters(tape: Tape) -> Recording:
@@ -131,46 +115,50 @@ def _bursts(tape: Tape) -> Recording:
     return server(tape, demand=demand, host_grown={CORE: grown})
 
 
-def _scenario(
-    name: str, record: Callable[[Tape], Recording], hours: float, told: str, tick_seconds: float = 30.0
-) -> Incident:
-    return Incident(id=name, reported=told, assumed=ASSUMED, record=record, hours=hours, tick_seconds=tick_seconds)
+_NOTHING = Expected(accept=(HEALTHY,))
+_ON_DEVICE = Expected(accept=("leak.device_non_torch", "leak.device_torch"))
+_ON_HOST = Expected(accept=("leak.host",))
 
-
-_DEVICE = ("leak.device_non_torch", "leak.device_torch")
+_SCENARIOS: tuple[tuple[str, Record, float, str, Expected], ...] = (
+    ("sleep, leaking", partial(_naps, mib_each=99.5), 14.0, "99.5 MiB stay with each sleep, two an hour", _ON_DEVICE),
+    ("sleep", partial(_naps, mib_each=0.0), 14.0, "two sleeps an hour", _NOTHING),
+    ("page cache", _page_cache, 8.0, "2 GiB/h of files beside it", _NOTHING),
+    ("slow device leak", _slow_device, 14.0, "236 MiB/h", _ON_DEVICE),
+    ("fast, then slow", _fast_then_slow, 8.0, "5.9 GiB/h for 24 minutes, then 2.0 GiB/h", _ON_HOST),
+    (
+        "killed and restarted",
+        partial(_lives, every=4.4, within=0.0, leak_gib_per_hour=10.0),
+        16.0,
+        "10 GiB/h, killed each 4.4 h",
+        _ON_HOST,
+    ),
+    (
+        "deployed anew",
+        partial(_lives, every=5.0, within=3.0, leak_gib_per_hour=0.0),
+        16.0,
+        "a new life each 5 h",
+        _NOTHING,
+    ),
+    ("adapters", _adapters, 9.0, "three times 300 MiB", _NOTHING),
+    (
+        "a neighbour comes",
+        _neighbour,
+        6.0,
+        "10 GiB from the third hour on",
+        Expected(accept=("baseline.foreign_memory",), unseen=("series",)),
+    ),
+    ("launch", _launch, 11.0, "the load rises for ten hours", _NOTHING),
+    ("long streams", _streams, 8.0, "never idle", _NOTHING),
+    ("late frees", _late_frees, 6.0, "half a minute late", _NOTHING),
+    ("a job an hour leaks", _bursts, 10.0, "600 MB in twelve minutes of each hour", _ON_HOST),
+)
 
 SCENARIOS: Mapping[str, tuple[Incident, Expected]] = MappingProxyType(
     {
-        one.id: (one, expected)
-        for one, expected in (
-            (
-                _scenario("sleep, leaking", _leaking_naps, 14.0, "99.5 MiB stay with each sleep, two an hour"),
-                Expected(accept=_DEVICE),
-            ),
-            (_scenario("sleep", _healthy_naps, 14.0, "two sleeps an hour"), Expected(accept=(HEALTHY,))),
-            (_scenario("page cache", _page_cache, 8.0, "2 GiB/h of files beside it"), Expected(accept=(HEALTHY,))),
-            (_scenario("slow device leak", _slow_device, 14.0, "236 MiB/h"), Expected(accept=_DEVICE)),
-            (
-                _scenario("fast, then slow", _fast_then_slow, 8.0, "5.9 GiB/h for 24 minutes, then 2.0 GiB/h"),
-                Expected(accept=("leak.host",)),
-            ),
-            (
-                _scenario("killed and restarted", _killed, 16.0, "10 GiB/h, killed each 4.4 h"),
-                Expected(accept=("leak.host",)),
-            ),
-            (_scenario("deployed anew", _deployed, 16.0, "a new life each 5 h"), Expected(accept=(HEALTHY,))),
-            (_scenario("adapters", _adapters, 9.0, "three times 300 MiB"), Expected(accept=(HEALTHY,))),
-            (
-                _scenario("a neighbour comes", _neighbour, 6.0, "10 GiB from the third hour on"),
-                Expected(accept=("baseline.foreign_memory",), unseen=("series",)),
-            ),
-            (_scenario("launch", _launch, 11.0, "the load rises for ten hours"), Expected(accept=(HEALTHY,))),
-            (_scenario("long streams", _streams, 8.0, "never idle"), Expected(accept=(HEALTHY,))),
-            (_scenario("late frees", _late_frees, 6.0, "half a minute late"), Expected(accept=(HEALTHY,))),
-            (
-                _scenario("a job an hour leaks", _bursts, 10.0, "600 MB in twelve minutes of each hour"),
-                Expected(accept=("leak.host",)),
-            ),
+        name: (
+            Incident(id=name, reported=reported, assumed="all of it", record=record, hours=hours, tick_seconds=30.0),
+            expected,
         )
+        for name, record, hours, reported, expected in _SCENARIOS
     }
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -35,13 +35,15 @@ class Expected:
 
     Any of `accept` is right, the first is what it is counted under. `also` is true of it as well, and no answer. In a
     variant of `unseen` the evidence is not there: then `unknown` is right, too. In one of `open` there is some, and
-    something else may look the same: there a suspect is all that can be said.
+    something else may look the same: there a suspect is all that can be said. `missed` has the variants that are known
+    to be judged wrongly, with the reason.
     """
 
     accept: tuple[str, ...]
     also: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
+    missed: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
 
 
@@ -79,6 +81,7 @@ def expectations() -> dict[str, Expected]:
             also=tuple(row.get("also", ())),
             unseen=tuple(row.get("unseen", ())),
             open=tuple(row.get("open", ())),
+            missed=row.get("missed", {}),
             why=row["why"],
         )
         for name, row in table.items()

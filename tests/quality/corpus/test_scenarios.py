@@ -11,11 +11,6 @@ from tests.quality.corpus.score import HEALTHY, answer, answers
 @pytest.mark.parametrize("name", [name for name, (_, expected) in SCENARIOS.items() if expected.accept == (HEALTHY,)])
 def test_healthy_operation_is_no_fault(name: str) -> None:
     """Sleep, restarts, adapters, page cache and a launch are neither suspects nor faults, whoever looks at them."""
-    # GIVEN
     incident, _ = SCENARIOS[name]
-
-    # WHEN
     actual = answers(incident, {}, *incident.recording().play())
-
-    # THEN
     assert {"recorded": {}, "series": {}} == {variant: dict(answer(made).called) for variant, made in actual.items()}

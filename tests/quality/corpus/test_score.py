@@ -62,12 +62,10 @@ def test_unknown_is_a_miss_where_the_evidence_is_there() -> None:
 
 def test_suspects_count_as_faults_on_a_line_of_their_own_alone() -> None:
     """The recall of faults counts none; the line beside it those of which the evidence leaves open what they are."""
-    # GIVEN a suspect in a variant that leaves it open, and one in a variant that does not
+    # A suspect in a variant that leaves it open, and one in a variant that does not.
     known = replace(LEAK, open=("series",))
     suspect = said("suspect", leak__device_torch="suspect")
     rows = [score("name", "series", known, suspect), score("name", "recorded", known, suspect)]
-
-    # THEN
     assert (1.0, 0.0, 0.5) == (recall(rows), recall(rows, "fault"), recall(rows, "fault", open_counts=True))
 
 
@@ -126,14 +124,9 @@ def test_mann_kendall_is_what_its_definition_gives() -> None:
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_drawn_leak_has_the_rate_it_says(component: Component) -> None:
     """What a leaking server holds at its end beyond the same server without the leak is the rate times the hours."""
-    # GIVEN
     leak = Leak(component=component, mb_per_hour=1_000.0, shape="by load", onset_hours=ONSET_HOURS)
     leaking = Drawn(model="pool", seed=1, view="recorded", hours=12.0, leak=leak, tick_seconds=300.0)
-
-    # WHEN
     first, last = (leaking.play()[0].samples[place] for place in (0, -1))
-
-    # THEN
     before, after = _figures(first), _figures(last)
     grown = {name: after[name] - before[name] for name in before if component in name.split()}
     assert 8.0 * GB == pytest.approx(max(grown.values()), rel=0.1)
@@ -158,10 +151,7 @@ def _figures(sample: Sample) -> dict[str, float]:
 
 def test_standard_series_show_no_more_than_they_have() -> None:
     """No processes, no torch, one container on the host, nothing of the server's files."""
-    # WHEN
     timeline, facts = standard_series(*INCIDENTS["frag-skyrl-1768"].recording().play())
-
-    # THEN
     assert {None} == {sample.allocators for sample in timeline.samples}
     assert {None} == {device.processes for sample in timeline.samples for device in sample.devices or ()}
     assert {0, 1} == {len(sample.host or ()) for sample in timeline.samples}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.feeds.recording.trace import read_trace
-from tests.quality.corpus.figures import FOLDER, RENEW, VERDICTS, figures_of, group, kept
+from tests.quality.corpus.figures import figures_of
 from tests.quality.corpus.incidents import INCIDENTS
-from tests.quality.corpus.misses import listed, misses
-from tests.quality.corpus.score import HEALTHY, UNDETERMINED, answers, expectations, half, messages
+from tests.quality.corpus.score import HEALTHY, UNDETERMINED, answer, answers, expectations, half, messages, score
 from tests.quality.corpus.write import SUFFIX, TRACES, content, parts
 
 
@@ -29,37 +28,26 @@ def test_trace_is_what_its_generator_writes(incident: str) -> None:
 
 
 @pytest.mark.parametrize("incident", INCIDENTS)
-def test_incident_gets_its_verdict(incident: str) -> None:
-    """Every variant of an incident is judged as it should be, but for the misses that misses.json gives a reason for.
+def test_incident_gets_its_verdict(incident: str, golden: Callable[[str, str], None]) -> None:
+    """Every variant of an incident is judged as expected.json says, but for the misses that it gives a reason for.
 
-    A miss that is new is to be listed there with its reason, one that is no more to be taken out:
-    `python -m tests.quality.corpus.misses`. Beside the verdicts all figures are those of figures/, when a tenth and a
-    third of the incident had been seen, too; a change of them that is meant: `python -m tests.quality.corpus.figures`.
+    Beside the verdicts all figures are those kept, also when a tenth and a third of the incident was recorded.
     """
-    # GIVEN
     timeline, facts = read_trace(path_of(incident))
-
-    # WHEN
     actual = answers(INCIDENTS[incident], messages(), timeline, facts)
-
-    # THEN
-    assert tuple(replace(one, why="") for one in listed() if one.incident == incident) == misses(incident, actual)
-    assert kept(incident) == figures_of(incident, actual, timeline, facts), RENEW
-
-
-def test_every_miss_has_its_reason() -> None:
-    """What is judged wrongly is known, and why."""
-    assert [] == [one for one in listed() if not one.why or one.incident not in INCIDENTS]
+    expected = expectations()[incident]
+    scored = [score(incident, variant, expected, answer(made)) for variant, made in actual.items()]
+    assert {*expected.missed} == {one.variant for one in scored if one.mark not in {"right", "honest"}}
+    assert [()] * len(scored) == [one.wrong for one in scored]
+    golden(f"figures/incidents/{incident}.txt", figures_of(actual, timeline, facts))
 
 
 def test_every_incident_has_its_answer() -> None:
     """The table has each incident, answers of the vocabulary, and a reason."""
-    # WHEN
     table = expectations()
-
-    # THEN
     known = {*KNOWLEDGE, HEALTHY, UNDETERMINED}
     assert set(INCIDENTS) == set(table)
+    assert [] == [name for name, row in table.items() if not all(row.missed.values())]
     assert [] == [name for name, row in table.items() if not row.why or not {*row.accept, *row.also} <= known]
     assert 67 == len(table)
 
@@ -79,5 +67,5 @@ def test_halves_are_halves() -> None:
 
 
 def test_figures_are_kept_of_what_there_is() -> None:
-    """No file is left of a group that is no more."""
-    assert {*map(group, INCIDENTS), VERDICTS} == {path.stem for path in FOLDER.iterdir()}
+    """No file is left of an incident that is no more."""
+    assert {*INCIDENTS} == {path.stem for path in (TRACES.parents[1] / "figures" / "incidents").iterdir()}

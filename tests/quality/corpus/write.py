@@ -19,7 +19,6 @@ from typing import Any
 from kvdiag.feeds.recording.trace import TraceWriter
 from tests.quality.corpus.incident import Incident
 from tests.quality.corpus.incidents import INCIDENTS
-from tests.quality.corpus.sources import SOURCES
 
 TRACES = Path(__file__).parents[2] / "golden" / "traces" / "incidents"
 SUFFIX = ".jsonl.gz"
@@ -66,7 +65,7 @@ def about(incident: Incident) -> dict[str, Any]:
     """What a trace says about itself."""
     return {
         "incident": incident.id,
-        "sources": list(SOURCES[incident.id]),
+        "sources": list(incident.sources),
         "reported": incident.reported,
         "assumed": incident.assumed,
     }

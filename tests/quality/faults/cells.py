@@ -26,19 +26,13 @@ COLUMNS = (("nvml",), ("engine", "host"), ("torch_allocator",), ("recorder",))
 """What is played side by side; the server's page and its processes go and come together."""
 
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
-    (
-        "torch_allocator",
-        "slow",
-    ): "a file is there or not; a folder that answers late is tests/unit/sources/test_patience.py",
+    ("torch_allocator", "slow"): "a file is there or not; a late folder: tests/unit/sources/test_patience.py",
     ("host", "slow"): "/proc is the kernel's own memory",
     ("host", "hanging"): "no process can be made to hang in a driver; tests/unit/feeds/test_live.py",
     ("host", "garbage"): "as slow; names of processes are any bytes in tests/unit/sources/test_host.py",
     ("recorder", "slow"): "a thread of its own writes; tests/unit/feeds/test_recorder.py",
     ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/unit/feeds/test_recorder.py",
-    (
-        "recorder",
-        "garbage",
-    ): "it is not read while it runs; tests/unit/feeds/test_recorder.py reads torn and broken folders",
+    ("recorder", "garbage"): "it is not read while it runs; torn folders: tests/unit/feeds/test_recorder.py",
 }
 LIMIT_SECONDS = 90.0
 
@@ -85,17 +79,17 @@ def play(stage: Stage, cell: Cell) -> str:
     errors_before = _errors(stage, cell.source)
     stage.set(cell.source, cell.condition)
     try:
-        if not _comes(lambda: _is_as_told(stage, cell, errors_before)):
+        if not comes(lambda: _is_as_told(stage, cell, errors_before)):
             return f"is not as promised: {_seen(stage, cell.source)}"
-        if not _comes(lambda: _all_go_on(stage, before, cell)):
+        if not comes(lambda: _all_go_on(stage, before, cell)):
             return f"holds up others: {before} then {_ticks(stage)}"
         if stage.serving.client.get("/-/healthy")[0] != 200 or stage.serving.process.poll() is not None:
             return "ends the daemon"
-        if cell.source == "engine" and cell.up == 0.0 and not _comes(lambda: not stage.serving.says("ok")()):
+        if cell.source == "engine" and cell.up == 0.0 and not comes(lambda: not stage.serving.says("ok")()):
             return "is called healthy"
     finally:
         stage.set(cell.source, "well")
-    if not _comes(lambda: is_well(stage, cell.source)):
+    if not comes(lambda: is_well(stage, cell.source)):
         return f"does not heal: {_seen(stage, cell.source)}"
     return ""
 
@@ -146,7 +140,8 @@ def _seen(stage: Stage, source: str) -> str:
     return f"up {stage.serving.up().get((source,))}, shown {_shown(stage, source)}, gaps {_gaps(stage, source)}"
 
 
-def _comes(condition: Callable[[], bool]) -> bool:
+def comes(condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true in time; each look asks the daemon."""
     until = time.monotonic() + LIMIT_SECONDS
     while not condition():
         if time.monotonic() > until:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply, reply_json, silent
 
-END_SECONDS = 30.0
+END_SECONDS = 120.0
 SLOW_SECONDS = 0.2
 PAGE = """\
 # TYPE vllm:num_requests_running gauge

@@ -26,7 +26,7 @@ import psutil
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
-from tests.quality.faults.cells import CELLS, COLUMNS, LIMIT_SECONDS, SHOWN, Cell, is_well, play
+from tests.quality.faults.cells import CELLS, COLUMNS, SHOWN, Cell, comes, is_well, play
 from tests.quality.faults.stage import Stage
 
 MIB = 2**20
@@ -132,12 +132,7 @@ def _kill_amid(stage: Stage, cells: list[Cell], drawn: random.Random, told: Told
 
 
 def _all_well(stage: Stage) -> bool:
-    until = time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < until:
-        if all(is_well(stage, source) for source in SHOWN):
-            return True
-        time.sleep(0.2)
-    return False
+    return comes(lambda: all(is_well(stage, source) for source in SHOWN))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -187,13 +187,3 @@ def _drain(process: subprocess.Popen[str]) -> None:
     """Take what it logs: a pipe that is full would hold it up."""
     for _ in process.stderr or ():
         pass
-
-
-def holds_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it is so all the time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not condition():
-            return False
-        time.sleep(0.05)
-    return True

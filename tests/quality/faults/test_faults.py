@@ -36,17 +36,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[st
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.source} {cell.condition}")
 def test_what_is_lost_is_named_and_heals(outcomes: dict[tuple[str, str], str], cell: Cell) -> None:
     """Named as a gap, down, not shown, not healthy; nobody else is held up; back by itself."""
-    # THEN
     assert "" == outcomes[cell.source, cell.condition]
 
 
 def test_the_matrix_is_whole() -> None:
     """Every source in every condition is played, or cannot be, for a reason."""
-    # GIVEN
     conditions = ("absent", "slow", "hanging", "garbage", "flapping")
     played = {(cell.source, cell.condition) for cell in CELLS}
-
-    # THEN
     whole = {(source, condition) for source in SHOWN for condition in conditions}
     assert whole <= played | NO_SUCH_THING.keys()
     assert set() == played & NO_SUCH_THING.keys()

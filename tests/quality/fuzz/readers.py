@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from kvdiag import comparison
+from kvdiag import baseline_comparison as comparison
 from kvdiag.commands import main
 from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom

@@ -25,7 +25,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             yield "log", path.read_bytes()[:MOST_BYTES]
             yield "remains", path.read_bytes()[:MOST_BYTES]
-    trace = gzip.decompress((TESTS / "traces" / "vllm-0.32.0-starved.jsonl.gz").read_bytes())
+    trace = gzip.decompress((TESTS / "golden" / "traces" / "vllm-0.32.0-starved.jsonl.gz").read_bytes())
     short = b"\n".join(trace.split(b"\n")[:8]) + b"\n"
     yield "trace", short
     yield "segments", gzip.compress(short, mtime=0)

@@ -14,7 +14,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 RETIRED = Path(__file__).with_name("retired.txt")
-DOCUMENTS = ("*.md", "docs/**/*.md", "alerts/**/*.md", "alerts/*.yaml", "dashboards/*.md", "deploy/**/*.md")
+DOCUMENTS = (
+    "*.md",
+    "docs/**/*.md",
+    "alerts/**/*.md",
+    "alerts/*.yaml",
+    "dashboards/*.md",
+    "deploy/**/*.md",
+    "kvdiag/**/knowledge.json",
+)
 PROSE = re.compile(r"[A-Za-z]+(?:\W+[A-Za-z]+){2}")
 OWN_GLOSSARY = "CONTRIBUTING.md"
 """It has to name the words that it retires."""
@@ -77,7 +85,7 @@ def documents() -> Iterator[tuple[str, str]]:
             )
             text = re.sub(r"`[^`\n]*`|\]\([^)]*\)", " ", text)
         for number, line in enumerate(text.splitlines(), 1):
-            if path.suffix == ".md" or re.match(r"\s*(summary|description):|\s+[A-Z{]", line):
+            if path.suffix in (".md", ".json") or re.match(r"\s*(summary|description):|\s+[A-Z{]", line):
                 yield f"{path.relative_to(ROOT)}:{number}", line
 
 

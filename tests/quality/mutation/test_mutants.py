@@ -23,11 +23,8 @@ def judged(value: float, *, most: int = LIMIT) -> str:
 
 def test_each_mutant_is_one_change() -> None:
     """All differ from the module and from one another; words and annotations stay."""
-    # WHEN
     found = mutants("a.py", MODULE)
     texts = [ast.unparse(mutated(MODULE, mutant.place)) for mutant in found]
-
-    # THEN
     assert len({ast.unparse(ast.parse(MODULE)), *texts}) == len(found) + 1
     assert all("Words that stay: 1 + 1." in text and "-> str" in text for text in texts)
     told = {mutant.says for mutant in found}
@@ -38,5 +35,4 @@ def test_each_mutant_is_one_change() -> None:
 @pytest.mark.parametrize(("killed", "of", "expected"), [(0, 10, (0.0, 0.278)), (81, 263, (0.255, 0.366))])
 def test_a_share_has_wilsons_interval(killed: int, of: int, expected: tuple[float, float]) -> None:
     """Worked examples of Newcombe 1998 (Statistics in Medicine 17: 857), method 3."""
-    # THEN
     assert expected == pytest.approx(interval(killed, of), abs=0.0006)

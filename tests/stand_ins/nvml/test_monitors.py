@@ -41,10 +41,8 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
 @pytest.mark.nvml_stand_in
 def test_gpustat_reads_it(stand_in: StandIn) -> None:
     """Gpustat shows the stand-in's memory and processes, and complains of nothing."""
-    # WHEN
     shown = monitor(stand_in, "gpustat", "--json")
 
-    # THEN
     gpus = json.loads(shown)["gpus"]
     actual = [
         (gpu["uuid"], gpu["memory.used"], gpu["memory.total"], [p["gpu_memory_usage"] for p in gpu["processes"]])
@@ -57,13 +55,10 @@ def test_gpustat_reads_it(stand_in: StandIn) -> None:
 @pytest.mark.nvml_stand_in
 def test_nvitop_reads_it(stand_in: StandIn) -> None:
     """Nvitop shows the stand-in's GPUs, its slice and its process, and complains of nothing."""
-    # WHEN
     shown = monitor(stand_in, "nvitop", "--once")
 
-    # THEN
     figures = ("70.00GiB / 80.00GiB", "1024MiB / 80.00GiB", "7168MiB / 10240MiB", "60.00GiB")
-    expected = dict.fromkeys(figures, True)
-    assert expected == {figure: figure in shown for figure in figures}
+    assert dict.fromkeys(figures, True) == {figure: figure in shown for figure in figures}
 
 
 def monitor(stand_in: StandIn, module: str, *arguments: str) -> str:
@@ -78,6 +73,5 @@ def monitor(stand_in: StandIn, module: str, *arguments: str) -> str:
         timeout=LIMIT_SECONDS,
         check=False,
     )
-    silent_success = (0, "")
-    assert silent_success == (ended.returncode, ended.stderr)
+    assert (0, "") == (ended.returncode, ended.stderr)
     return ended.stdout

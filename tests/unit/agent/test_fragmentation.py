@@ -201,11 +201,7 @@ def counted(segments: Sequence[dict[str, Any]], free_units: int, request_units: 
     obtainable = driver >= segment_bytes(request_units * UNIT, page_bytes, expandable=expandable)
     reachable = (driver if obtainable else back * UNIT) + sum(beside) * UNIT
     free = driver + parts["stranded_bytes"]
-    return {
-        **parts,
-        "fits": fitting or obtainable,
-        "unusable_ratio": round(1 - reachable / free, 4) if free else 0.0,
-    }
+    return {**parts, "fits": fitting or obtainable, "unusable_ratio": round(1 - reachable / free, 4) if free else 0.0}
 
 
 @settings(deadline=None, max_examples=300)

@@ -83,9 +83,7 @@ def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, 
         "print(json.dumps([each.name for each in threading.enumerate()]))"
     )
 
-    actual = run(program, environment(agent, tmp_path / "published"))
-
-    assert ["MainThread", "kvdiag-agent"] == actual
+    assert ["MainThread", "kvdiag-agent"] == run(program, environment(agent, tmp_path / "published"))
 
 
 def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -> None:
@@ -234,18 +232,20 @@ def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
 
 def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
     """A server that waits for a signal in a thread of its own, all others blocking it, gets it."""
-    program = BUSY + (
-        "import signal, threading; from kvdiag_agent import thread\n"
-        "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
-        "while agent._sequence < 1: time.sleep(0.01)\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
-        "while agent._sequence < 5: time.sleep(0.01)\n"
-        "print(int(signal.sigwait({signal.SIGTERM})))"
+    assert signal.SIGTERM == run(
+        (
+            BUSY
+            + (
+                "import signal, threading; from kvdiag_agent import thread\n"
+                "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
+                "while agent._sequence < 1: time.sleep(0.01)\n"
+                "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
+                "while agent._sequence < 5: time.sleep(0.01)\n"
+                "print(int(signal.sigwait({signal.SIGTERM})))"
+            )
+        ),
+        environment(agent, tmp_path),
     )
-
-    actual = run(program, environment(agent, tmp_path))
-
-    assert signal.SIGTERM == actual
 
 
 def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Path) -> None:

@@ -81,12 +81,13 @@ def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> No
 
 def test_torch_is_never_imported(agent: Path, tmp_path: Path) -> None:
     """A process without torch publishes nothing, and has none afterwards."""
-    actual = run(
-        "import json, os, sys\n" + ONCE + "agent.publish(); print(json.dumps('torch' in sys.modules))",
-        environment(agent, tmp_path),
+    assert (False, []) == (
+        run(
+            "import json, os, sys\n" + ONCE + "agent.publish(); print(json.dumps('torch' in sys.modules))",
+            environment(agent, tmp_path),
+        ),
+        published(tmp_path),
     )
-
-    assert (False, []) == (actual, published(tmp_path))
 
 
 def test_without_its_variable_it_does_nothing(agent: Path) -> None:
@@ -94,9 +95,7 @@ def test_without_its_variable_it_does_nothing(agent: Path) -> None:
     program = "import json, sys, threading, kvdiag_agent; kvdiag_agent.register()\n"
     tell = "print(json.dumps([threading.active_count(), [name for name in sys.modules if 'kvdiag' in name]]))"
 
-    actual = run(program + tell, environment(agent, None))
-
-    assert [1, ["kvdiag_agent"]] == actual
+    assert [1, ["kvdiag_agent"]] == run(program + tell, environment(agent, None))
 
 
 def test_it_is_renewed_each_second_by_one_thread(agent: Path, tmp_path: Path) -> None:
@@ -182,26 +181,25 @@ def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask:
 def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> None:
     """The blocks are looked at once a minute; sooner where that was asked for, though not twice within ten seconds."""
     # A clock that the test moves
-    program = (
-        BUSY
-        + ONCE
-        + (
-            "import types; from kvdiag_agent import document\n"
-            "now, counts, asked = [1000.0], [], [0]\n"
-            "document.time = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)\n"
-            "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
-            "def look(seconds=0.0): now[0] += seconds; agent.publish(); counts.append(WORLD.snapshots)\n"
-            "def ask(): open(request, 'w').close(); asked[0] += 1; os.utime(request, (asked[0], asked[0]))\n"
-            "look(); look(); look(30.0)\n"
-            "ask(); look(); look()\n"
-            "ask(); look(9.0); look(2.0); look()\n"
-            "look(59.0); look(2.0); print(json.dumps(counts))"
-        )
+    assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == run(
+        (
+            BUSY
+            + ONCE
+            + (
+                "import types; from kvdiag_agent import document\n"
+                "now, counts, asked = [1000.0], [], [0]\n"
+                "document.time = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)\n"
+                "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
+                "def look(seconds=0.0): now[0] += seconds; agent.publish(); counts.append(WORLD.snapshots)\n"
+                "def ask(): open(request, 'w').close(); asked[0] += 1; os.utime(request, (asked[0], asked[0]))\n"
+                "look(); look(); look(30.0)\n"
+                "ask(); look(); look()\n"
+                "ask(); look(9.0); look(2.0); look()\n"
+                "look(59.0); look(2.0); print(json.dumps(counts))"
+            )
+        ),
+        environment(agent, tmp_path),
     )
-
-    actual = run(program, environment(agent, tmp_path))
-
-    assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == actual
 
 
 def test_all_that_torch_counts_is_there_too(agent: Path, tmp_path: Path) -> None:
@@ -235,10 +233,7 @@ def test_what_torch_counts_strangely_costs_nothing_else(agent: Path, tmp_path: P
 
     (told,) = published(tmp_path)
     assert "TypeError" in told["errors"]["memory_stats"]
-    assert ({}, 516 * 2**20) == (
-        told["memory_stats"],
-        told["devices"][0]["statistics"]["allocated_bytes"]["current"],
-    )
+    assert ({}, 516 * 2**20) == (told["memory_stats"], told["devices"][0]["statistics"]["allocated_bytes"]["current"])
 
 
 def test_older_torch_is_asked_in_its_own_way(agent: Path, tmp_path: Path) -> None:
@@ -270,8 +265,7 @@ def test_files_of_agents_long_gone_are_removed(agent: Path, tmp_path: Path) -> N
 
     run(BUSY + ONCE + "agent.publish()", environment(agent, tmp_path))
 
-    left = {name for name in names_in(tmp_path) if name in ages}
-    assert {"agent-3-3.json", "oom-1-1-0.json", "notes"} == left
+    assert {"agent-3-3.json", "oom-1-1-0.json", "notes"} == {name for name in names_in(tmp_path) if name in ages}
 
 
 def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
+from kvdiag.engines import DEFAULT as ENGINE
 from kvdiag.engines.engine import Identity
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -38,10 +39,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     ),
     "all abilities": (lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "all"}, ["nvidia0"]), "pass"),
     "void container": (lambda: gpu_check.container({"NVIDIA_VISIBLE_DEVICES": "void"}, ["nvidia0"]), "fail"),
-    "no utility": (
-        lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, ["nvidia0"]),
-        "fail",
-    ),
+    "no utility": (lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, ["nvidia0"]), "fail"),
     "no device file": (lambda: gpu_check.container({}, ["null", "nvidiactl"]), "warn"),
     "driver": (lambda: gpu_check.driver([BUSY], (), 0.002), "pass"),
     "driver of a drill": (lambda: gpu_check.driver([BUSY], (), None), "pass"),
@@ -51,8 +49,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "memory": (lambda: gpu_check.memory([BUSY], ()), "pass"),
     "memory of slices": (
         lambda: gpu_check.memory(
-            [device(used_bytes=None, uuid="whole"), device(uuid="slice", mig_parent_uuid="whole")],
-            (),
+            [device(used_bytes=None, uuid="whole"), device(uuid="slice", mig_parent_uuid="whole")], ()
         ),
         "pass",
     ),
@@ -68,17 +65,17 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "processes without GPUs": (lambda: gpu_check.processes((), {7}), "skip"),
     "engine": (lambda: engine_check.answers("http://x", SERVER, None), "pass"),
     "no engine": (lambda: engine_check.answers("http://x", None, "refused"), "fail"),
-    "version": (lambda: engine_check.version(SERVER), "pass"),
-    "old version": (lambda: engine_check.version(replace(SERVER, version="0.5.5")), "warn"),
-    "patch of the newest": (lambda: engine_check.version(replace(SERVER, version="0.32.4+cu130")), "pass"),
-    "new version": (lambda: engine_check.version(replace(SERVER, version="0.33.0")), "warn"),
-    "no version": (lambda: engine_check.version(replace(SERVER, version=None)), "warn"),
-    "version of nobody": (lambda: engine_check.version(None), "skip"),
-    "series": (lambda: engine_check.series(REAL, None), "pass"),
-    "a series less": (lambda: engine_check.series(without("vllm:cache_config_info"), None), "warn"),
-    "no series": (lambda: engine_check.series({}, None), "fail"),
-    "no page": (lambda: engine_check.series(None, "404 on /metrics"), "fail"),
-    "page of nobody": (lambda: engine_check.series(None, None), "skip"),
+    "version": (lambda: engine_check.version(ENGINE, SERVER), "pass"),
+    "old version": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.5.5")), "warn"),
+    "patch of the newest": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.32.4+cu130")), "pass"),
+    "new version": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.33.0")), "warn"),
+    "no version": (lambda: engine_check.version(ENGINE, replace(SERVER, version=None)), "warn"),
+    "version of nobody": (lambda: engine_check.version(ENGINE, None), "skip"),
+    "series": (lambda: engine_check.series(ENGINE, REAL, None), "pass"),
+    "a series less": (lambda: engine_check.series(ENGINE, without("vllm:cache_config_info"), None), "warn"),
+    "no series": (lambda: engine_check.series(ENGINE, {}, None), "fail"),
+    "no page": (lambda: engine_check.series(ENGINE, None, "404 on /metrics"), "fail"),
+    "page of nobody": (lambda: engine_check.series(ENGINE, None, None), "skip"),
     "filter": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=3, took_seconds=0.0013), "pass"),
     "no filter": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=9, took_seconds=0.1), "warn"),
     "filter of nobody": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=None, took_seconds=0.0), "skip"),
@@ -126,14 +123,14 @@ def test_a_check_says_what_is_there_and_what_to_change(golden: Callable[[str, st
 def test_every_complaint_names_a_fix() -> None:
     """A warning alone helps nobody."""
     with pytest.raises(ValueError, match="names no fix"):
-        Check(id="a.b", outcome="warn", found="wrong")
+        Check("a.b", "warn", "wrong")
 
 
 def test_the_worst_outcome_decides_and_nothing_seen_is_no_pass() -> None:
     """What was skipped neither passes nor fails."""
 
     def of(*outcomes: Outcome) -> Outcome:
-        return worst(Check(id="a.b", outcome=each, found="x", fix="y") for each in outcomes)
+        return worst(Check("a.b", each, "x", fix="y") for each in outcomes)
 
     assert "fail" == of("pass", "warn", "fail", "skip")
     assert "warn" == of("skip", "warn", "pass")

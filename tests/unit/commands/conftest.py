@@ -1,8 +1,9 @@
-"""The stories' runs: half a minute each, mostly of waiting, so that the tests of one share its run."""
+"""Runs of the simulated scenarios: 25 s each, nearly all of it waiting, so they are made side by side, once each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from tests.integration.vllm.cli import Result, kvdiag
 HERE = Path(__file__).parent
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {"salt-ignored": ("--isolation",)}
-"""What a story is run with besides: what the four steps do not show."""
+"""Further options of a scenario's run, for what the four steps do not show."""
+
+AT_ONCE = 5
+"""Runs side by side: each takes an eighth of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +43,35 @@ def no_profiles_of_this_machine(tmp_path_factory: pytest.TempPathFactory, monkey
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests of one story, which share its run."""
+    """Group the tests that share the runs."""
     for item in items:
-        if HERE in item.path.parents and isinstance(item, pytest.Function) and "run" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group(f"story-{item.callspec.params['story']}"))
+        if HERE in item.path.parents and _scenario_of(item) is not None:
+            item.add_marker(pytest.mark.xdist_group("scenarios"))
+
+
+def _scenario_of(item: pytest.Item) -> str | None:
+    if isinstance(item, pytest.Function) and "run" in item.fixturenames:
+        return str(item.callspec.params["story"])
+    return None
 
 
 @pytest.fixture(scope="session")
-def story_runs() -> dict[str, Run]:
-    """The runs that were made so far, by their story."""
-    return {}
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """The runs that the chosen tests need, by scenario, each begun as soon as there is a place for it."""
+    folder = tmp_path_factory.mktemp("scenarios")
+
+    def made(story: str) -> Run:
+        trace, report = folder / f"{story}.jsonl", folder / f"{story}.html"
+        written = ("--record", str(trace), "--report", str(report), *OPTIONS.get(story, ()))
+        return Run(kvdiag("run", "--simulate", story, *written, "--output", "json"), trace, report)
+
+    wanted = dict.fromkeys(story for item in request.session.items if (story := _scenario_of(item)) is not None)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {story: pool.submit(made, story) for story in wanted}
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture
-def run(story: str, story_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run of the test's story, made once."""
-    if story not in story_runs:
-        trace = tmp_path_factory.mktemp("stories") / f"{story}.jsonl"
-        report = trace.with_suffix(".html")
-        files = ("--record", str(trace), "--report", str(report), *OPTIONS.get(story, ()))
-        story_runs[story] = Run(kvdiag("run", "--simulate", story, *files, "--output", "json"), trace, report)
-    return story_runs[story]
+def run(story: str, runs: dict[str, Future[Run]]) -> Run:
+    """The run of the test's scenario."""
+    return runs[story].result()

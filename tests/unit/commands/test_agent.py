@@ -8,16 +8,13 @@ import stat
 from pathlib import Path
 
 import kvdiag
-from tests.integration.vllm.cli import kvdiag as command
 from tests.unit.agent.subject import environment, run
+from tests.unit.commands.refusals import call as command
 
 
 def test_server_finds_it_without_installing(tmp_path: Path) -> None:
     """The folder alone on the path is enough for vLLM's entry point, and the words to set are on stdout."""
-    # WHEN
     result = command("agent", "install", str(tmp_path / "agent"))
-
-    # THEN
     (found,) = importlib.metadata.distributions(path=[str(tmp_path / "agent")])
     (entry,) = found.entry_points.select(group="vllm.general_plugins")
     assert (0, kvdiag.__version__) == (result.code, found.version)
@@ -28,28 +25,18 @@ def test_server_finds_it_without_installing(tmp_path: Path) -> None:
 
 def test_it_works_from_there_alone(tmp_path: Path) -> None:
     """What was installed runs without anything of kvdiag beside it."""
-    # GIVEN
     command("agent", "install", str(tmp_path / "agent"))
     program = "import json, sys, kvdiag_agent.report as r; r.memory_report()\n"
     tell = "print(json.dumps([name for name in sys.modules if name.split('.')[0] in ('kvdiag', 'click', 'pynvml')]))"
-
-    # WHEN
     actual = run(program + tell, environment(tmp_path / "agent", None, torch=None))
-
-    # THEN
     assert [] == actual
 
 
 def test_installed_again_it_is_the_same(tmp_path: Path) -> None:
     """A second installation replaces each file, leaves nothing unfinished, and any user may read all of it."""
-    # GIVEN
     command("agent", "install", str(tmp_path))
     (tmp_path / "kvdiag_agent" / "thread.py").write_text("an older version")
-
-    # WHEN
     again = command("agent", "install", str(tmp_path))
-
-    # THEN
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert 0 == again.code
     assert "an older version" != (tmp_path / "kvdiag_agent" / "thread.py").read_text()
@@ -58,73 +45,49 @@ def test_installed_again_it_is_the_same(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """A file where the folder should be is said in one line."""
-    # GIVEN
     (tmp_path / "file").touch()
-
-    # WHEN
     result = command("agent", "install", str(tmp_path / "file"))
-
-    # THEN
     assert (3, "") == (result.code, result.stdout)
     assert f"kvdiag: cannot install into {tmp_path}/file: Not a directory\n" == result.stderr
 
 
 def test_any_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
     """The server runs as another user than the container that fills the folder, whose umask may be strict."""
-    # GIVEN
     before = os.umask(0o077)
-
-    # WHEN
     try:
         command("agent", "install", str(tmp_path / "volume" / "agent"))
     finally:
         os.umask(before)
-
-    # THEN
     folders = [path for path in (tmp_path / "volume").rglob("*") if path.is_dir()]
     assert {0o755} == {stat.S_IMODE(path.stat().st_mode) for path in folders}
 
 
 def test_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     """Who may write in the folder, as the server may, cannot have kvdiag write elsewhere."""
-    # GIVEN
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "agent" / "kvdiag_agent").mkdir(parents=True)
     (tmp_path / "agent" / "kvdiag_agent" / ".thread.py.new").symlink_to(tmp_path / "precious")
-
-    # WHEN
     result = command("agent", "install", str(tmp_path / "agent"))
-
-    # THEN
     assert (0, "precious") == (result.code, (tmp_path / "precious").read_text())
     assert not (tmp_path / "agent" / "kvdiag_agent" / "thread.py").is_symlink()
 
 
 def test_path_that_no_pythonpath_can_hold_is_refused(tmp_path: Path) -> None:
     """A colon would make two folders of it, of which neither is there."""
-    # WHEN
     result = command("agent", "install", str(tmp_path / "a:b"))
-
-    # THEN
     assert (3, "") == (result.code, result.stdout)
     assert "PYTHONPATH cannot hold a path with ':'" in result.stderr
 
 
 def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:
     """kvdiag itself declares the plugin."""  # noqa: D403 - its name
-    # WHEN
     entries = importlib.metadata.entry_points(group="vllm.general_plugins", name="kvdiag_agent")
-
-    # THEN
     assert {"kvdiag.agent:register"} == {entry.value for entry in entries}
 
 
 def test_audit_says_what_it_looked_for(tmp_path: Path) -> None:
     """Without a GPU and without agents the audit has nothing, and says of each why."""
-    # WHEN
     result = command("audit", "--agent-dir", str(tmp_path))
-
-    # THEN
     assert (3, "", 1) == (result.code, result.stdout, result.stderr.count("\n"))
     assert result.stderr.startswith("kvdiag: nothing to audit: ")
     assert f"; no agent publishes in {tmp_path}" in result.stderr

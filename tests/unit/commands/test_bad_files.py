@@ -15,7 +15,7 @@ from kvdiag.model import Facts, Sample
 from kvdiag.model.codec import to_plain
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
-from tests.unit.commands.refusals import PAGE, SERVER, refusal
+from tests.unit.commands.refusals import PAGE, SERVER, call, refusal
 
 
 def line(**value: object) -> bytes:
@@ -68,29 +68,19 @@ A_BOX = f"{NO_TRACE}; to read an agent's black box, add --postmortem"
 )
 def test_bad_trace_is_told(tmp_path: Path, content: bytes | None, message: str) -> None:
     """A trace that is missing, torn, corrupt, newer, or none is one line that says which."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     if content is not None:
         path.write_bytes(content)
-
-    # WHEN
     actual = refusal("diagnose", str(path))
-
-    # THEN
     assert message == actual.replace(str(path), "TRACE")
 
 
 def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:
     """A trace whose writer was killed is judged by its whole lines, as if the last one had never been begun."""
-    # GIVEN
     whole, torn = tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
     whole.write_bytes(HEADER + SAMPLES)
     torn.write_bytes(HEADER + SAMPLES + b'{"sample":{"at_sec')
-
-    # WHEN
-    expected, actual = (kvdiag("diagnose", str(path), "--output", "json") for path in (whole, torn))
-
-    # THEN too little to judge by
+    expected, actual = (call("diagnose", str(path), "--output", "json") for path in (whole, torn))
     assert expected == actual
     assert (3, "unknown") == (actual.code, actual.document["worst"])
 
@@ -98,14 +88,9 @@ def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["nowhere/trace.jsonl", ".", "/dev/full", "link"])
 def test_place_for_the_trace_is_checked_first(tmp_path: Path, place: str) -> None:
     """A trace that cannot be written is said before anything is asked of the server."""
-    # GIVEN
     (tmp_path / "link").symlink_to("elsewhere")
-
-    # WHEN
     with Hostile(SERVER) as server:
         actual = refusal("run", "--url", server.url, "--record", str(tmp_path / place))
-
-    # THEN
     problems = {
         "nowhere/trace.jsonl": "No such file or directory",
         ".": "Is a directory",
@@ -126,41 +111,28 @@ def small_trace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_reader_that_has_gone_is_no_verdict(small_trace: Path, output: str) -> None:
     """When nobody reads the output any more kvdiag ends quietly, with the exit code that claims nothing."""
-    # GIVEN a pipe that nobody reads
     reading, writing = os.pipe()
     os.close(reading)
-
-    # WHEN
     command = [sys.executable, "-m", "kvdiag", "diagnose", str(small_trace), "--output", output]
     try:
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     finally:
         os.close(writing)
-
-    # THEN
     assert (3, "") == (done.returncode, done.stderr)
 
 
 def test_disk_without_room_for_the_output_is_told(small_trace: Path) -> None:
     """A result that cannot be written is an error, and not an empty file beside a verdict."""
-    # WHEN
     command = [sys.executable, "-m", "kvdiag", "diagnose", str(small_trace), "--output", "json"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-
-    # THEN
     assert (3, 1, True) == (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr)
 
 
 def test_text_goes_out_in_any_encoding(tmp_path: Path) -> None:
     """A model's name that the terminal's encoding does not have is shown with question marks."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     path.write_bytes(line(kvdiag_trace=1, facts={"model": "modèle"}) + SAMPLES)
-
-    # WHEN
     actual = kvdiag("diagnose", str(path), env={"PYTHONIOENCODING": "ascii"})
-
-    # THEN
     assert (3, "") == (actual.code, actual.stderr)
     assert "mod?le" in actual.stdout

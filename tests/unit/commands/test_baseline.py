@@ -39,12 +39,9 @@ def test_a_trace_is_its_own_baseline(saved: Path, capsys: pytest.CaptureFixture[
 
 def test_a_baseline_is_not_written_over_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace can be measured again, and what it says cannot be had from a baseline."""
-    # GIVEN
     trace = tmp_path / "trace.jsonl.gz"
     trace.write_bytes(RUN.read_bytes())
-    # WHEN
     code = main(["baseline", "save", str(trace), str(trace)])
-    # THEN
     assert 3 == code
     assert f"cannot write {trace}: " in capsys.readouterr().err
     assert RUN.read_bytes() == trace.read_bytes()

@@ -75,12 +75,9 @@ DRIPS = [
 @pytest.mark.parametrize("answer", DRIPS)
 def test_a_hub_that_does_not_end_is_given_up(answer: Answer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """At a deadline for all of it, though each read brings something."""
-    # GIVEN
     monkeypatch.setattr(hub, "WHOLE_SECONDS", 0.3)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-
-    # THEN
     with Hostile(answer) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         with pytest.raises(KvdiagError, match="has not sent all of some/model's config"):
@@ -117,12 +114,9 @@ def test_no_model_takes_more_memory_than_a_container_has(
     name: str, content: Callable[[], bytes], tmp_path: Path
 ) -> None:
     """A config or a tensor file of the most that is read."""
-    # GIVEN
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
     for copy in range(3 if name.endswith("safetensors") else 1):
         (tmp_path / (name if not copy else f"{copy}-{name}")).write_bytes(content())
-
-    # THEN
     assert resident_bytes("fit", str(tmp_path), "--gpu", "H100", "--output", "json") < MAX_RESIDENT_BYTES
 
 
@@ -135,7 +129,6 @@ def test_a_histogram_without_an_end_is_refused() -> None:
 @pytest.mark.parametrize("option", [("fit", "--from-log"), ("diagnose", "--postmortem", "--log")])
 def test_a_log_that_drips_is_given_up(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A pipe whose writer always has a little more, and never ends."""
-    # GIVEN
     monkeypatch.setattr(log_file, "WHOLE_SECONDS", 0.2)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -148,13 +141,9 @@ def test_a_log_that_drips_is_given_up(option: tuple[str, ...], monkeypatch: pyte
 
     writer = threading.Thread(target=drip, daemon=True)
     writer.start()
-
-    # WHEN
     try:
         exit_code = main([*option, str(pipe)])
     finally:
         over.set()
         writer.join(10.0)
-
-    # THEN
     assert 3 == exit_code

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder
 from kvdiag.commands.options import report_file
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.errors import KvdiagError
 from kvdiag.sources import listening_ports as listening
 from kvdiag.sources.model_files import read_model
@@ -55,9 +56,8 @@ def found(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosti
 def test_a_server_that_was_found_is_not_given_the_key(found: Hostile, stranger: Stranger) -> None:
     """`kvdiag serve` without an address asks without the key, and says that a key goes to a named address alone."""
 
-    # WHEN
     async def find() -> str:
-        finder = Finder(None, own_port=1, api_key=GIVEN, ca_file=None, insecure=False)
+        finder = Finder(None, ServerAccess(api_key=GIVEN), own_port=1)
         try:
             with pytest.raises(KvdiagError) as refusal:
                 await finder.find()
@@ -66,8 +66,6 @@ def test_a_server_that_was_found_is_not_given_the_key(found: Hostile, stranger: 
         return str(refusal.value)
 
     reason = asyncio.run(find())
-
-    # THEN
     assert stranger.heads
     assert not stranger.was_given_a_secret
     assert f"{found.url}: 401" in reason
@@ -77,9 +75,8 @@ def test_a_server_that_was_found_is_not_given_the_key(found: Hostile, stranger: 
 def test_a_server_that_was_named_is_given_the_key(found: Hostile, stranger: Stranger) -> None:
     """The same listener gets it once its address is given."""
 
-    # WHEN
     async def find() -> None:
-        finder = Finder(found.url, own_port=1, api_key=GIVEN, ca_file=None, insecure=False)
+        finder = Finder(found.url, ServerAccess(api_key=GIVEN), own_port=1)
         try:
             with pytest.raises(KvdiagError):
                 await finder.find()
@@ -87,8 +84,6 @@ def test_a_server_that_was_named_is_given_the_key(found: Hostile, stranger: Stra
             await finder.close()
 
     asyncio.run(find())
-
-    # THEN
     assert stranger.heads
     assert all(f"bearer {GIVEN}".encode() in head for head in stranger.heads)
 
@@ -98,14 +93,9 @@ def test_commands_that_search_keep_the_key(
     command: list[str], found: Hostile, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every command that looks for a server by itself asks it without the key from the environment."""
-    # GIVEN
     monkeypatch.setenv("KVDIAG_API_KEY", GIVEN)
     assert found.url
-
-    # WHEN
     main(command)
-
-    # THEN
     assert stranger.heads
     assert not stranger.was_given_a_secret
 
@@ -120,15 +110,10 @@ def test_a_daemon_that_was_found_is_not_given_the_password(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`kvdiag top --user` without an address asks the usual port without the password, and says what is missing."""
-    # GIVEN a stranger on the daemon's usual port
     monkeypatch.chdir(tmp_path)
     Path("password").write_text(GIVEN)
     monkeypatch.setattr("kvdiag.commands.top.LISTEN", f"127.0.0.1:{found.port}")
-
-    # WHEN
     code = main(["top", "--user", "alice", *secret, *FAST])
-
-    # THEN
     assert 3 == code
     assert stranger.heads
     assert not stranger.was_given_a_secret
@@ -142,16 +127,11 @@ def test_a_token_of_the_hub_stays_with_the_hub(
     with Hostile(stranger) as elsewhere:
         location = f"http://127.0.0.1:{elsewhere.port}/config.json"
         with Hostile(reply("", status=302, Location=location)) as hub:
-            # GIVEN a hub that sends on to a stranger
             monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
             monkeypatch.setenv("HF_TOKEN", GIVEN)
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
-
-            # WHEN
             with pytest.raises(KvdiagError):
                 read_model("some/model")
-
-    # THEN
     assert stranger.heads
     assert not stranger.was_given_a_secret
 
@@ -160,11 +140,8 @@ def test_a_token_of_the_hub_stays_with_the_hub(
 @pytest.mark.parametrize("port", [1, 99_999])
 def test_a_password_in_an_address_is_not_printed(command: str, port: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither by an error nor by a result, whether the address can be used or not."""
-    # WHEN
     arguments = FAST if command == "top" else ()
     main([command, "--url", f"http://alice:{GIVEN}@127.0.0.1:{port}", *arguments])
-
-    # THEN
     printed = capsys.readouterr()
     assert GIVEN not in printed.out + printed.err
     assert printed.out + printed.err
@@ -175,6 +152,5 @@ def test_a_password_in_an_address_is_not_printed(command: str, port: int, capsys
 )
 def test_a_password_in_an_address_is_not_reported(address: str) -> None:
     """The command line that a report repeats has the host alone."""
-    # THEN
     assert "a" in report_file._address(address)  # noqa: SLF001 - the one place where it is cut
     assert GIVEN not in report_file._address(address)  # noqa: SLF001 - as above

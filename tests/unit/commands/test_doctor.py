@@ -55,7 +55,6 @@ def test_a_server_that_can_be_seen_passes_every_check(url: str, capsys: pytest.C
 def test_without_a_server_that_fails_and_the_others_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     """What could not be asked is not called well."""
     with refused_port() as port:
-        # WHEN the doctor looks there
         code, checks = doctor(capsys, "--url", f"http://127.0.0.1:{port}")
     assert "fail" == checks["engine.answers"]["outcome"]
     assert "--url" in checks["engine.answers"]["fix"]
@@ -78,7 +77,6 @@ def test_an_agents_folder_without_agents_fails(url: str, tmp_path: Path, capsys:
 def test_what_is_no_prometheus_fails(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Any web server answers something."""
     with Hostile(reply(b"<html>", content_type="text/html")) as peer:
-        # WHEN it is called a Prometheus
         code, checks = doctor(capsys, "--url", url, "--prometheus", peer.url)
     assert "fail" == checks["prometheus.answers"]["outcome"]
     assert {"skip"} == {checks[f"prometheus.{title}"]["outcome"] for title in ("clock", "vllm", "gpu", "kvdiag")}

@@ -45,29 +45,19 @@ EMPTY = {
 @pytest.mark.parametrize("text", EMPTY.values(), ids=EMPTY)
 def test_an_empty_file_is_refused_at_the_start(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Who gives a web configuration wants protection: one that asks for none is a mistake."""
-    # GIVEN
     path = tmp_path / "web.yml"
     path.write_text(text)
-
-    # WHEN
     code = main(["serve", "--listen", "127.0.0.1:0", "--web-config", str(path)])
-
-    # THEN
     assert 3 == code
     assert f"{path}" in capsys.readouterr().err
 
 
 def test_an_error_does_not_repeat_what_stands_in_the_file(tmp_path: Path) -> None:
     """A line that is no YAML may hold a password or its hash, and the error goes into a log."""
-    # GIVEN
     path = tmp_path / "web.yml"
     path.write_text("basic_auth_users:\n  alice: hunter2: hunter3\n")
-
-    # WHEN
     with pytest.raises(KvdiagError) as refusal:
         read_web_config(path)
-
-    # THEN
     assert "hunter" not in str(refusal.value)
     assert "line 2" in str(refusal.value)
 
@@ -99,7 +89,6 @@ SAFE = WebConfig(
 )
 def test_protection_that_is_lowered_is_noticed(now: WebConfig, is_lower: bool) -> None:
     """Passwords, TLS, client certificates, TLS versions and headers; other users or another value are no loss."""
-    # THEN
     assert is_lower == (lowered(SAFE, now) is not None)
     assert lowered(WebConfig(), now) is None
 
@@ -118,18 +107,13 @@ def status(told: Told, *, password: str | None = None) -> int:
 
 def test_a_reload_that_takes_passwords_away_is_refused(tmp_path: Path) -> None:
     """Whatever has become of the file, the passwords of before hold, and the log says why."""
-    # GIVEN
     web = tmp_path / "web.yml"
     web.write_text(USERS + FRAMES)
     with configured("--listen", "127.0.0.1:0", "--web-config", str(web)) as told:
         assert (401, 200) == (status(told), status(told, password=RIGHT))
-
-        # WHEN
         for text in ("", "{}", FRAMES, "basic_auth_users: {}\n", "[1", USERS):
             web.write_text(text)
             line = told.changed()
-
-            # THEN
             assert "error" == line["level"]
             assert str(web) in line["reason"]
             assert (401, 200) == (status(told), status(told, password=RIGHT))
@@ -137,7 +121,7 @@ def test_a_reload_that_takes_passwords_away_is_refused(tmp_path: Path) -> None:
         assert "error" == told.changed()["level"]
         assert 401 == status(told)
 
-        # WHEN users come in by a reload, THEN they do not go by the next
+        # users come in by a reload, THEN they do not go by the next
         web.write_text(FRAMES + USERS)
         assert "reloaded" == told.changed()["state"]
         assert (401, 200) == (status(told), status(told, password=RIGHT))
@@ -145,7 +129,6 @@ def test_a_reload_that_takes_passwords_away_is_refused(tmp_path: Path) -> None:
 
 def test_passwords_that_a_reload_brought_are_not_taken_away_by_the_next(tmp_path: Path) -> None:
     """What counts is what holds now, not what the daemon was started with."""
-    # GIVEN
     web = tmp_path / "web.yml"
     web.write_text(FRAMES)
     with configured("--listen", "127.0.0.1:0", "--web-config", str(web)) as told:
@@ -153,27 +136,19 @@ def test_passwords_that_a_reload_brought_are_not_taken_away_by_the_next(tmp_path
         web.write_text(USERS + FRAMES)
         assert "reloaded" == told.changed()["state"]
         assert 401 == status(told)
-
-        # WHEN
         web.write_text(FRAMES)
         line = told.changed()
-
-        # THEN
         assert "error" == line["level"]
         assert 401 == status(told)
 
 
 def test_a_reload_does_not_stop_to_check_certificates(tmp_path: Path) -> None:
     """`insecure` from a file that is read again would send a key to whoever answers."""
-    # GIVEN
     config = tmp_path / "kvdiag.toml"
     config.write_text('[serve]\nurl = "https://127.0.0.1:1"\n')
     with configured("--listen", "127.0.0.1:0", "--config", str(config)) as told:
-        # WHEN
         config.write_text('[serve]\nurl = "https://127.0.0.1:1"\ninsecure = true\n')
         line = told.changed()
-
-        # THEN
         assert "error" == line["level"]
         assert "insecure" in line["reason"]
 
@@ -184,7 +159,6 @@ GUESSES = 40
 def test_guesses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that hangs up at once has no more passwords of a user looked at than one that waits."""
 
-    # GIVEN
     async def play() -> int:
         passwords = Passwords({"alice": HASH})
         looked_at = 0
@@ -197,7 +171,6 @@ def test_guesses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(passwords._hashing, "_read", right)  # noqa: SLF001 - as above
         try:
-            # WHEN
             for number in range(20):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.02):
@@ -206,7 +179,6 @@ def test_guesses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
             passwords.close()
         return looked_at
 
-    # THEN
     assert 2 >= asyncio.run(play())
 
 
@@ -221,7 +193,6 @@ def test_guesses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_guesses_lock_nobody_else_out(guesser: str, guessed: str) -> None:
     """While one client guesses as fast as it can, users who come for the first time are let in."""
 
-    # GIVEN
     async def play() -> list[bool | None]:
         passwords = Passwords({f"user-{number}": HASH for number in range(6)} | {"alice": SLOW_HASH})
         guesses = [
@@ -232,8 +203,6 @@ def test_guesses_lock_nobody_else_out(guesser: str, guessed: str) -> None:
         ]
         try:
             await asyncio.sleep(0)
-
-            # WHEN
             return await asyncio.gather(
                 *(passwords.allow(basic(f"user-{number}", "secret"), "10.0.0.1") for number in range(6))
             )
@@ -243,14 +212,12 @@ def test_guesses_lock_nobody_else_out(guesser: str, guessed: str) -> None:
             await asyncio.gather(*guesses, return_exceptions=True)
             passwords.close()
 
-    # THEN
     assert [True] * 6 == asyncio.run(play())
 
 
 def test_a_client_that_hangs_up_gives_its_turn_away() -> None:
     """Guesses that nobody waits for any more leave no lock behind."""
 
-    # GIVEN
     async def play() -> tuple[bool | None, int]:
         passwords = Passwords({"alice": HASH})
         try:
@@ -260,8 +227,6 @@ def test_a_client_that_hangs_up_gives_its_turn_away() -> None:
             await asyncio.sleep(0.01)
             assert list(map(asyncio.Task.cancel, guesses))
             await asyncio.gather(*guesses, return_exceptions=True)
-
-            # WHEN
             right = await passwords.allow(basic("alice", "secret"), "10.0.0.66")
             guesses.clear()
             gc.collect()
@@ -269,7 +234,6 @@ def test_a_client_that_hangs_up_gives_its_turn_away() -> None:
         finally:
             passwords.close()
 
-    # THEN
     assert (True, 0) == asyncio.run(play())
 
 
@@ -283,5 +247,4 @@ def test_an_authorization_that_is_no_text_is_refused() -> None:
         finally:
             passwords.close()
 
-    # THEN
     assert False is asyncio.run(play())

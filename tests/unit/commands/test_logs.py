@@ -62,15 +62,11 @@ def says_ok(process: subprocess.Popen[bytes]) -> bool:
 
 def test_a_daemon_outlives_its_log(stderr: int) -> None:
     """Whatever becomes of stderr: it samples, judges and serves, and ends as it should."""
-    # GIVEN
     with Drill(SCENARIOS["healthy"]) as drill:
         arguments = ["serve", "--url", drill.url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1"]
         command = [sys.executable, "-m", "kvdiag", *arguments]
-
-        # WHEN
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr) as process:
             try:
-                # THEN
                 assert eventually(lambda: says_ok(process))
                 process.send_signal(signal.SIGTERM)
                 assert 0 == process.wait(30)
@@ -80,36 +76,26 @@ def test_a_daemon_outlives_its_log(stderr: int) -> None:
 
 def test_lines_go_to_the_stderr_of_that_moment(capsys: pytest.CaptureFixture[str]) -> None:
     """Who puts another in its place reads what comes from then on; one that was closed costs lines."""
-    # GIVEN
     configure(1)
     log = structlog.get_logger()
     log.info("one")
-
-    # WHEN
     closed = io.StringIO()
     closed.close()
     with contextlib.redirect_stderr(closed):
         log.info("two")
     log.info("three")
     configure(0)
-
-    # THEN
     shown = capsys.readouterr().err
     assert (True, False, True) == tuple(f'"event": "{word}"' in shown for word in ("one", "two", "three"))
 
 
 def test_a_traceback_is_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake of our own is to be reported with its log, which has to say where it was made."""
-    # GIVEN
     configure(2)
-
-    # WHEN
     try:
         int("unforeseen")
     except ValueError:
         structlog.get_logger().debug("mistake", exc_info=True)
     configure(0)
-
-    # THEN
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["exception"].endswith("with base 10: 'unforeseen'")

@@ -16,7 +16,7 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from tests.builders.runs import run
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
-from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.refusals import call as kvdiag
 from tests.unit.commands.refusals import refusal
 
 ROOT = Path(__file__).parents[3]
@@ -38,11 +38,8 @@ OOM = (
 )
 def test_log_gets_its_verdict(name: str, verdict: str) -> None:
     """The headline is the cause, the exit code that of a fault, the document as its schema says."""
-    # WHEN
     text = kvdiag("diagnose", "--postmortem", str(FAILURES / name))
     document = kvdiag("diagnose", "--postmortem", str(FAILURES / name), "--output", "json")
-
-    # THEN
     jsonschema.validate(document.document, SCHEMA)
     assert (2, 2) == (text.code, document.code)
     assert text.stdout.startswith(f"FAULT  {verdict}: ")
@@ -52,11 +49,8 @@ def test_log_gets_its_verdict(name: str, verdict: str) -> None:
 
 def test_message_on_standard_input() -> None:
     """A bare message, piped in, is enough for a verdict."""
-    # WHEN
     command = [sys.executable, "-m", "kvdiag", "diagnose", "--postmortem", "-"]
     done = subprocess.run(command, input=OOM, capture_output=True, text=True, check=False, timeout=60)
-
-    # THEN
     assert (2, "") == (done.returncode, done.stderr)
     assert done.stdout.startswith("FAULT  spike.activation: 2.00 GiB ")
 
@@ -64,7 +58,6 @@ def test_message_on_standard_input() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_trace_is_known_by_its_content(tmp_path: Path, packed: bool) -> None:
     """A trace without an agreeing name is read as one, and what it shows stands beside the message's verdict."""
-    # GIVEN
     world = World(device_growth_bytes=64 * 2**20)
     trace = tmp_path / ("kept.gz" if packed else "kept")
     with TraceWriter(trace, facts_of(world)) as writer:
@@ -74,12 +67,8 @@ def test_trace_is_known_by_its_content(tmp_path: Path, packed: bool) -> None:
         for mark in timeline.marks:
             writer.add(mark)
     (tmp_path / "log").write_text(OOM)
-
-    # WHEN
     alone = kvdiag("diagnose", "--postmortem", str(trace), "--output", "json")
     both = kvdiag("diagnose", "--postmortem", str(trace), str(tmp_path / "log"), "--output", "json")
-
-    # THEN
     assert {"leak.device_torch", "leak.device_non_torch"} & {
         one["id"] for one in alone.document["findings"] if one["status"] == "fault"
     }
@@ -88,42 +77,28 @@ def test_trace_is_known_by_its_content(tmp_path: Path, packed: bool) -> None:
 
 def test_packed_log_is_read(tmp_path: Path) -> None:
     """A rotated log needs no unpacking."""
-    # GIVEN
     (tmp_path / "log.1.gz").write_bytes(gzip.compress(OOM.encode()))
-
-    # THEN
     assert 2 == kvdiag("diagnose", "--postmortem", str(tmp_path / "log.1.gz")).code
 
 
 def test_log_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
     """Where a log's end does not tell what the server was doing, its beginning is asked for, and no other log."""
-    # GIVEN the message alone
     (tmp_path / "log").write_text(OOM)
-
-    # WHEN
     actual = kvdiag("diagnose", "--postmortem", "--log", str(tmp_path / "log"), "--output", "json")
-
-    # THEN
     assert "--log" not in actual.not_ok
     assert "add the log from the engine's start" in actual.finding("spike.activation")["summary"]
 
 
 def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
     """A healthy log says nothing about memory that ran out; that is not ok, and not an error."""
-    # GIVEN
     (tmp_path / "log").write_text("INFO all is well\n")
-
-    # WHEN
     actual = kvdiag("diagnose", "--postmortem", str(tmp_path / "log"), "--output", "json")
-
-    # THEN
     assert (3, "unknown") == (actual.code, actual.document["worst"])
     assert "log reports no out-of-memory failure" in actual.not_ok
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     """Every file that is nothing of the kind is named with its reason."""
-    # GIVEN
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "blank").write_bytes(b" \n")
     (tmp_path / "binary").write_bytes(os.urandom(64) + b"\0" * 64)
@@ -135,11 +110,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     told = {
         name: str(tmp_path / name) for name in ("none", "empty", "blank", "binary", "box", "later", "agent", "torn.gz")
     }
-
-    # WHEN
     actual = {name: refusal("diagnose", "--postmortem", path) for name, path in told.items()}
-
-    # THEN
     expected = {
         "none": "cannot read {}: No such file or directory",
         "empty": "{} is empty",
@@ -159,10 +130,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 def test_folder_without_a_black_box_is_unknown(tmp_path: Path) -> None:
     """A server with an agent that did not run out of memory leaves none; so does any other folder."""
-    # WHEN
     actual = kvdiag("diagnose", "--postmortem", str(tmp_path), "--output", "json")
-
-    # THEN
     assert 3 == actual.code
     assert "no allocation failed under an agent, or it is the wrong folder" in actual.not_ok
 
@@ -181,10 +149,7 @@ def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
 
 def test_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     """The reason is the system's."""
-    # GIVEN a link to itself, which root cannot open either
     (tmp_path / "log").symlink_to(tmp_path / "log")
-
-    # THEN
     assert f"cannot read {tmp_path}/log: Too many levels of symbolic links" == refusal(
         "diagnose", "--postmortem", str(tmp_path / "log")
     )

@@ -43,11 +43,8 @@ def written(path: Path, world: World) -> Path:
 
 def test_a_trace_gives_a_report(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict is printed as ever, with its exit code, and the page is beside it."""
-    # GIVEN what is said without a report
     assert 2 == main(["diagnose", str(trace)])
     before = capsys.readouterr()
-
-    # WHEN one is asked for
     report = tmp_path / "report.html"
     assert 2 == main(["diagnose", str(trace), "--report", str(report)])
 
@@ -69,7 +66,6 @@ def test_json_and_a_report_go_together(tmp_path: Path, trace: Path, capsys: pyte
 
 def test_several_traces_give_one_report(tmp_path: Path, trace: Path) -> None:
     """All replicas in a table, the worst in full with its plots."""
-    # GIVEN a second, healthy replica
     healthy = written(tmp_path / "healthy.jsonl", World())
 
     report = tmp_path / "report.html"
@@ -83,7 +79,6 @@ def test_several_traces_give_one_report(tmp_path: Path, trace: Path) -> None:
 
 def test_a_post_mortem_gives_a_report(tmp_path: Path) -> None:
     """What a dead server left makes a page with its cause; without a trace it has no plots, and says so."""
-    # GIVEN a message alone
     log = tmp_path / "log"
     log.write_text(OOM)
 
@@ -109,12 +104,9 @@ def test_a_file_that_cannot_be_written_is_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str
 ) -> None:
     """One line says which file and why, and nothing is read or run before."""
-    # GIVEN places where no file can be
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     path = tmp_path / place
-
-    # WHEN: neither the trace nor the server is there, which would be told if they were looked for
     for called in (["diagnose", str(tmp_path / "no.jsonl")], ["run", "--url", "http://127.0.0.1:1"]):
         code = main([*called, "--report", str(path)])
         out, err = capsys.readouterr()
@@ -126,11 +118,8 @@ def test_a_file_that_cannot_be_written_is_told_first(
 
 def test_what_was_there_is_kept_where_nothing_comes_of_it(tmp_path: Path) -> None:
     """A call that fails leaves the report before it as it was, and nothing beside it."""
-    # GIVEN an older report
     report = tmp_path / "report.html"
     report.write_text("older")
-
-    # WHEN the trace is not there
     assert 3 == main(["diagnose", str(tmp_path / "no.jsonl"), "--report", str(report)])
 
     assert "older" == report.read_text()
@@ -149,7 +138,6 @@ def test_a_report_has_the_mode_that_files_have(tmp_path: Path, trace: Path) -> N
 
 def test_a_page_that_fails_half_way_leaves_nothing(tmp_path: Path, trace: Path) -> None:
     """Whatever happens while it is made, there is the older report or the new one."""
-    # GIVEN a page that is interrupted while it is made
     report = tmp_path / "report.html"
 
     def interrupted(making: Making) -> str:
@@ -163,7 +151,6 @@ def test_a_page_that_fails_half_way_leaves_nothing(tmp_path: Path, trace: Path) 
 
 def test_a_full_disk_is_told_after_the_verdict(trace: Path) -> None:
     """Where there is no room for the report the verdict is printed all the same, and one line says what is missing."""
-    # GIVEN files of 1 KiB at most
     limited = f"ulimit -f 1; exec python -m kvdiag diagnose {trace} --report {trace.parent / 'report.html'}"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -192,7 +179,6 @@ def test_a_report_is_not_written_over_what_it_is_made_of(
 
 def test_no_secret_stands_in_a_report(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a key, a password or a header it is told that they were given, from the environment too, and no more."""
-    # GIVEN a command with every kind of secret
     report = tmp_path / "report.html"
     monkeypatch.setenv("KVDIAG_DIAGNOSE_TOKEN", "hunter3")
     given = ["--prometheus", "http://me:hunter2@host:9090/", "--password", "hunter4", "--header", "X-Key:hunter5"]
@@ -208,7 +194,6 @@ def test_no_secret_stands_in_a_report(tmp_path: Path, trace: Path, monkeypatch: 
 @pytest.mark.parametrize("story", ["healthy", "kv-leak"])
 def test_a_run_writes_its_report(story: str, run: Run) -> None:
     """Beside the verdict of a run lies its page, with the plots of what it saw."""
-    # GIVEN a story's run
     page = run.report.read_text(encoding="utf-8")
 
     assert run.document["worst"].upper() in page

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -20,7 +21,8 @@ import pytest
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
-from tests.integration.vllm.cli import RUN_LIMIT_SECONDS, finished, kvdiag, started
+from tests.integration.vllm.cli import RUN_LIMIT_SECONDS, finished, started
+from tests.unit.commands.refusals import call
 from tests.unit.sim.client import Client
 
 SLOW = replace(SCENARIOS["healthy"], max_batched_tokens=2)
@@ -75,15 +77,21 @@ def read_while(process: subprocess.Popen[str], condition: Callable[[], bool]) ->
     assert process.poll() is None, finished(process)
 
 
-@pytest.mark.parametrize(("sent", "name"), [(signal.SIGINT, "trace.jsonl.gz"), (signal.SIGTERM, "trace.jsonl")])
+@pytest.mark.parametrize(
+    ("sent", "sigint", "name"),
+    [(signal.SIGINT, "default", "trace.jsonl.gz"), (signal.SIGTERM, "ignore", "trace.jsonl")],
+)
 def test_interrupted_run_leaves_nothing_behind(
-    tmp_path: Path, slow_drill: Client, sent: signal.Signals, name: str
+    tmp_path: Path, slow_drill: Client, sent: signal.Signals, sigint: Literal["default", "ignore"], name: str
 ) -> None:
-    """Ctrl-C during a step, or a supervisor's SIGTERM, takes requests back and keeps the trace: no verdict, no page."""
-    # GIVEN a run that is through its warm-up and has a request under way
+    """Ctrl-C during a step, or SIGTERM, takes requests back and keeps the trace: no verdict, no page.
+
+    SIGTERM ends a shell's background job too, which the shell starts with SIGINT ignored.
+    """
+    # a run that is through its warm-up and has a request under way
     trace, report = tmp_path / name, tmp_path / "report.html"
     files = ("--record", str(trace), "--report", str(report))
-    with started("run", "--url", url_of(slow_drill), *files, "--output", "json") as process:
+    with started("run", "--url", url_of(slow_drill), *files, "--output", "json", sigint=sigint) as process:
         read_while(process, lambda: served(slow_drill) >= 2 and running(slow_drill) == 1)
         before = served(slow_drill)
 
@@ -102,8 +110,8 @@ def test_interrupted_run_leaves_nothing_behind(
     assert ["baseline", "warmup", "warmup", "single_request"] == [span.step for span in spans[:4]]
     assert [True, False] == [spans[-2].complete, spans[-1].complete]
 
-    # THEN what was seen of it can be judged like any other trace
-    again = kvdiag("diagnose", str(trace), "--output", "json")
+    # what was seen of it can be judged like any other trace
+    again = call("diagnose", str(trace), "--output", "json")
     assert (3, "unknown", "") == (again.code, again.document["worst"], again.stderr)
 
 
@@ -143,25 +151,12 @@ def test_simulation_takes_no_module_of_the_folder_it_is_called_in(tmp_path: Path
     assert result.stdout.startswith("1 baseline")
 
 
-def test_background_job_is_ended_by_sigterm(slow_drill: Client) -> None:
-    """A shell starts its background jobs with SIGINT ignored: SIGTERM ends such a run all the same."""
-    with started("run", "--url", url_of(slow_drill), sigint="ignore") as process:
-        read_while(process, lambda: running(slow_drill) == 1)
-
-        process.send_signal(signal.SIGTERM)
-        result = finished(process)
-
-    assert 3 == result.code
-    assert result.stderr.splitlines()[-1].startswith("kvdiag: interrupted: ")
-    assert eventually(lambda: running(slow_drill) == 0)
-
-
 def test_refused_run_leaves_an_earlier_trace(tmp_path: Path, drill: Client) -> None:
     """A run that offers nothing does not write over what an earlier one has recorded."""
     (tmp_path / "trace.jsonl").write_text("what an earlier run has seen")
 
     with traffic(drill):
-        result = kvdiag("run", "--url", url_of(drill), "--record", str(tmp_path / "trace.jsonl"))
+        result = call("run", "--url", url_of(drill), "--record", str(tmp_path / "trace.jsonl"))
 
     assert 3 == result.code
     assert "what an earlier run has seen" == (tmp_path / "trace.jsonl").read_text()
@@ -170,7 +165,7 @@ def test_refused_run_leaves_an_earlier_trace(tmp_path: Path, drill: Client) -> N
 def test_other_traffic_is_refused(drill: Client) -> None:
     """A server that somebody else uses is not measured: their requests would be taken for ours."""
     with traffic(drill):
-        actual = kvdiag("run", "--url", url_of(drill))
+        actual = call("run", "--url", url_of(drill))
 
     assert (3, "", 1) == (actual.code, actual.stdout, actual.stderr.count("\n"))
     assert "--force" in actual.stderr
@@ -191,7 +186,7 @@ def test_other_traffic_can_be_forced(drill: Client) -> None:
 
 def test_dry_run_offers_nothing(drill: Client, golden: Callable[[str, str], None]) -> None:
     """--dry-run prints each step with what it would offer here, and asks nothing of the model."""
-    actual = kvdiag("run", "--url", url_of(drill), "--dry-run")
+    actual = call("run", "--url", url_of(drill), "--dry-run")
 
     assert (0, "") == (actual.code, actual.stderr)
     golden("dry_run/steps.txt", actual.stdout)
@@ -201,12 +196,11 @@ def test_dry_run_offers_nothing(drill: Client, golden: Callable[[str, str], None
 @pytest.mark.parametrize("where", ["environment", "file"])
 def test_the_command_line_says_who_is_diagnosed(tmp_path: Path, where: str) -> None:
     """The usual server, of the environment or a file, is not in the way of a simulated one that is asked for."""
-    # GIVEN a server that nobody would reach
     usual = "http://127.0.0.1:1"
     config = tmp_path / "kvdiag.toml"
     config.write_text(f'[run]\nurl = "{usual}"\n')
     before = ("--config", str(config)) if where == "file" else ()
-    actual = kvdiag(
+    actual = call(
         *before,
         *("run", "--simulate", "healthy", "--dry-run"),
         env={"KVDIAG_RUN_URL": usual} if where == "environment" else {},
@@ -217,7 +211,7 @@ def test_the_command_line_says_who_is_diagnosed(tmp_path: Path, where: str) -> N
 
 def test_isolation_probe_is_planned(drill: Client, golden: Callable[[str, str], None]) -> None:
     """--dry-run prints all that the probe would cost, and asks nothing of the model."""
-    actual = kvdiag("run", "--url", url_of(drill), "--isolation", "--other-api-key", "b", "--dry-run")
+    actual = call("run", "--url", url_of(drill), "--isolation", "--other-api-key", "b", "--dry-run")
 
     assert (0, "") == (actual.code, actual.stderr)
     golden("dry_run/isolation.txt", actual.stdout)
@@ -233,7 +227,7 @@ def test_soak_is_planned(
     drill: Client, arguments: list[str], env: dict[str, str], golden: Callable[[str, str], None]
 ) -> None:
     """--dry-run prints the soak's loads, its idle cycles, its length, and all that it would cost."""
-    actual = kvdiag("run", "--url", url_of(drill), *arguments, "--dry-run", env=env)
+    actual = call("run", "--url", url_of(drill), *arguments, "--dry-run", env=env)
 
     assert (0, "") == (actual.code, actual.stderr)
     golden("dry_run/soak.txt", actual.stdout)
@@ -243,7 +237,6 @@ def test_soak_is_planned(
 @pytest.mark.parametrize(("name", "limit_bytes"), [("trace.jsonl", 4096), ("trace.jsonl.gz", 1536)])
 def test_disk_that_fills_up_ends_the_run(tmp_path: Path, drill: Client, name: str, limit_bytes: int) -> None:
     """A trace that cannot be written on is one line; what was written of it can be read."""
-    # GIVEN a process that may write so much to a file, and no more
     trace = tmp_path / name
     limits = f"{limit_bytes}, {resource.RLIM_INFINITY}"
     limit = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limits})); "
@@ -282,7 +275,7 @@ def test_server_that_ends_leaves_the_run_without_a_verdict() -> None:
 def test_model_may_be_served_behind_a_path(drill: Client) -> None:
     """The paths that people paste are cut off, and the server is found under what is left."""
     actual = [
-        kvdiag("run", "--url", f"{drill.host}{path}", "--dry-run").code for path in ("/metrics", "/v1/", "/v1/models")
+        call("run", "--url", f"{drill.host}{path}", "--dry-run").code for path in ("/metrics", "/v1/", "/v1/models")
     ]
 
     assert [0, 0, 0] == actual

@@ -84,33 +84,26 @@ def serving() -> Iterator[Daemon]:
 
 def test_a_healthy_server_is_served_whole(serving: Daemon) -> None:
     """Verdict, ledger, metrics and health of a server in which nothing is wrong; SIGTERM ends it in time, with 0."""
-    # WHEN everything is asked for
     ledger, faults = serving.get("/api/v1/ledger"), serving.series("kvdiag_finding")
     statuses = {path: serving.client.get(path)[0] for path in ("/", "/metrics", "/-/healthy", "/-/ready")}
-
-    # THEN it is there, and adds up
     assert {"/": 200, "/metrics": 200, "/-/healthy": 200, "/-/ready": 200} == statuses
     assert ledger["devices"][0]["used_bytes"] == sum(line["bytes"] for line in ledger["ledger"])
     assert set() == {verdict for (verdict, status), value in faults.items() if status == "fault" and value}
     assert {("host",): 1.0, ("nvml",): 1.0, ("engine",): 1.0} == serving.up()
     assert all(0.0 < value < 0.5 for value in serving.series("kvdiag_memory_pressure_ratio").values())
     assert "admit" == serving.get("/api/v1/admission?prompt_tokens=2000&max_tokens=100")["decision"]
-
-    # WHEN it is asked to end
     begun = time.monotonic()
     serving.process.send_signal(signal.SIGTERM)
-
-    # THEN
     assert 0 == serving.process.wait(30)
     assert time.monotonic() - begun < END_SECONDS
 
 
 def test_a_server_that_comes_leaks_goes_and_returns() -> None:
     """It is starting before it is there; its leak is a fault; gone it is unknown; another in its place begins anew."""
-    # GIVEN an address where nobody answers yet
+    # an address where nobody answers yet
     port = free_port()
     with daemon(f"http://127.0.0.1:{port}") as serving:
-        # THEN that is no fault, and no error
+        # that is no fault, and no error
         assert eventually(serving.says("unknown"))
         gaps = [gap for gap in serving.get("/api/v1/diagnosis")["gaps"] if gap["source"] == "engine"]
         assert ["absent"] == [gap["kind"] for gap in gaps]
@@ -119,21 +112,21 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         assert {0.0} == set(serving.series("kvdiag_source_errors_total").values())
         assert 200 == serving.client.get("/-/ready")[0]
 
-        # WHEN a server comes that leaks
+        # a server comes that leaks
         with Drill(SCENARIOS["kv-leak"], port=port) as drill:
             assert eventually(serving.says("ok"))
             Client(drill.url).complete(64, 8)
 
-            # THEN it is found
+            # it is found
             assert eventually(serving.says("fault"))
             assert 1.0 == serving.series("kvdiag_finding")["leak.kv_blocks", "fault"]
 
-        # WHEN it goes, THEN nothing of it is shown, and it is not healthy
+        # it goes, THEN nothing of it is shown, and it is not healthy
         assert eventually(lambda: serving.up()["engine",] == 0.0)
         assert {} == serving.series("kvdiag_kv_usage_ratio")
         assert not serving.says("ok")()
 
-        # WHEN a healthy one takes its place, THEN the leak was the other's
+        # a healthy one takes its place, THEN the leak was the other's
         with Drill(SCENARIOS["healthy"], port=port):
             assert eventually(serving.says("ok"))
             assert 1.0 == serving.up()["engine",]
@@ -141,7 +134,6 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
 
 def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
     """A name that is being looked up for ever is no reason to live on after SIGTERM, nor to leave anything unserved."""
-    # GIVEN
     require(compiler() is not None, "a C compiler")
     library = tmp_path / "slow_names.so"
     subprocess.run([compiler() or "cc", "-shared", "-fPIC", "-o", library, SLOW_NAMES, "-ldl"], check=True)
@@ -150,12 +142,8 @@ def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
         line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
         client = Client(line["address"])
         assert eventually(lambda: "no complete answer" in client.get("/api/v1/ledger")[1])
-
-        # WHEN
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
-
-        # THEN
         assert 0 == process.wait(30)
         assert time.monotonic() - begun < END_SECONDS
 
@@ -171,7 +159,6 @@ def test_a_host_that_is_none_is_an_error() -> None:
 )
 def test_addresses_to_listen_on(listen: str, expected: tuple[str, int]) -> None:
     """HOST:PORT, with brackets around the colons of an IPv6 address."""
-    # THEN
     assert expected == address(listen)
 
 
@@ -180,6 +167,5 @@ def test_addresses_to_listen_on(listen: str, expected: tuple[str, int]) -> None:
 )
 def test_what_is_no_address_is_refused(listen: str) -> None:
     """Anything else is an error that shows a right one."""
-    # THEN
     with pytest.raises(KvdiagError, match="is not an address to listen on"):
         address(listen)

@@ -28,7 +28,7 @@ def newest_seconds(folder: Path) -> float:
 
 def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
     """After kill -9 the recording ends within a second of it; the next daemon knows the leak although nothing moves."""
-    # GIVEN a daemon that has found a leak
+    # a daemon that has found a leak
     with Drill(SCENARIOS["kv-leak"]) as drill:
         with daemon(drill.url, "--record-dir", str(tmp_path)) as first:
             assert eventually(first.says("ok"))
@@ -37,18 +37,16 @@ def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
             found_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
             assert eventually(lambda: newest_seconds(tmp_path) > found_seconds)
 
-            # WHEN it is killed
+            # it is killed
             seen_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(30)
-
-        # THEN
         assert seen_seconds - newest_seconds(tmp_path) < 1.0
 
-        # WHEN another begins after the server has gone
+        # another begins after the server has gone
         url = drill.url
     with daemon(url, "--record-dir", str(tmp_path)) as second:
-        # THEN it says what the server did
+        # it says what the server did
         assert eventually(second.says("fault"))
         assert 1.0 == second.series("kvdiag_finding")["leak.kv_blocks", "fault"]
         assert 1.0 == second.up()["recorder",]
@@ -56,16 +54,13 @@ def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
 
 def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
     """Nothing is recorded and everything goes on; when there is room it records again, and what was lost is told."""
-    # GIVEN
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
         assert eventually(lambda: newest_seconds(tmp_path) > 0.0)
         assert eventually(lambda: ("engine",) in serving.series("kvdiag_ticks_total"))
 
-        # WHEN no file may grow any more
+        # no file may grow any more
         _, hard = resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (0, hard))
-
-        # THEN
         assert eventually(lambda: serving.up()["recorder",] == 0.0)
         lost = serving.series("kvdiag_source_errors_total")["recorder",]
         ticks = serving.series("kvdiag_ticks_total")["engine",]
@@ -73,25 +68,18 @@ def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
         assert eventually(lambda: serving.series("kvdiag_source_errors_total")["recorder",] > lost)
         assert 1.0 == serving.up()["engine",]
 
-        # WHEN there is room again
+        # there is room again
         resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         now_seconds = serving.series("kvdiag_sample_timestamp_seconds")[()]
-
-        # THEN
         assert eventually(lambda: serving.up()["recorder",] == 1.0)
         assert eventually(lambda: newest_seconds(tmp_path) > now_seconds)
 
 
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything else, in one line."""
-    # GIVEN
     file = tmp_path / "file"
     file.write_text("")
-
-    # WHEN
     code = main(["serve", "--listen", "127.0.0.1:0", "--record-dir", str(file)])
-
-    # THEN
     error = capsys.readouterr().err
     assert (3, 1) == (code, len(error.splitlines()))
     assert f"kvdiag: cannot record to {file}: not a directory; give another --record-dir{os.linesep}" == error

@@ -100,25 +100,20 @@ def test_bad_files_are_refused(tmp_path: Path, golden: Callable[[str, str], None
 
 def test_flags_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
     """Of an option that is given in several ways the nearest counts."""
-    # GIVEN
     (tmp_path / "file").mkdir()
     config = tmp_path / "kvdiag.toml"
     config.write_text(
         f'[serve]\nlisten = "nowhere"\nrecord-dir = "{tmp_path}/file/record"\nurl = "http://127.0.0.1:1"\n'
     )
     env = {"KVDIAG_SERVE_CONFIG": str(config), "KVDIAG_SERVE_RECORD_DIR": str(tmp_path / "environment")}
-
-    # WHEN
     with configured("--listen", "127.0.0.1:0", env=env) as told:
         assert eventually(lambda: told.daemon.up() != {})
-
-    # THEN
     assert (True, False) == ((tmp_path / "environment").is_dir(), (tmp_path / "file/record").exists())
 
 
 def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
     """Another server and other thresholds hold at once; a bad file changes nothing, and is told; so is what cannot."""
-    # GIVEN a daemon that watches by a file
+    # a daemon that watches by a file
     config = tmp_path / "kvdiag.toml"
     with Drill(SCENARIOS["healthy"]) as one, Drill(SCENARIOS["healthy"]) as other:
         config.write_text(f'[serve]\nurl = "{one.url}"\n')
@@ -126,14 +121,14 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
         with configured(*pace, "--config", str(config)) as told:
             assert one.url == told.next("watches")["url"]
 
-            # WHEN the file is wrong, THEN it stays with the server
+            # the file is wrong, THEN it stays with the server
             config.write_text("[serve]\nurll = 1\n")
             refused = told.changed()
             assert "error" == refused["level"]
             assert "'urll'" in refused["reason"]
             assert eventually(told.daemon.says("ok"))
 
-            # WHEN thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
+            # thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
             config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.95\n')
             assert "error" == told.changed()["level"]
             assert {("warning",): 0.8, ("critical",): 0.9} == told.daemon.series(THRESHOLDS)
@@ -141,13 +136,13 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
             assert "reloaded" == told.changed()["state"]
             assert eventually(lambda: {("warning",): 0.5, ("critical",): 0.9} == told.daemon.series(THRESHOLDS))
 
-            # WHEN it names another server, and what takes a restart
+            # it names another server, and what takes a restart
             config.write_text(
                 f'[serve]\nurl = "{other.url}"\nagent-dir = "{tmp_path}"\nrecord-dir = "{tmp_path}/record"\n'
             )
             assert told.changed()["reason"].startswith("--record-dir ")
 
-            # THEN that one is watched, and the agents are looked for
+            # that one is watched, and the agents are looked for
             assert other.url == told.next("watches")["url"]
             assert eventually(told.daemon.says("ok"))
             assert eventually(
@@ -165,7 +160,6 @@ def framed(told: Told) -> str | None:
 
 def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
     """With a --config or without one; where that is wrong, the web configuration stays as it was, too."""
-    # GIVEN
     web, config = tmp_path / "web.yml", tmp_path / "kvdiag.toml"
 
     def ask_for(word: str) -> None:
@@ -175,19 +169,15 @@ def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
     ask_for("deny")
     options = ("--listen", "127.0.0.1:0", "--web-config", str(web))
     with configured(*options) as told:
-        # WHEN there is no --config
+        # there is no --config
         assert "deny" == framed(told)
         ask_for("sameorigin")
-
-        # THEN
         assert "reloaded" == told.changed()["state"]
         assert "sameorigin" == framed(told)
 
     with configured(*options, "--config", str(config)) as told:
-        # WHEN the configuration names no server
+        # the configuration names no server
         ask_for("deny")
         config.write_text('[serve]\nurl = "ftp://x"\n')
-
-        # THEN
         assert "'ftp://x'" in told.changed()["reason"]
         assert "sameorigin" == framed(told)

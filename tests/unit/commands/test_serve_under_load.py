@@ -51,20 +51,13 @@ async def crowd(port: int) -> list[bytes]:
 
 def test_crowds_cost_no_sample() -> None:
     """500 scrapes at once, beside clients that hold their connections: at the usual pace no sample would be missed."""
-    # GIVEN a daemon that samples ten times as often as usual
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         due_before, missed_before = counted(serving)
         port = int(serving.address.rpartition(":")[2])
-
-        # WHEN
         answers = asyncio.run(crowd(port))
-
-        # THEN most are answered, the others closed at the door
         assert {b"HTTP/1.1 200 OK", b""} >= set(answers)
         assert answers.count(b"HTTP/1.1 200 OK") >= CROWD // 4
-
-        # THEN by the daemon's own count
         assert eventually(lambda: counted(serving)[0] >= due_before + 20)
         assert counted(serving)[1] - missed_before < FASTER
 
@@ -85,7 +78,6 @@ def page(models: int) -> str:
 )
 def test_pages_from_hell_are_counted(text: str) -> None:
     """Whatever the engine answers: bounded pages of our own, gaps that are counted, and GPUs that are read."""
-    # GIVEN
     answers = {
         "/metrics": reply(text),
         "/metrics/": reply(text),
@@ -93,13 +85,10 @@ def test_pages_from_hell_are_counted(text: str) -> None:
         "/v1/models": reply('{"data": [{"id": "m"}]}', content_type="application/json"),
     }
     with Hostile(answers) as server, daemon(server.url) as serving:
-        # WHEN
         assert eventually(lambda: serving.series("kvdiag_sample_timestamp_seconds") != {})
         assert eventually(
             lambda: ("nvml",) in serving.series("kvdiag_source_errors_total") or "nvml" in str(gaps(serving))
         )
-
-        # THEN
         _, shown = serving.client.get("/metrics")
         assert len(shown) < 2**20
         assert len(serving.series("kvdiag_kv_usage_ratio")) <= MAX_SERIES

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.sim import SCENARIOS
-from tests.integration.vllm.cli import kvdiag as call
 from tests.unit.commands.conftest import OPTIONS, Run
+from tests.unit.commands.refusals import call
 
 SCHEMA = Path(kvdiag.outputs.documents.__path__[0]) / "diagnosis.schema.json"
 
@@ -45,13 +45,8 @@ VERDICTS: Mapping[str, Verdict] = {
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_story_is_found_out(story: str, run: Run) -> None:
     """A run says what the story does wrong, or that nothing is, and exits with the code that goes with it."""
-    # GIVEN
     expected = VERDICTS[story]
-
-    # WHEN
     finding = run.result.finding(expected.finding)
-
-    # THEN
     actual = Verdict(run.result.code, run.document["worst"], finding["id"], finding["status"])
     assert expected == actual, run.document["findings"]
 
@@ -59,10 +54,7 @@ def test_story_is_found_out(story: str, run: Run) -> None:
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_nothing_else_is_blamed(story: str, run: Run) -> None:
     """No other verdict is a fault, and a healthy server is not even suspected."""
-    # WHEN
     blamed = {one["id"]: one["status"] for one in run.document["findings"] if one["status"] in ("suspect", "fault")}
-
-    # THEN
     expected = VERDICTS[story]
     assert ({expected.finding: "fault"} if expected.code else {}) == blamed
 
@@ -70,23 +62,15 @@ def test_nothing_else_is_blamed(story: str, run: Run) -> None:
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_document_meets_its_schema(story: str, run: Run) -> None:
     """What is printed is one JSON document of the committed schema."""
-    # GIVEN
     validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
-
-    # WHEN
     problems = list(validator.iter_errors(run.document))
-
-    # THEN
     assert [] == problems
 
 
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_progress_names_the_steps(story: str, run: Run) -> None:
     """Each step is announced once on stderr, in order, and nothing else is said there."""
-    # WHEN
     lines = run.result.stderr.splitlines()
-
-    # THEN
     count = 1 if story in OPTIONS else 4
     assert [f"step {number} of {count}" for number in range(1, count + 1)] == [line[:11] for line in lines]
 
@@ -94,8 +78,5 @@ def test_progress_names_the_steps(story: str, run: Run) -> None:
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_trace_gives_the_same_diagnosis(story: str, run: Run) -> None:
     """The recorded trace is judged to the very bytes that the run printed, with the same exit code."""
-    # WHEN
     again = call("diagnose", str(run.trace), "--output", "json")
-
-    # THEN
     assert (run.result.code, run.result.stdout, "") == (again.code, again.stdout, again.stderr)

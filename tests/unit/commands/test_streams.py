@@ -57,14 +57,9 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("shown_on", [on_a_pipe, on_a_terminal])
 def test_an_encoding_of_ascii_gets_ascii(shown_on: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     """The bar is of letters that its legend explains; of a name, what the encoding lacks is a question mark."""
-    # GIVEN a model whose name has more than ASCII
     model = tmp_path / "modèle.json"
     model.write_bytes(MODEL.read_bytes())
-
-    # WHEN
     code, shown = shown_on("fit", str(model), "--gpu", "h100")
-
-    # THEN
     lines = shown.splitlines()
     bar = lines[next(place for place, line in enumerate(lines) if line.startswith("One GPU")) + 1].strip()
     legend = {line.split()[0] for line in lines if line.rstrip().endswith("%")}
@@ -76,44 +71,28 @@ def test_an_encoding_of_ascii_gets_ascii(shown_on: Callable[..., tuple[int, str]
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_spinner_can_be_shown(encoding: str) -> None:
     """No frame of it has a character that the encoding lacks."""
-    # GIVEN
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
-
-    # WHEN
     frames = "".join(Spinner(spinner_of(console)).frames)
-
-    # THEN
     assert frames == frames.encode(encoding, "replace").decode(encoding)
 
 
 def test_what_to_do_is_pointed_at_in_ascii() -> None:
     """The doctor's arrow is drawn with what there is."""
-    # WHEN
     _, shown = on_a_pipe("doctor", "--url", "http://127.0.0.1:1")
-
-    # THEN
     assert "-> check --url" in shown
 
 
 def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
     """A full disk is nobody's mistake, and no verdict."""
-    # WHEN
     command = 'exec "$0" -m kvdiag "$@" >/dev/full'
     done = subprocess.run(["/bin/sh", "-c", command, sys.executable, *FIT], check=False, capture_output=True, text=True)
-
-    # THEN
     assert (3, 1, True) == (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr)
 
 
 def test_a_mistake_of_our_own_is_no_verdict() -> None:
     """What nobody foresaw, here a dependency that is missing, exits 3 and is told with its traceback."""
-    # GIVEN
     script = "import sys; sys.modules['psutil'] = None; from kvdiag.commands import main; sys.exit(main(['doctor']))"
-
-    # WHEN
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
-
-    # THEN
     assert (3, "") == (done.returncode, done.stdout)
     assert "ModuleNotFoundError: import of psutil halted" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("kvdiag: internal error")

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Sample
 from tests.builders.values import GIB, MIB, allocator
-from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.refusals import call as kvdiag
 
 WAYS = {
     "flag": (["--reserved-gap-bytes", "1000000"], {}, ""),
@@ -30,24 +30,16 @@ def trace(tmp_path: Path) -> Path:
 
 def test_usual_threshold_calls_a_small_gap_normal(trace: Path) -> None:
     """Two gigabytes, unless told otherwise."""
-    # WHEN
     actual = kvdiag("diagnose", str(trace), "--output", "json").finding("fragmentation.allocator")
-
-    # THEN
     assert "ok" == actual["status"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_lower_threshold_has_the_gap_judged(trace: Path, tmp_path: Path, way: str) -> None:
     """A gap beyond it is judged by its parts, which here are not told."""
-    # GIVEN
     flags, env, text = WAYS[way]
     config = tmp_path / "kvdiag.toml"
     config.write_text(text)
-
-    # WHEN
     result = kvdiag("--config", str(config), "diagnose", str(trace), "--output", "json", *flags, env=env)
-
-    # THEN
     actual = result.finding("fragmentation.allocator")
     assert "unknown" == actual["status"]

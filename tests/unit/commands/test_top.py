@@ -46,12 +46,10 @@ def daemon(url: str) -> Iterator[str]:
 
 def test_a_leak_is_seen_in_a_terminal_that_is_given_back() -> None:
     """The bar, the finding as it comes, another size; q leaves the terminal as it was."""
-    # GIVEN a server, and the view of it
+    # a server, and the view of it
     with Drill(SCENARIOS["kv-leak"]) as drill, terminal() as window:
         window.kvdiag("top", "--url", drill.url, *FAST)
         assert window.comes_to(lambda: window.shows("OK  "))
-
-        # THEN
         assert "1" == window.asked("alternate_on")
         assert window.shows("GPU 0  Simulated GPU 24GiB")
         assert window.shows("████████")
@@ -59,27 +57,23 @@ def test_a_leak_is_seen_in_a_terminal_that_is_given_back() -> None:
         assert window.lines()[-1].endswith("q quits")
         assert window.colours() != set()
 
-        # WHEN it leaks
+        # it leaks
         Client(drill.url).complete(64, 8)
-
-        # THEN
         assert window.comes_to(lambda: window.shows("FAULT leak.kv_blocks: 4 of 8,191 KV blocks"))
 
-        # WHEN the window is made smaller, and larger
+        # the window is made smaller, and larger
         for columns, rows in ((40, 12), (120, 40)):
             window.resize(columns, rows)
 
-            # THEN the frame is as large
+            # the frame is as large
             assert window.comes_to(
                 lambda: len(window.lines()[-1]) == columns and window.lines()[-1].endswith("q quits")  # noqa: B023
             )
             assert rows == len(window.lines())
             assert window.shows("FAULT leak.kv_blocks")
-
-        # WHEN
         window.press("q")
 
-        # THEN it ends, and nothing of it is left; what is typed is shown
+        # it ends, and nothing of it is left; what is typed is shown
         assert window.comes_to(lambda: window.shows("ended 0"))
         assert ("0", "1") == (window.asked("alternate_on"), window.asked("cursor_flag"))
         assert not window.shows("FAULT")
@@ -89,53 +83,33 @@ def test_a_leak_is_seen_in_a_terminal_that_is_given_back() -> None:
 
 def test_it_is_put_aside_and_ended_by_a_signal() -> None:
     """Ctrl-Z gives the shell its terminal, fg takes it again, SIGTERM ends it; NO_COLOR is kept to."""
-    # GIVEN
     with Drill(SCENARIOS["healthy"]) as drill, terminal(NO_COLOR="1") as window:
         window.kvdiag("top", "--url", drill.url, *FAST)
         assert window.comes_to(lambda: window.shows("OK  "))
         assert set() == window.colours()
-
-        # WHEN
         window.press("C-z")
-
-        # THEN
         assert window.comes_to(lambda: window.asked("alternate_on") == "0" and window.shows("ended"))
         assert "1" == window.asked("cursor_flag")
-
-        # WHEN
         window.type("fg; echo after $?")
         window.press("Enter")
-
-        # THEN
         assert window.comes_to(lambda: window.asked("alternate_on") == "1" and window.shows("OK  "))
-
-        # WHEN
         for process in psutil.Process(int(window.asked("pane_pid"))).children():
             process.terminate()
-
-        # THEN
         assert window.comes_to(lambda: window.shows("after 0"))
         assert ("0", "1") == (window.asked("alternate_on"), window.asked("cursor_flag"))
 
 
 def test_a_daemon_is_looked_through_until_it_goes() -> None:
     """What the daemon sees is shown as it is; once it is gone nothing is healthy any more."""
-    # GIVEN
     with Drill(SCENARIOS["healthy"]) as drill, terminal() as window:
         with daemon(drill.url) as address:
             window.kvdiag("top", "--attach", address, *FAST)
             assert window.comes_to(lambda: window.shows("OK  "))
             assert window.shows("GPU 0  Simulated GPU 24GiB")
-
-        # WHEN it is gone, THEN
         assert window.comes_to(lambda: window.shows("UNKNOWN  the daemon at"))
         assert window.shows("cannot connect")
         assert not window.shows("OK  ")
-
-        # WHEN
         window.press("C-c")
-
-        # THEN
         assert window.comes_to(lambda: window.shows("ended 0"))
 
 
@@ -153,11 +127,8 @@ asyncio.run(crash())
 
 def test_a_crash_gives_the_terminal_back() -> None:
     """Its modes, its screen and its cursor are as they were, whatever went wrong."""
-    # GIVEN
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-
-    # WHEN
     done = subprocess.run(
         [sys.executable, "-c", CRASH],
         stdin=theirs,
@@ -171,8 +142,6 @@ def test_a_crash_gives_the_terminal_back() -> None:
     after = termios.tcgetattr(theirs)
     for end in (ours, theirs):
         os.close(end)
-
-    # THEN
     assert b"ValueError: crashed" in done.stderr
     assert b"drawn" in written
     assert written.index(b"drawn") < written.index(SHOW_CURSOR)
@@ -182,14 +151,9 @@ def test_a_crash_gives_the_terminal_back() -> None:
 
 def test_one_frame_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed whole and plain, and the exit code is the verdict's."""
-    # GIVEN
     with Drill(SCENARIOS["kv-leak"]) as drill:
         Client(drill.url).complete(64, 8)
-
-        # WHEN
         code = main(["top", "--url", drill.url, *FAST])
-
-    # THEN
     printed = capsys.readouterr().out
     assert 2 == code
     assert "\x1b" not in printed
@@ -200,12 +164,8 @@ def test_one_frame_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_one_frame_where_there_is_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """No server and no daemon are no fault, and not healthy: 3, with the reason."""
-    # GIVEN
     with refused_port() as port:
-        # WHEN
         codes = [main(["top", option, f"http://127.0.0.1:{port}", *FAST]) for option in ("--url", "--attach")]
-
-    # THEN
     assert [3, 3] == codes
     own, attached = (part for part in capsys.readouterr().out.split("kvdiag top") if part)
     assert "UNKNOWN  starting: " in own
@@ -222,7 +182,6 @@ def test_one_frame_where_there_is_nobody(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_what_cannot_be_meant_is_told(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, without what may be a password."""
-    # THEN
     assert 3 == main(["top", *arguments])
     told = capsys.readouterr().err
     assert complaint in told
@@ -232,35 +191,24 @@ def test_what_cannot_be_meant_is_told(arguments: list[str], complaint: str, caps
 @pytest.mark.parametrize("option", ["--url", "--attach"])
 def test_a_daemon_is_one_by_either_name(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An address of a daemon is asked as one, also where a server's was asked for."""
-    # WHEN
     with Hostile(answering()) as server:
         code = main(["top", option, server.url, "--once"])
-
-    # THEN
     assert 0 == code
     assert "OK  " in capsys.readouterr().out
 
 
 def test_a_proxy_that_wants_a_password_is_no_daemon(capsys: pytest.CaptureFixture[str]) -> None:
     """What is in front of a server is not taken for a daemon that was meant."""
-    # WHEN
     with Hostile(answering(reply("", status=401))) as server:
         code = main(["top", "--url", server.url, *FAST])
-
-    # THEN
     assert 3 == code
     assert "the daemon at" not in capsys.readouterr().out
 
 
 def test_an_older_daemon_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Another version's pages are read as far as they go, and its version is told."""
-    # GIVEN
     text = healthy().replace(f'"version":"{kvdiag.__version__}"', '"version":"0.0.9"')
-
-    # WHEN
     with Hostile(answering(reply(text, content_type="application/json"))) as server:
         code = main(["top", "--attach", server.url, "--once"])
-
-    # THEN
     assert 0 == code
     assert f"the daemon is kvdiag 0.0.9, this is {kvdiag.__version__}" in capsys.readouterr().out

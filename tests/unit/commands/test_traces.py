@@ -32,13 +32,8 @@ def record(tmp_path: Path) -> Record:
 
 def test_several_traces_are_the_replicas_of_a_fleet(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is judged by itself, and all are compared."""
-    # GIVEN six replicas that each lose 20 MB/h
     paths = [record(f"r{seed}", day(seed, leak=20.0, part=device_part)) for seed in range(6)]
-
-    # WHEN
     code = main(["diagnose", "--output", "json", *paths])
-
-    # THEN
     document = json.loads(capsys.readouterr().out)
     assert 2 == code
     assert ("fault", None) == (document["worst"], document["source"])
@@ -52,13 +47,8 @@ def test_text_of_two_traces_has_both_and_says_what_is_missing(
     record: Record, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two replicas cannot be compared, which makes neither of them worse."""
-    # GIVEN
     paths = [record(f"r{seed}", day(seed, name="pool", part=device_part, busy=False)) for seed in range(2)]
-
-    # WHEN
     code = main(["diagnose", *paths])
-
-    # THEN
     told = capsys.readouterr().out
     assert told.startswith("SUSPECT  2 replicas: 2 suspect\n")  # of the neighbour beside them
     assert 1 == code
@@ -69,14 +59,9 @@ def test_text_of_two_traces_has_both_and_says_what_is_missing(
 
 def test_a_trace_that_is_given_twice_is_refused(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
     """Replicas prove together what none does alone; one that counts six times would."""
-    # GIVEN
     path = record("r0", day(0, name="pool", part=device_part))
     again = str(Path(path).parent / "." / ".." / Path(path).parent.name / Path(path).name)
-
-    # WHEN
     code = main(["diagnose", path, again])
-
-    # THEN
     assert 3 == code
     assert f"{path} is given twice" in capsys.readouterr().err
 

@@ -81,7 +81,6 @@ def test_a_setting_that_is_not_supported_is_refused_by_name(path: Path, text: st
 
 def test_a_missing_module_names_the_extra() -> None:
     """Who has installed kvdiag alone is told what else this takes."""
-    # THEN
     with pytest.raises(KvdiagError, match=r"^--web-config .*'kvdiag\[web\]'$"):
         needed("kvdiag_never_was", "--web-config")
 
@@ -89,12 +88,9 @@ def test_a_missing_module_names_the_extra() -> None:
 @pytest.mark.parametrize("missing", ["certificate.pem", "key.pem"])
 def test_certificates_that_cannot_be_used_are_an_error(path: Path, certificate: Certificate, missing: str) -> None:
     """Files are looked for beside the configuration; one that is missing or no pair is named."""
-    # GIVEN
     path.write_text("tls_server_config: {cert_file: certificate.pem, key_file: key.pem}")
     for file in (certificate.certificate, certificate.key):
         (path.parent / file.name).write_bytes(file.read_bytes() if file.name != missing else b"nonsense")
-
-    # THEN
     with pytest.raises(KvdiagError, match="not a usable certificate"):
         read_web_config(path).tls()
     (path.parent / missing).unlink()
@@ -121,7 +117,6 @@ def passwords() -> Iterator[Passwords]:
 
 def test_users_get_in_and_others_do_not(passwords: Passwords) -> None:
     """With user and password together, however often; with anything else not."""
-    # GIVEN
     right = [basic("alice", "secret"), basic("bob", "secret"), basic("alice", "secret")]
     wrong = [
         *(
@@ -136,25 +131,19 @@ def test_users_get_in_and_others_do_not(passwords: Passwords) -> None:
         *("Basic " + base64.b64encode(b"alice").decode(), basic("", ""), basic("alice", "secret" + "x" * 100)),
         *("Basic " + base64.b64encode(b"\xff:\xff").decode(), basic("alice", "secret\0x")),
     ]
-
-    # THEN
     assert [True] * len(right) == asked(passwords, *right)
     assert [False] * len(wrong) == asked(passwords, *wrong)
 
 
 def test_guesses_are_forgotten_and_no_user_is(passwords: Passwords) -> None:
     """What is remembered is bounded; thousands of guesses drive no right one out, and cost it no second hashing."""
-    # WHEN
     found = asked(passwords, basic("alice", "secret"), *(basic("alice", str(guess)) for guess in range(150)))
-
-    # THEN
     known = passwords._known  # noqa: SLF001 - no client can see it
     assert ([True, *[False] * 150], 100, True) == (found, len(known), True in known.values())
 
 
 def test_tls_and_passwords_guard_every_page(path: Path, certificate: Certificate) -> None:
     """As for any exporter: over TLS alone, no page without a password, with the headers that were asked for."""
-    # GIVEN
     path.write_text(
         f"tls_server_config: {{cert_file: {certificate.certificate}, key_file: {certificate.key}}}\n"
         "http_server_config: {headers: {X-Frame-Options: deny}}\n"
@@ -189,10 +178,7 @@ def test_tls_and_passwords_guard_every_page(path: Path, certificate: Certificate
             await web.stop()
             passwords.close()
 
-    # WHEN
     refused, allowed = asyncio.run(statuses())
-
-    # THEN
     assert [b"HTTP/1.1 401 Unauthorized"] * 3 + [b""] == [answer.partition(b"\r\n")[0] for answer in refused]
     assert b'WWW-Authenticate: Basic realm="kvdiag"' in refused[0]
     assert allowed.startswith(b"HTTP/1.1 200 OK\r\n")

@@ -186,6 +186,5 @@ def timelines(draw: st.DrawFn) -> Timeline:
 def test_whatever_a_trace_holds_is_judged(timeline: Timeline, facts: Facts) -> None:
     """No sequence of possible values raises, and each gives a document that meets the schema and a text."""
     diagnosis = diagnose(timeline, facts)
-
     VALIDATOR.validate(json.loads(json.dumps(document(diagnosis), allow_nan=False)))
     Console(file=io.StringIO(), width=80).print(render(diagnosis))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.cache_isolation import Answer, Arm, Isolation, probed, timing, verdict
+from kvdiag.diagnosis.cache_isolation import Answer, Arm, Isolation, isolation_of, probed, timing, verdict
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Mark, Outcome, Probe, ProbeKind, Sample, Timeline, Workload
 from tests.builders.answers import ANY_TEXT
@@ -68,7 +68,6 @@ def test_answer_has_what_the_engines_counted_of_it() -> None:
     """Between the page before and the page after it; of all engines together."""
     expected = Answer(kind="same_salt", other_key=True, problem=None, queries=48, hits=32, first_token_seconds=0.25)
     still = replace(page((7, 7, 7)), engine="1")
-
     assert expected == answer()
     assert expected == answer((page((100, 100, 0)), still), (page((148, 148, 32)), still))
 
@@ -139,9 +138,7 @@ def test_caching_is_on_by_the_engines_own_word(caching: tuple[bool | None, ...],
     pools = tuple(replace(pool(str(place)), prefix_caching=one) for place, one in enumerate(caching))
     probe = Workload(requests=1, prompt_tokens=48, max_tokens=1, probe=Probe(kind="first", other_key=False))
     mark = Mark(at_seconds=1.0, step="isolation", cycle=0, phase="begin", workload=probe)
-
     found = probed(Timeline(samples=(), marks=(mark,)), Facts(pools=pools))
-
     assert found is not None
     assert expected == found.caching
     assert probed(Timeline(samples=(), marks=(replace(mark, workload=None),)), Facts()) is None
@@ -159,9 +156,8 @@ def made(
 ) -> Isolation:
     """A probe of so many rounds, in which some kinds are hits of 32 of 48 tokens, and some are fast."""
     quick = hits if fast is None else fast
-    return Isolation(
-        caching=caching,
-        answers=tuple(
+    return isolation_of(
+        tuple(
             Answer(
                 kind=kind,
                 other_key=other_key,
@@ -174,20 +170,19 @@ def made(
             for place in range(rounds)
             for kind in KINDS
         ),
+        caching,
     )
 
 
 def test_arm_adds_up_what_can_be_judged() -> None:
     """Requests, hits and times of its kinds; what was spoilt is left out, and nothing has no share and no middle."""
     found = made(rounds=2)
-    spoilt = replace(found, answers=(replace(found.answers[1], problem="other traffic"), *found.answers))
+    spoilt = isolation_of((replace(found.answers[1], problem="other traffic"), *found.answers), caching=True)
 
     expected = Arm(requests=2, hit=2, queries=96, hits=64, seconds=(FAST, FAST * 1.001))
     assert expected == found.own == spoilt.own
     assert 0.6667 == expected.hit_ratio
-    assert pytest.approx(FAST * 1.0005) == expected.median_seconds
-    nothing = Arm(requests=0, hit=0, queries=0, hits=0, seconds=())
-    assert (None, None) == (nothing.hit_ratio, nothing.median_seconds)
+    assert Arm(requests=0, hit=0, queries=0, hits=0, seconds=()).hit_ratio is None
     assert (4, 2, 2) == (found.new.requests, found.salted.requests, found.unsalted.requests)
 
 
@@ -231,8 +226,7 @@ def test_times_between_hits_and_misses_leave_it_open() -> None:
         replace(one, first_token_seconds=FAST if place % 2 else 0.05) if one.kind == "other_salt" else one
         for place, one in enumerate(found.answers)
     )
-
-    status, _ = verdict(replace(found, answers=mixed), DEFAULT_LIMITS)
+    status, _ = verdict(isolation_of(mixed, caching=True), DEFAULT_LIMITS)
     assert "unknown" == status
 
 
@@ -244,7 +238,7 @@ def test_shortage_says_what_spoilt_most() -> None:
         for place, one in enumerate(found.answers)
     ]
 
-    actual = Isolation(answers=tuple(spoilt), caching=True).shortage(DEFAULT_LIMITS)
+    actual = isolation_of(tuple(spoilt), caching=True).shortage(DEFAULT_LIMITS)
     assert actual is not None
     assert "other traffic (in 10 of 15 requests)" in actual
     assert found.shortage(DEFAULT_LIMITS) is None
@@ -252,16 +246,14 @@ def test_shortage_says_what_spoilt_most() -> None:
 
 def test_engine_counts_where_every_judged_request_has_hits() -> None:
     """One that tells none, or nothing that could be judged, is no count."""
-    found = made(rounds=1)
-    untold = replace(found.answers[0], hits=None)
-
-    assert found.counted
-    assert not replace(found, answers=(untold, *found.answers)).counted
-    assert replace(found, answers=(replace(untold, problem="failed: x"), *found.answers)).counted
-    assert not replace(found, answers=()).counted
-    keyed = replace(found.answers[0], other_key=True)
-    assert replace(found, answers=(keyed, *found.answers)).other_key
-    assert (False, True) == (found.other_key, made(other_key=True, rounds=1).other_key)
+    answers = made(rounds=1).answers
+    uncounted, keyed = replace(answers[0], hits=None), replace(answers[0], other_key=True)
+    first = (answers[0], uncounted, replace(uncounted, problem="failed: x"), keyed)
+    found = [isolation_of((one, *answers), caching=True) for one in first]
+    assert [(True, False), (False, False), (True, False), (True, True)] == [
+        (one.counted, one.other_key) for one in found
+    ]
+    assert not isolation_of((), caching=True).counted
 
 
 @pytest.mark.parametrize(
@@ -270,7 +262,7 @@ def test_engine_counts_where_every_judged_request_has_hits() -> None:
         (made(), True),
         (made(("same_salt",), fast=()), True),
         (made(()), False),  # no hit that could be timed
-        (replace(made(), answers=()), False),
+        (isolation_of((), caching=True), False),
         (made(counted=False), True),
     ],
 )

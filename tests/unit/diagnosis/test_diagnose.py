@@ -74,7 +74,6 @@ FAULTS: dict[str, set[str]] = {
 def test_every_world_gets_its_verdict(name: str) -> None:
     """The worst of each kind of server, and the findings that accuse: those and no other."""
     actual = judged(WORLDS[name])
-
     accused = {one.id for one in actual.findings if one.status in {"fault", "suspect"}}
     assert (VERDICTS[name], FAULTS.get(name, set())) == (actual.worst, accused)
 
@@ -92,9 +91,7 @@ def test_steps_come_in_their_order() -> None:
 
 def test_every_verdict_is_known() -> None:
     """Each id that a rule answers with has its entry, with every part and a runbook of its own name."""
-    # The ids of a healthy run
     ids = [one.id for one in judged().findings]
-
     # None comes twice, and all are known
     assert len(set(ids)) == len(ids)
     assert set(ids) == set(KNOWLEDGE)
@@ -120,7 +117,6 @@ def test_findings_bring_cause_check_and_remedy() -> None:
 def test_every_rule_answers_every_id_each_time(world: World) -> None:
     """Whatever was seen, each verdict is there once, in the same order, with a sentence and a status."""
     actual = judged(world)
-
     assert list(statuses(judged().findings)) == [one.id for one in actual.findings]
     assert all(summary for summary in (one.summary for one in actual.findings))
     assert all(summary for summary in (one.summary for one in actual.steps))
@@ -144,9 +140,7 @@ def test_the_worst_is_what_was_found(world: World) -> None:
 
 def test_limits_are_taken_from_their_one_value() -> None:
     """A caller's own limits are the ones that count."""
-    # Two blocks too many for each request
     world = World(extra_blocks_per_request=2)
-
     # A wider tolerance is all it takes
     assert "suspect" == diagnose(run(world), facts(world)).worst
     assert "ok" == diagnose(run(world), facts(world), Limits(blocks_per_request_tolerance=2)).worst

@@ -21,7 +21,6 @@ from tests.unit.diagnosis.any_worlds import few, worlds
 @given(worlds(), st.integers(1, 10**6))
 def test_a_shift_in_time_changes_nothing_but_the_window(world: World, seconds: int) -> None:
     """What happened is judged, not when."""
-    # A run and the same run later
     whole, known = run(world), facts(world)
     later = Timeline(
         samples=tuple(replace(one, at_seconds=one.at_seconds + seconds) for one in whole.samples),
@@ -47,7 +46,6 @@ def told(diagnosis: Diagnosis) -> tuple[object, ...]:
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_order_of_devices_changes_nothing_but_labels(world: World, chance: random.Random) -> None:
     """Devices may be listed and numbered in any order."""
-    # A run, and the same with its devices listed in another order and numbered by it
     whole, known = run(world), facts(world)
     order = list(range(8))
     chance.shuffle(order)
@@ -68,7 +66,6 @@ def test_the_order_of_devices_changes_nothing_but_labels(world: World, chance: r
 @given(worlds())
 def test_the_order_of_engines_changes_nothing(world: World) -> None:
     """Engines may stand on the page in any order, and under any label."""
-    # A run against two engines, and the same with pages and pools turned round and relabelled
     world = replace(world, pools=(pool("0"), pool("1")))
     whole, known = run(world), facts(world)
 
@@ -92,7 +89,6 @@ def test_the_order_of_engines_changes_nothing(world: World) -> None:
 @given(worlds())
 def test_one_more_idle_sample_never_turns_ok_into_a_fault(world: World) -> None:
     """Nothing new happened: a verdict may become surer, and no accusation arises."""
-    # A run, and the same with its last page read once more, idle
     whole, known = run(world), facts(world)
     page = next(one.engines for one in reversed(whole.samples) if one.engines)
     idle = tuple(replace(one, requests_running=0, requests_waiting=0) for one in page)

@@ -45,10 +45,8 @@ def test_nothing_seen_is_unknown() -> None:
 
 def test_a_timeline_without_steps_is_judged_by_its_rules() -> None:
     """History has no test steps: idle floors alone make a verdict."""
-    # An idle server and a leaking one
     known = Facts(pools=(pool(),))
     fine, leaking = (diagnose(seen(*[holding(blocks)] * 3), known) for blocks in (0, 5))
-
     assert (("ok", ()), ("fault", ())) == ((fine.worst, fine.steps), (leaking.worst, leaking.steps))
 
 
@@ -70,21 +68,17 @@ def test_history_that_shows_no_idle_pool_is_unknown(timeline: Timeline) -> None:
 
 def test_a_server_that_stopped_answering_is_unknown_at_the_end() -> None:
     """A healthy past is no evidence for a server that is gone, whichever reading came last."""
-    # Idle readings, then no answer, and a reading of the devices after that
     gone = seen(*[engine()] * 5, *[NO_ANSWER] * 5)
     last = Sample(at_seconds=gone.samples[-1].at_seconds + 1, devices=(device(),))
     timeline = Timeline(samples=(*gone.samples, last))
-
     assert "unknown" == diagnose(timeline, Facts(pools=(pool(),))).worst
 
 
 def test_history_that_was_lost_in_part_is_not_ok() -> None:
     """What could not be read may have held anything; what was found in the rest stays found."""
-    # An idle server and a leaking one, an hour of each lost
     lost = Gap(source="prometheus", kind="failed", reason="an hour could not be read")
     known = Facts(pools=(pool(),), gaps=(lost,))
     fine, leaking = (diagnose(seen(*[holding(blocks)] * 3), known) for blocks in (0, 5))
-
     assert (("unknown", ()), ("fault", ())) == ((fine.worst, fine.steps), (leaking.worst, leaking.steps))
 
 
@@ -109,7 +103,6 @@ def test_a_gpu_that_fell_off_during_the_run_is_unknown() -> None:
 
 def test_one_late_answer_on_a_busy_machine_changes_nothing() -> None:
     """A single failed reading in the middle is a gap that is listed, and no verdict."""
-    # A healthy run with one reading that failed, between the baseline and the first requests
     whole = run()
     middle = next(mark.at_seconds for mark in whole.marks if mark.step == "warmup") - 0.001
     late = Sample(at_seconds=middle, gaps=(NO_ANSWER,))
@@ -123,21 +116,17 @@ def test_one_late_answer_on_a_busy_machine_changes_nothing() -> None:
 
 def test_gaps_are_listed_once_and_in_order() -> None:
     """What was not seen is told once, however often it was not."""
-    # A server without pools on a machine without NVML
     actual = judged(World(pools=(), nvml=NO_NVML))
-
     assert (*facts(World(pools=())).gaps, NO_NVML) == actual.gaps
 
 
 def test_what_was_never_there_is_not_lost() -> None:
     """Where there is no driver, a question about it that took too long does not make the whole run unknown."""
-    # A run without NVML, whose readings of the devices were late once, at the end
     world = World(nvml=NO_NVML)
     whole = run(world)
     late = Gap(source="nvml", kind="failed", reason="the driver has not answered for 1 s: its readings are stale")
     slow = replace(whole.samples[-1], engines=None, devices=None, gaps=(late,))
     samples = (*whole.samples, replace(slow, at_seconds=whole.samples[-1].at_seconds + 0.1))
-
     assert "ok" == diagnose(Timeline(samples=samples, marks=whole.marks), facts(world)).worst
 
 
@@ -181,7 +170,6 @@ def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
     absent = Gap(source="engine", kind="absent", reason="starting: nobody answers")
     nobody = [at(10.0 + number, idle=False, gap=absent) for number in range(3)]
     starting = [at(float(second), idle=False, devices=(device(),), gap=absent) for second in range(3)]
-
     assert "unknown" == worst(*nobody)
     assert "ok" == worst(*nobody, at(20.0))
     assert "ok" == diagnose(Timeline(samples=(*starting, at(3.0), at(4.0))), KNOWN).worst
@@ -191,7 +179,6 @@ def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
     """A dark device of somebody else, one without a memory reading at all, and a machine without a driver."""
     other = device(1, used_bytes=None)
     times = (10.0, 11.0, 12.0)
-
     assert "ok" == worst(*(at(each, devices=(device(), other), gap=GPU_LOST) for each in times))
     assert "ok" == worst(*(at(each, devices=(device(used_bytes=None),)) for each in times))
     assert "ok" == worst(*(at(each, gap=NO_NVML) for each in times))
@@ -204,7 +191,6 @@ def test_a_gpu_of_somebody_else_that_goes_dark_is_not_lost_where_the_servers_is_
     dark = [at(10.0 + second, devices=(device(), device(1, used_bytes=None)), gap=GPU_LOST) for second in range(3)]
     lost = [at(10.0 + second, devices=(device(used_bytes=None), device(1)), gap=GPU_LOST) for second in range(3)]
     assigned = replace(KNOWN, server_pids=None)
-
     assert "unknown" == diagnose(Timeline(samples=(*both, *lost)), assigned).worst
     assert "ok" == diagnose(Timeline(samples=(*both, *dark)), assigned).worst
 
@@ -237,9 +223,7 @@ def test_devices_with_their_processes_are_told_for_a_quarter_minute(later: float
     """A newer reading without lists is preferred once they are older: their processes may be gone."""
     listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
     samples = (at(10.0, devices=(listed,)), at(10.0 + later, devices=(device(used_bytes=22 * GIB),)))
-
     actual = diagnose(Timeline(samples=samples), KNOWN)
-
     # Its lines add up to what is used
     assert used_gib * GIB == sum(line.bytes for line in actual.ledger)
 
@@ -251,9 +235,7 @@ def test_torch_is_told_beside_devices_of_the_same_time(apart: float, *, told: bo
     told_by = Sample(at_seconds=50.0 + apart, allocators=(allocator(device_uuid="0"),))
     far = Sample(at_seconds=10.0, allocators=(allocator(reserved_bytes=9 * GIB),))
     samples = sorted((far, told_by, at(50.0, devices=(listed,))), key=lambda one: one.at_seconds)
-
     actual = diagnose(Timeline(samples=tuple(samples)), KNOWN)
-
     assert told == any(line.component.startswith("torch_") for line in actual.ledger)
     assert 20 * GIB == sum(line.bytes for line in actual.ledger)
 
@@ -261,9 +243,7 @@ def test_torch_is_told_beside_devices_of_the_same_time(apart: float, *, told: bo
 def test_ledger_is_of_the_newest_engines() -> None:
     """Whatever was read after them; and a window has its first and last time."""
     samples = (at(1.0), Sample(at_seconds=2.0, engines=(holding(9),)), at(7.5, idle=False, devices=(device(),)))
-
     actual = diagnose(Timeline(samples=samples), KNOWN)
-
     assert (1.0, 7.5, 3) == (actual.start_seconds, actual.end_seconds, actual.samples)
     assert 20 * GIB == sum(line.bytes for line in actual.ledger)
 

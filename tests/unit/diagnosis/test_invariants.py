@@ -133,7 +133,6 @@ def test_when_it_happened_does_not_matter(name: str, shift: int) -> None:
     """The same history later has the same diagnosis, but for its window."""
     seen, known = case(name)
     actual = diagnose(_at(seen, lambda seconds: seconds + shift), known)
-
     before = judged(name)
     assert (before.start_seconds + shift, before.end_seconds + shift) == (actual.start_seconds, actual.end_seconds)
     assert before == replace(actual, start_seconds=before.start_seconds, end_seconds=before.end_seconds)
@@ -147,7 +146,6 @@ def test_numbers_of_gpus_do_not_matter(name: str, first: int, backwards: bool) -
     sign = -1 if backwards else 1
     other = _each(seen, device=lambda one: replace(one, index=first + 100 + sign * one.index), backwards=backwards)
     actual = diagnose(other, known)
-
     assert _said(judged(name)) == _said(actual)
 
 

@@ -39,7 +39,6 @@ def judged(server: Server) -> Diagnosis:
 def test_cache_that_answers_another_tenant_is_a_fault(server: Server) -> None:
     """A hit that can only be another tenant's request is the failure that was looked for."""
     actual = judged(server)
-
     result = step(actual, "isolation")
     assert ("fault", "fault") == (actual.worst, result.status)
     assert "fault" == finding(actual, ID).status
@@ -58,7 +57,6 @@ def test_cache_that_answers_another_tenant_is_a_fault(server: Server) -> None:
 def test_cache_that_may_answer_another_tenant_is_suspect(server: Server) -> None:
     """What is shared by design, or told by the clock alone, is suspect."""
     actual = judged(server)
-
     assert ("suspect", "suspect") == (actual.worst, finding(actual, ID).status)
 
 
@@ -76,7 +74,6 @@ def test_cache_that_may_answer_another_tenant_is_suspect(server: Server) -> None
 def test_cache_that_keeps_tenants_apart_is_ok(server: Server) -> None:
     """Where a tenant's own repeat hits and another's request does not, or nothing is cached, all is well."""
     actual = judged(server)
-
     assert ("ok", "ok") == (step(actual, "isolation").status, finding(actual, ID).status), finding(actual, ID).summary
 
 
@@ -96,14 +93,12 @@ def test_cache_that_keeps_tenants_apart_is_ok(server: Server) -> None:
 def test_what_cannot_be_told_is_unknown(server: Server) -> None:
     """Without a control, alone time, or enough requests, nothing is said of the cache, and why."""
     actual = judged(server)
-
     assert ("unknown", "unknown") == (actual.worst, finding(actual, ID).status)
 
 
 def test_restart_in_the_middle_spoils_one_request() -> None:
     """Counters that begin anew are no hits of anybody's."""
     actual = judged(Server(hits=APART, restarts_before=7))
-
     assert ("ok", 29) == (finding(actual, ID).status, measured(step(actual, "isolation"))["requests"])
 
 
@@ -112,9 +107,7 @@ def test_probe_that_was_cut_short_is_unknown() -> None:
     whole = probe(Server(hits=APART))
     marks = whole.marks[:14]
     cut = Timeline(samples=whole.between(0.0, marks[-1].at_seconds), marks=marks)
-
     actual = diagnose(cut, facts_of(Server()))
-
     assert "unknown" == actual.worst
     assert "unknown" == finding(actual, ID).status
 
@@ -122,7 +115,6 @@ def test_probe_that_was_cut_short_is_unknown() -> None:
 def test_other_runs_say_that_nothing_was_compared() -> None:
     """The four steps alone tell nothing of tenants, and the probe is judged without them."""
     steps, alone = diagnose(steps_run(), Facts()), judged(Server())
-
     assert ("unknown", True) == (
         finding(steps, ID).status,
         "run --isolation" in finding(steps, ID).summary,
@@ -147,9 +139,7 @@ def test_evidence_has_both_sides() -> None:
 def test_somebody_else_never_makes_a_fault(prompts: set[int], running: set[int]) -> None:
     """Whatever else the server does meanwhile, hits of others' requests are not called one tenant's on another."""
     server = Server(hits=APART, other_prompts=prompts, other_running=running)
-
     actual = finding(judged(server), ID)
-
     assert actual.status in ("ok", "unknown"), actual.summary
 
 
@@ -161,7 +151,5 @@ def test_diagnosis_does_not_know_what_time_it_is(later_seconds: int) -> None:
         samples=tuple(replace(one, at_seconds=one.at_seconds + later_seconds) for one in whole.samples),
         marks=tuple(replace(one, at_seconds=one.at_seconds + later_seconds) for one in whole.marks),
     )
-
     before, after = (finding(diagnose(one, facts_of(Server())), ID) for one in (whole, moved))
-
     assert before == after

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.request_failures import OutOfMemory, memory_failures, parse_oom
+from kvdiag.diagnosis.request_failures import enough_room, memory_failures, parse_oom
 from kvdiag.model import Mark, Outcome, Timeline
+from kvdiag.oom.message import Shortage
 from tests.builders.values import GIB, MIB, OOM
 
 
@@ -27,22 +28,25 @@ def outcome(failed: int, *errors: str) -> Outcome:
     return Outcome(completed=0, failed=failed, prompt_tokens=0, generated_tokens=0, errors=errors)
 
 
+def figures(found: Shortage | None) -> tuple[int | None, ...]:
+    """Bytes requested, free and unallocated."""
+    return () if found is None else (found.asked_bytes, found.free_bytes, found.unallocated_bytes)
+
+
 def test_cycles_that_ran_out_are_told_with_their_largest_request() -> None:
     """In order, each with how many failed; other errors, and cycles without an outcome, are none."""
     larger = OOM.replace("3.00 GiB", "4.00 GiB")
-
     found = memory_failures(
         timeline(None, outcome(2, "HTTP 500"), outcome(5, OOM, larger, "HTTP 500"), outcome(0), outcome(1, OOM))
     )
-
-    assert [(2, 5, 4 * GIB), (4, 1, 3 * GIB)] == [(one.span.cycle, one.failed, one.oom.asked_bytes) for one in found]
+    assert [(2, 5, 4 * GIB), (4, 1, 3 * GIB)] == [
+        (span.cycle, span.outcome and span.outcome.failed, shortage.asked_bytes) for span, shortage in found
+    ]
 
 
 def test_every_figure_of_torchs_message_is_read() -> None:
     """Asked, free and unallocated bytes stand in one message."""
-    actual = parse_oom(OOM)
-
-    assert OutOfMemory(asked_bytes=3 * GIB, free_bytes=512 * MIB, unallocated_bytes=256 * MIB) == actual
+    assert (3 * GIB, 512 * MIB, 256 * MIB) == figures(parse_oom(OOM))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_every_figure_of_torchs_message_is_read() -> None:
 )
 def test_a_short_message_gives_what_it_has(text: str, asked: int) -> None:
     """Figures that are not there stay unknown."""
-    assert OutOfMemory(asked_bytes=asked, free_bytes=None, unallocated_bytes=None) == parse_oom(text)
+    assert (asked, None, None) == figures(parse_oom(text))
 
 
 @pytest.mark.parametrize(
@@ -81,16 +85,13 @@ def test_room_is_left_only_where_both_figures_are_known(
     free: int | None, unallocated: int | None, room: bool | None
 ) -> None:
     """Free and unallocated bytes together are compared with what was asked for."""
-    # Three bytes asked for
-    oom = OutOfMemory(asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
-
-    assert room is oom.room_left
+    oom = Shortage(kind="torch", message="", asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
+    assert room is enough_room(oom)
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_it_fail(text: str) -> None:
     """Whatever a server answers is read or refused, and never raises."""
     actual = parse_oom(f"CUDA out of memory. Tried to allocate 1.00 GiB. {text}")
-
     assert actual is not None
     assert GIB == actual.asked_bytes

@@ -86,7 +86,6 @@ def test_flushes_count_within_five_minutes() -> None:
 def test_tokens_count_where_two_readings_tell_them() -> None:
     """Within so many seconds of the last publication, and not after it."""
     engines = [served(99.0, 1), served(100.0, 10), served(200.0, None), served(400.0, 30), served(401.0, 99)]
-
     assert 20 == past((400.0, allocator()), engines=engines).tokens(300.0)
     assert past((400.0, allocator()), engines=engines[3:]).tokens(300.0) is None
     assert past((400.0, allocator()), engines=(served(400.0, None), served(400.0, None))).tokens(300.0) is None
@@ -113,7 +112,6 @@ def test_holes_are_likely_where_torch_flushes_and_a_tenth_is_stranded(
     first = allocator(alloc_retries_total=0, stranded_bytes=stranded)
     last = replace(first, alloc_retries_total=flushes)
     engines = (served(100.0, 0), served(200.0, tokens))
-
     assert expected == likely(last, past((100.0, first), (200.0, last), engines=engines), DEFAULT_LIMITS)
 
 
@@ -144,7 +142,6 @@ def test_what_lies_unused_for_ten_idle_minutes_is_watched(
     """Beyond activations and 2 % of the device, or a gigabyte, without any request in the ten minutes."""
     readings = ((first_seconds, gap(size_bytes)), (600.0, gap(size_bytes)))
     engines = (served(0.0, 0, running), served(600.0, 0))
-
     assert expected == watched(past(*readings, engines=engines, memory=memory), DEFAULT_LIMITS)
 
 
@@ -182,7 +179,6 @@ def test_pools_of_graphs_are_not_to_be_shared() -> None:
 
 def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
     """With the engines beside it, and its device's memory, as it publishes it or as NVML reads it."""
-    # Readings of two processes, whose times are when they were published
     own, other, anew = allocator(age_seconds=2.0), allocator(pid=7), allocator(start_ticks=9)
     early = Sample(at_seconds=339.9, allocators=(own,))
     first = Sample(at_seconds=340.0, allocators=(other, own, anew), engines=(engine(),))

@@ -42,7 +42,6 @@ def test_memory_that_comes_free_when_nobody_answers_is_a_death() -> None:
     actual = found(
         up(1.0, 5 * GIB, 9 * GIB), up(2.0, GIB, 9 * GIB), down(3.0, 3 * GIB, 9 * GIB), down(4.0, 61 * GIB, 99 * GIB)
     )
-
     assert (
         ServerExit(at_seconds=4.0, gpu=0, free_before_bytes=GIB, came_free_bytes=60 * GIB, answered_before=True),
     ) == actual

@@ -51,7 +51,6 @@ def failing(*changed: tuple[Allocator, Allocator]) -> Diagnosis:
 def test_an_unverified_publication_makes_no_fault() -> None:
     """What is a fault where the process is seen is a suspect where it is not, says why, and so is the whole verdict."""
     seen, unseen = failing((FIRST, REFUSED)), failing((doubted(FIRST), doubted(REFUSED)))
-
     known, found = of(seen, "spike.activation"), of(unseen, "spike.activation")
     assert ("fault", "fault") == (seen.worst, known.status)
     assert ("suspect", "suspect") == (unseen.worst, found.status)
@@ -63,9 +62,7 @@ def test_an_unverified_publication_makes_no_fault() -> None:
 def test_a_fault_that_stands_without_it_stays_one() -> None:
     """A process that nobody vouches for beside one that is seen takes nothing away; that it is there is told."""
     other = doubted(replace(FIRST, pid=999, title="VLLM::Worker_TP1"))
-
     found = of(failing((FIRST, REFUSED), (other, other)), "spike.activation")
-
     assert "fault" == found.status
     assert MARK in found.evidence
 
@@ -103,6 +100,5 @@ def test_gpus_that_only_agents_tell_of_go_with_them() -> None:
     memory = Memory(total_bytes=80 * GIB, free_bytes=1 * GIB)
     inside = replace(FIRST, memory=memory, process_bytes=9 * GIB)
     sample = Sample(at_seconds=0.0, allocators=(doubted(inside),), devices=devices_inside((inside,)))
-
     assert Sample(at_seconds=0.0) == verified(sample)
     assert replace(sample, allocators=(inside,)) == verified(replace(sample, allocators=(inside,)))

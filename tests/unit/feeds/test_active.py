@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -149,6 +150,18 @@ def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> N
         run({"/metrics/": reply(page)})
 
     assert message in str(caught.value)
+
+
+def test_other_traffic_on_a_slow_server_is_refused() -> None:
+    """A page that takes seconds is read for longer: requests that begin between two of the first pages are noticed."""
+    read = itertools.count()
+
+    def page(peer: Peer) -> None:
+        peer.pause(0.2)
+        reply(page_with("vllm:num_requests_running", f"{float(next(read) == 12)}"))(peer)
+
+    with pytest.raises(KvdiagError, match="other traffic"):
+        run({"/metrics/": page})
 
 
 def test_failing_requests_are_recorded() -> None:

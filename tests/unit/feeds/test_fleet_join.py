@@ -140,7 +140,7 @@ def test_a_gpu_of_several_pods_is_of_none() -> None:
 
     reason = containing("GPU 1 of n1", "a/notebook, a/p")
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
-    assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
+    assert (Gap("nvml", "absent", reason),) == gaps
     assert gaps[0] in replicas[1].gaps
 
 

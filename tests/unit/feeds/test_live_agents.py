@@ -71,7 +71,7 @@ def told(samples: list[Sample]) -> list[Sample]:
 
 def test_agents_are_read_at_their_pace() -> None:
     """Each reading of the folder is a sample of its own, with its gaps."""
-    gap = Gap(source="torch_allocator", kind="failed", reason="agent-1-1.json: not a file")
+    gap = Gap("torch_allocator", "failed", "agent-1-1.json: not a file")
 
     samples = sampled(ThreadedReader(lambda: ((HELD,), (gap,)), "agents"), lambda seen: len(seen) >= 3)
 
@@ -81,7 +81,7 @@ def test_agents_are_read_at_their_pace() -> None:
 def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
     """Where there is no NVML here, what it tells inside the server makes the devices; where it only failed, nothing."""
     inside = replace(HELD, memory=Memory(total_bytes=9, free_bytes=2), process_bytes=7)
-    absent = Gap(source="nvml", kind="absent", reason="no libnvidia-ml.so.1 here")
+    absent = Gap("nvml", "absent", "no libnvidia-ml.so.1 here")
 
     def seen(gap: Gap, enough: Callable[[list[Sample]], bool]) -> Sample:
         read_agents: ThreadedReader[AllocatorReading] = ThreadedReader(lambda: ((inside,), ()), "agents")
@@ -107,4 +107,4 @@ def test_volume_that_hangs_is_a_gap() -> None:
         release.set()
 
     reason = containing("the agents' folder", "0 s")
-    assert (None, (Gap(source="torch_allocator", kind="failed", reason=reason),)) == (found, gaps)
+    assert (None, (Gap("torch_allocator", "failed", reason),)) == (found, gaps)

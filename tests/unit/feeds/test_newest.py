@@ -6,9 +6,9 @@ from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process
 
-NO_ANSWER = Gap(source="engine", kind="failed", reason="no answer")
-STARTING = Gap(source="engine", kind="absent", reason="starting: nobody listens")
-STUCK = Gap(source="nvml", kind="failed", reason="no answer for 9 s")
+NO_ANSWER = Gap("engine", "failed", "no answer")
+STARTING = Gap("engine", "absent", "starting: nobody listens")
+STUCK = Gap("nvml", "failed", "no answer for 9 s")
 
 
 def after(*samples: Sample) -> LatestReadings:

@@ -24,6 +24,7 @@ from kvdiag.feeds.live.sampling import (
     TimelineBuilder,
 )
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
+from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.answers import containing
@@ -56,7 +57,7 @@ def sampled(
             sampler = Sampler(
                 engine=ENGINE.open(HttpReader(client, answer_seconds)),
                 nvml=nvml,
-                processes=None if read_host is None else ThreadedReader(read_host, "host"),
+                processes=ThreadedReader(read_host or host.read, "host"),
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
                 pace=pace,
@@ -114,7 +115,7 @@ def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
-    gap = Gap(source="engine", kind="failed", reason=containing("500 on /metrics/"))
+    gap = Gap("engine", "failed", containing("500 on /metrics/"))
     failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
     assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
 
@@ -129,7 +130,7 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
         answer_seconds=0.2,
     )
 
-    gap = Gap(source="engine", kind="failed", reason=containing("0.2 s on /metrics/"))
+    gap = Gap("engine", "failed", containing("0.2 s on /metrics/"))
     assert all((gap,) == one.gaps for one in engine_readings(samples))
 
 
@@ -174,7 +175,7 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
         release.set()
 
     (gap,) = {gap for one in samples for gap in one.gaps}
-    assert Gap(source="host", kind="failed", reason=containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
+    assert Gap("host", "failed", containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
@@ -191,7 +192,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
     )
 
     gaps = [one.gaps for one in device_readings(samples)]
-    assert (Gap(source="nvml", kind="failed", reason=containing("ZeroDivisionError")),) == gaps[0]
+    assert (Gap("nvml", "failed", containing("ZeroDivisionError")),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 

@@ -13,7 +13,7 @@ from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
 from tests.builders.answers import finding
 from tests.builders.values import device, engine, holding, pool, process
 
-FAILED = Gap(source="engine", kind="failed", reason="no answer")
+FAILED = Gap("engine", "failed", "no answer")
 
 
 def reading(at_seconds: float, usage: float = 0.0, running: int = 0) -> Sample:

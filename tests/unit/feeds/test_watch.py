@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import pairwise
 
 import pytest
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
+from kvdiag.feeds.daemon.server_tracker import FoundServer
+from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import Clock, DeviceReading
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Diagnosis, Facts, Sample, Timeline
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import device
 from tests.unit.feeds.virtual_time import now_seconds, run
 
 BOOT_SECONDS = 1_700_000_000.0
+FACTS = Facts()
 
 
 class Settable:
@@ -44,13 +48,11 @@ class Devices(ThreadedReader[DeviceReading]):
         return (device(),), ()
 
 
-class Watched(Watch):
-    """A watch that tells what its diagnosis was made from, and makes none."""
+class Idle(DiagnosisSchedule):
+    """Diagnoses nothing."""
 
-    seen: tuple[Sample, ...] = ()
-
-    async def _diagnose_once(self) -> None:
-        self.seen = self._tiers.samples()
+    async def _renew(self) -> None:
+        pass
 
 
 async def nobody() -> FoundServer:
@@ -58,18 +60,19 @@ async def nobody() -> FoundServer:
     raise KvdiagError("nobody listens")
 
 
-def watched(*sets: float) -> tuple[tuple[Sample, ...], Watched]:
+def watched(*sets: float) -> tuple[tuple[Sample, ...], Watch]:
     """Ten minutes on a clock that is set after each, and the minute after the last."""
 
-    async def work() -> tuple[tuple[Sample, ...], Watched]:
+    async def work() -> tuple[tuple[Sample, ...], Watch]:
         wall = Settable()
-        watch = Watched(
+        watch = Watch(
             find=nobody,
             nvml=Devices(),
             agents=None,
             limits=DEFAULT_LIMITS,
             pace=pace_of(1.0),
             clock=Clock(wall=wall, steady=now_seconds),
+            schedule=Idle,
         )
         task = asyncio.create_task(watch.run())
         await asyncio.sleep(600)
@@ -78,7 +81,7 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watched]:
             await asyncio.sleep(600)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return watch.seen, watch
+        return watch.history(), watch
 
     return run(work())
 
@@ -115,50 +118,39 @@ def test_a_clock_that_ntp_disciplines_is_not_one_that_was_set() -> None:
     assert "clock" not in {one.source for one in watch.snapshot().sources}
 
 
-class Slow(Watch):
-    """A watch whose diagnosis takes its time, and that tells when each was made."""
+class Slow(DiagnosisSchedule):
+    """One whose diagnoses take 0.57 s of CPU and three of a busy machine's."""
 
-    def __init__(self, **options: object) -> None:
-        """None was made yet."""
-        super().__init__(**options)  # type: ignore[arg-type]  # as the watch's own
-        self.made_seconds: list[float] = []
-
-    async def _diagnose_once(self) -> None:
-        self.made_seconds.append(now_seconds())
+    async def _made(self, *_: object) -> Diagnosis:
         await asyncio.sleep(3.0)
-        self._diagnosis, self._diagnosis_cpu_seconds = diagnose(Timeline(samples=()), Facts(), DEFAULT_LIMITS), 0.57
+        self._cpu_seconds = 0.57
+        return diagnose(Timeline(samples=()), Facts(), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
     ("options", "apart_seconds"),
     [
         ({}, 190.0),
-        ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0),
-        ({"diagnosis_ratio": 1.0}, 10.0),
-        ({"diagnosis_ratio": 0.0005}, 300.0),
+        ({"every_seconds": 5.0, "cpu_ratio": 0.03}, 20.0),
+        ({"cpu_ratio": 1.0}, 10.0),
+        ({"cpu_ratio": 0.0005}, 300.0),
     ],
     ids=["a daemon", "a view", "no limit", "five minutes at most"],
 )
 def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
     """One that takes 0.57 s of CPU comes as often as its share allows, however long a busy machine lets it wait."""
+    made: list[float] = []
 
-    async def work() -> list[float]:
+    def subject() -> tuple[tuple[Sample, ...], Facts, Limits]:
+        return (Sample(at_seconds=0.0),), FACTS, DEFAULT_LIMITS
+
+    async def work() -> None:
         clock = Clock(wall=now_seconds, steady=now_seconds)
-        watch = Slow(
-            find=nobody,
-            nvml=Devices(),
-            agents=None,
-            limits=DEFAULT_LIMITS,
-            pace=pace_of(1.0),
-            clock=clock,
-            **options,
-        )
-        task = asyncio.create_task(watch.run())
-        await asyncio.sleep(600)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return watch.made_seconds
+        schedule = Slow(subject, lambda: made.append(now_seconds()), clock=clock, **options)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(600):
+                await schedule.run()
 
-    made = run(work())
+    run(work())
 
     assert {apart_seconds} == {round(later - earlier, 3) for earlier, later in pairwise(made)}

@@ -9,16 +9,19 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import httpx2
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Keep
-from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
+from kvdiag.feeds.daemon.server_tracker import FoundServer
+from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import Clock, DeviceReading, ticks
-from kvdiag.model import Device, Diagnosis, Snapshot
+from kvdiag.model import Device, Diagnosis, Facts, Sample, Snapshot, Status
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import GIB, SERVER_PID, device, pool, process
@@ -101,23 +104,23 @@ class Driver(ThreadedReader[DeviceReading]):
         return self._place.devices(), ()
 
 
-class Judging(Watch):
-    """Judges within the loop, whose clock would run on while a thread works; keeps all that it has said."""
+class Inline(DiagnosisSchedule):
+    """Diagnoses within the loop, whose clock would run on while a thread works; keeps every worst status."""
 
-    said: tuple[Diagnosis, ...] = ()
+    said: ClassVar[list[Status]] = []
 
-    async def _diagnose_once(self) -> None:
-        self._diagnosis = self._diagnose(samples=self._tiers.samples(), facts=self._facts)
-        self._diagnosed_seconds = self._clock.now_seconds()
-        self.said = (*self.said, self._diagnosis)
+    async def _made(self, samples: tuple[Sample, ...], facts: Facts, limits: Limits) -> Diagnosis:
+        made = self._diagnose(samples=samples, facts=facts, limits=limits)
+        self.said.append(made.worst)
+        return made
 
 
 def watching(
-    place: Place, script: Callable[[Judging], Awaitable[None]], *, keep: Keep | None = None, pace: float = 60.0
-) -> Judging:
+    place: Place, script: Callable[[Watch], Awaitable[None]], *, keep: Keep | None = None, pace: float = 60.0
+) -> Watch:
     """A watch while a script goes on that changes the place."""
 
-    async def work() -> Judging:
+    async def work() -> Watch:
         client = httpx2.AsyncClient(base_url="http://place", transport=httpx2.MockTransport(place.answer))
         driver = Driver(place)
 
@@ -129,7 +132,8 @@ def watching(
             )
             return FoundServer(facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver)
 
-        watch = Judging(
+        Inline.said.clear()
+        watch = Watch(
             find=find,
             nvml=driver,
             agents=None,
@@ -138,6 +142,7 @@ def watching(
             diagnosis_seconds=pace,
             clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
             keep=keep,
+            schedule=Inline,
         )
         task = asyncio.create_task(watch.run())
         await script(watch)
@@ -169,7 +174,7 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
     place = Place()
     asleep: list[bool | None] = []
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         await asyncio.sleep(300)
         for _ in range(2):
             place.asleep = True
@@ -182,7 +187,7 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
     watch = watching(place, script)
 
     assert [True, True] == asleep
-    assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
+    assert set() == {*Inline.said} & {"suspect", "fault"}
     assert 1400.0 < watch.history()[-1].at_seconds - watch.history()[0].at_seconds
     assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
 
@@ -191,7 +196,7 @@ def test_another_model_is_another_server() -> None:
     """It goes, and comes back with another model: lost, then served by its own facts and without that one's history."""
     place, states, came_seconds = Place(), [], 0.0
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         nonlocal came_seconds
         await asyncio.sleep(600)
 
@@ -215,7 +220,7 @@ def test_a_restart_between_two_readings_is_noticed() -> None:
     """It was never seen to be gone, and has the same facts: its counters begin anew, and so does its history."""
     place, restarted_seconds = Place(), 0.0
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         nonlocal restarted_seconds
         await asyncio.sleep(600)
 
@@ -234,16 +239,16 @@ def test_gpus_come_and_go() -> None:
     """A GPU that is plugged in is shown with its processes at the next reading, one that is gone no more."""
     place, seen = Place(), []
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         for gpus in (1, 3, 2):
             place.gpus = gpus
             await asyncio.sleep(60)
             seen.append([one.index for one in watch.snapshot().newest.devices or ()])
 
-    watch = watching(place, script)
+    watching(place, script)
 
     assert [[0], [0, 1, 2], [0, 1]] == seen
-    assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
+    assert set() == {*Inline.said} & {"suspect", "fault"}
 
 
 def test_a_slow_driver_is_asked_seldom() -> None:
@@ -251,7 +256,7 @@ def test_a_slow_driver_is_asked_seldom() -> None:
     # A driver that takes five seconds
     place = Place(driver_seconds=5.0)
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         await asyncio.sleep(1100)
         slow = list(place.asked)
 
@@ -280,7 +285,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
     told: list[tuple[str, tuple[bool, int]]] = []
     objects: list[int] = []
 
-    async def script(watch: Judging) -> None:
+    async def script(watch: Watch) -> None:
         await asyncio.sleep(60)
 
         place.nonsense = True

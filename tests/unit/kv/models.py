@@ -1,17 +1,11 @@
 """The catalogue that the package ships, read once."""
 
 import functools
-import json
-from importlib import resources
 
-from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, CatalogueEntry, parse_catalogue
+from kvdiag.kv.fit.model_catalogue import CatalogueEntry
+from kvdiag.sources import model_files
 
-
-@functools.cache
-def catalogue() -> Catalogue:
-    """The package's catalogue."""
-    text = resources.files("kvdiag.kv.fit").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
-    return parse_catalogue(json.loads(text))
+catalogue = functools.cache(model_files.catalogue)
 
 
 def served(name: str) -> CatalogueEntry:

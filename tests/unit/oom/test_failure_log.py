@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.oom.log import Work, read_failures
+from kvdiag.oom.account import Work
+from kvdiag.oom.log import read_failures
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "failures"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -35,12 +36,7 @@ def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
     """The largest request of the step and the engine's last statistics are the ones before the failure."""
     actual = read_failures(text("vllm-0.11-logprobs.log"))
 
-    expected = Work(
-        scheduled_tokens=6014,
-        requests=3,
-        largest_request="cmpl-7",
-        largest_tokens=6012,
-    )
+    expected = Work(scheduled_tokens=6014, requests=3, largest_request="cmpl-7", largest_tokens=6012)
     assert actual is not None
     assert expected == actual.work
     assert ("logprobs", 3, 0) == (actual.phase, actual.running, actual.waiting)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvdiag.oom.log import MAX_STREAMS, LoggedFailure, Work, read_failures
+from kvdiag.oom.account import Account, Work
+from kvdiag.oom.log import MAX_STREAMS, read_failures
 from tests.builders.values import GIB, MIB
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -13,7 +14,7 @@ EARLIER = "Running: 9 reqs, Waiting: 9 reqs, GPU KV cache usage: 9.0%\n"
 DUMP = "Dumping scheduler output for model execution: "
 
 
-def read(text: str) -> LoggedFailure:
+def read(text: str) -> Account:
     """What is known to be found."""
     found = read_failures(text)
     assert found is not None
@@ -66,12 +67,13 @@ def test_line_is_found_among_many_short_ones() -> None:
 
 def test_processes_of_one_name_are_told_apart_by_their_pids() -> None:
     """Workers of two engines have the same names, and print at once."""
-    found = read(
-        "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
-        "(Worker pid=1) Tried to allocate 2.00 GiB."
+    assert (
+        2 * GIB
+        == read(
+            "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
+            "(Worker pid=1) Tried to allocate 2.00 GiB."
+        ).shortage.asked_bytes
     )
-
-    assert 2 * GIB == found.shortage.asked_bytes
 
 
 def test_colours_within_a_message_are_no_part_of_it() -> None:

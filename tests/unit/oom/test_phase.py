@@ -53,8 +53,7 @@ def test_every_phase_has_its_words() -> None:
 )
 def test_functions_of_the_engines_tell_their_phase(function: str, phase: Phase) -> None:
     """vLLM's, SGLang's and transformers', among frames that tell nothing; a part of a name does not."""
-    stack = f"{HEAD}{frame('forward')}{frame(function)}{frame('linear')}"
-    assert (phase, "traceback") == told(stack)
+    assert (phase, "traceback") == told(f"{HEAD}{frame('forward')}{frame(function)}{frame('linear')}")
     assert (None, None) == told(f"{HEAD}{frame(f'not{function}s')}")
 
 

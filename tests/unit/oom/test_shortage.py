@@ -38,16 +38,12 @@ def test_every_form_is_read(text: str, expected: dict[str, Any]) -> None:
 )
 def test_wrapped_lines_are_one_message(width: int, prefix: str) -> None:
     """A terminal or a logger that breaks lines, in words and in numbers, changes nothing."""
-    lines = [prefix + NEW[at : at + width] for at in range(0, len(NEW), width)]
-
-    assert told(NEW) == told("\n".join(lines))
+    assert told(NEW) == told("\n".join([prefix + NEW[at : at + width] for at in range(0, len(NEW), width)]))
 
 
 def test_json_logs_and_representations_are_read() -> None:
     """Line ends that a logger has escaped, and quotes round a message, are no part of it."""
-    escaped = '{"level":"error","message":"' + ASYNC.replace("\n", "\\n") + '"}'
-
-    assert told(ASYNC) == told(escaped)
+    assert told(ASYNC) == told('{"level":"error","message":"' + ASYNC.replace("\n", "\\n") + '"}')
     assert told(NEW) == told(f"ERROR 10-11 12:27:29 engine.py:157] OutOfMemoryError('{NEW}')")
 
 

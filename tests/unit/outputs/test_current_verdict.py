@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dashboards.queries import STALE_SECONDS as BOARD_SECONDS
-from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
+from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
 from kvdiag.model import Snapshot
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS, current_verdict
 from kvdiag.outputs.html.status_page import page
@@ -28,10 +28,7 @@ def test_a_slow_host_does_not_flicker_to_unknown(given_up: int) -> None:
     """The verdict of a host whose diagnoses come as seldom as the daemon allows, one of them given up, holds until the
     next one is there: on the status page, in the live view and on the boards.
     """
-    # GIVEN the moment before the next diagnosis is done
     snapshot = well(diagnosed_seconds=NOW - 1 - (1 + given_up) * SLOWEST_SECONDS)
-
-    # THEN
     assert 'class="verdict ok"' in page(snapshot, (), NOW)
     assert screen(of(snapshot))[1].startswith("OK")
     assert (1 + given_up) * SLOWEST_SECONDS < BOARD_SECONDS

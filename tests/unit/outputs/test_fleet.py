@@ -72,7 +72,6 @@ def text(result: FleetDiagnosis) -> list[str]:
 
 def test_the_schema_is_a_schema() -> None:
     """The committed file is itself valid, and every object in it but a subject's labels is closed."""
-    # THEN
     assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(SCHEMA))
     for name, one in ((name, one) for name, one in SCHEMA["$defs"].items() if one.get("type") == "object"):
         assert one["additionalProperties"] is False, name
@@ -82,22 +81,14 @@ def test_the_schema_is_a_schema() -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_replica_of_any_world_meets_the_schema(name: str) -> None:
     """Whatever was seen, the document meets its schema after a way through JSON."""
-    # GIVEN
     one = Judged(key=name, subject=(("pod", name),), diagnosis=judged(WORLDS[name]))
-
-    # WHEN
     written = json.dumps(fleet_document.document(replace(FLEET, judged=(one,))), allow_nan=False)
-
-    # THEN
     assert [] == [error.message for error in VALIDATOR.iter_errors(json.loads(written))]
 
 
 def test_the_document_holds_every_replica() -> None:
     """The worst first, with their labels; how many there are of each status."""
-    # WHEN
     document: dict[str, Any] = fleet_document.document(FLEET)
-
-    # THEN
     assert "fault" == document["worst"]
     assert ["leaking", "busy", "gone", "lost", "fine"] == [one["subject"]["pod"] for one in document["replicas"]]
     assert {"fault": 1, "suspect": 0, "unknown": 3, "ok": 1} == document["fleet"]["by_worst"]
@@ -114,23 +105,16 @@ def test_the_table_says_why(golden: Callable[[str, str], None]) -> None:
 
 def test_nobody_is_unknown() -> None:
     """Without replicas there is no ground for ok."""
-    # THEN
     assert "unknown" == replace(FLEET, judged=()).worst
 
 
 def test_a_long_table_is_cut() -> None:
     """The worst ones are shown, and the others counted."""
-    # GIVEN
     many = tuple(replace(REPLICAS[-1], key=f"pod /x/{number}") for number in range(50))
-
-    # THEN
     assert any(line.strip().startswith("and 10 more") for line in text(replace(FLEET, judged=many)))
 
 
 def test_names_from_outside_do_no_harm() -> None:
     """A label may hold what moves a cursor; the table shows it as what it is."""
-    # GIVEN
     nasty = replace(REPLICAS[-1], subject=(("pod", "\x1b[2Jgone\n[red]"),))
-
-    # THEN
     assert "\x1b" not in "".join(text(replace(FLEET, judged=(nasty,))))

@@ -28,16 +28,12 @@ Json = dict[str, Any]
 
 def test_the_schema_is_a_schema() -> None:
     """The committed file is itself valid JSON Schema 2020-12."""
-    # THEN
     assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(SCHEMA))
 
 
 def test_every_object_is_closed() -> None:
     """No object takes a field that the schema does not name, and every field but a quantity has to be there."""
-    # GIVEN every object that the schema defines
     objects = {name: one for name, one in SCHEMA["$defs"].items() if one.get("type") == "object"}
-
-    # THEN
     assert {"document", "subject", "pool", "window", "step", "quantities", "finding", "evidence", "gap"} < set(objects)
     for name, one in objects.items():
         assert one["additionalProperties"] is False, name
@@ -46,10 +42,7 @@ def test_every_object_is_closed() -> None:
 
 def test_the_schema_knows_every_id() -> None:
     """Verdicts and steps of the code are those of the schema; the vocabulary may be larger than the rules so far."""
-    # GIVEN the schema's enumerations
     defined = SCHEMA["$defs"]
-
-    # THEN
     assert set(KNOWLEDGE) <= set(defined["finding"]["properties"]["id"]["enum"])
     assert [one.id for one in (*STEPS, SOAK, ISOLATION)] == defined["step"]["properties"]["id"]["enum"]
 
@@ -57,36 +50,27 @@ def test_the_schema_knows_every_id() -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_document_of_every_world_is_valid(name: str) -> None:
     """Whatever was seen, the document meets its schema after a way through JSON."""
-    # WHEN a run is judged and its document written and read
     written = json.dumps(document(judged(WORLDS[name])), allow_nan=False)
-
-    # THEN
     assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
 
 
 @pytest.mark.parametrize("name", SOAKS)
 def test_the_document_of_every_soak_is_valid(name: str) -> None:
     """A soak's step and its findings meet the schema too, whatever it found."""
-    # GIVEN
     diagnosis = diagnose(soak(SOAKS[name]), facts_of())
-
-    # WHEN
     written = json.dumps(document(diagnosis), allow_nan=False)
-
-    # THEN
     assert "soak" == diagnosis.steps[-1].id
     assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
 
 
 def test_the_document_of_nothing_is_valid() -> None:
     """An empty timeline of an unknown server has a document too."""
-    # THEN
     assert [] == list(VALIDATOR.iter_errors(document(diagnose(Timeline(samples=()), Facts()))))
 
 
 def test_the_whole_document_of_a_diagnosis() -> None:
     """Each field of a diagnosis has its one place in the document."""
-    # GIVEN a diagnosis of one of each
+    # a diagnosis of one of each
     diagnosis = Diagnosis(
         worst="fault",
         facts=Facts(
@@ -132,9 +116,8 @@ def test_the_whole_document_of_a_diagnosis() -> None:
         ),
         gaps=(Gap(source="nvml", kind="absent", reason="no driver"),),
     )
-    # WHEN it is written
+    # it is written
     actual = document(diagnosis)
-    # THEN
     expected = {
         "schema_version": 2,
         "worst": "fault",
@@ -276,38 +259,27 @@ def leaking() -> Json:
 @pytest.mark.parametrize("what", MUTATIONS)
 def test_the_schema_rejects_what_is_not_the_document(what: str, leaking: Json) -> None:
     """One thing changed is enough to be refused."""
-    # GIVEN a valid document
     changed = copy.deepcopy(leaking)
     VALIDATOR.validate(changed)
-
-    # WHEN one thing is changed
     MUTATIONS[what](changed)
-
-    # THEN
     with pytest.raises(ValidationError):
         VALIDATOR.validate(changed)
 
 
 def test_text_from_a_server_stays_what_it_is() -> None:
     """Escapes, quotes and line ends in a name come through JSON unchanged."""
-    # GIVEN a model's name full of them
     name = 'a"b\n\x1b[31m</script>[bold]\u202e\ud800'
     known = Facts(model=name, pools=(pool(),))
     written = json.dumps(document(diagnose(Timeline(samples=()), known)), allow_nan=False)
-
-    # THEN the text is plain ASCII, and the name the same
     assert written.isascii()
     assert name == json.loads(written)["subject"]["model"]
 
 
 def test_an_audit_shows_devices_and_lines() -> None:
     """The audit's document has what is there and what is used of each device."""
-    # GIVEN a device and one whose memory is not told
     sample = Sample(at_seconds=1.0, devices=(device(used_bytes=GIB), device(1, used_bytes=None)))
     line = LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=GIB, provenance="computed")
-    # WHEN it is written
     actual = audit_document(facts(World()), sample, (line,), (NO_NVML,))
-    # THEN
     devices = [
         {
             "gpu": 0,

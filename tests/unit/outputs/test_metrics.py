@@ -135,50 +135,34 @@ def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
 
 def test_promtool_has_nothing_to_say() -> None:
     """The names keep Prometheus's conventions."""
-    # GIVEN
     try:
         promtool = programs().promtool
     except PrometheusEnvError as error:
         require(ok=False, what=f"Prometheus ({error})")
         raise
-
-    # WHEN
     done = subprocess.run(
         [promtool, "check", "metrics"], input=page(snapshot()), capture_output=True, text=True, check=False
     )
-
-    # THEN
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_our_own_history_can_be_read_back() -> None:
     """Every name that `diagnose --prometheus` reads of kvdiag's is on the page."""
-    # GIVEN
     names = {key[0] for key in series(snapshot())}
-
-    # THEN
     assert set(KVDIAG) <= names
 
 
 def test_the_ledger_on_the_page_adds_up() -> None:
     """The components of a device are its used bytes."""
-    # GIVEN
     parts = named(snapshot(), "kvdiag_memory_component_bytes")
-
-    # THEN
     assert 23 * GIB == sum(parts.values())
 
 
 @pytest.mark.parametrize("status", ["ok", "suspect", "fault", "unknown"])
 def test_a_verdict_has_one_status(status: str) -> None:
     """Of a verdict's four series the one of its status is 1."""
-    # GIVEN
     expected = {"leak.kv_blocks": "fault", "benign.warmup": "ok", "leak.host": "suspect", "imbalance.rank": "suspect"}
-
-    # WHEN
     actual = named(snapshot(), "kvdiag_finding")
-
-    # THEN
     assert {verdict: float(status == found) for verdict, found in expected.items()} == {
         key[0]: value for key, value in actual.items() if key[1] == status
     }
@@ -186,27 +170,17 @@ def test_a_verdict_has_one_status(status: str) -> None:
 
 def test_the_worst_of_a_verdicts_findings_counts() -> None:
     """A rule that finds several things, one for each rank, is told by the worst of them."""
-    # GIVEN
     before = snapshot()
     assert before.diagnosis is not None
     found = [Finding(id="imbalance.rank", status=status, summary="") for status in ("unknown", "suspect", "ok")]
-
-    # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=tuple(found)))
-
-    # THEN
     assert named(shown, "kvdiag_finding")["imbalance.rank", "suspect"] == 1.0
 
 
 def test_what_is_gone_has_no_series() -> None:
     """A device, a process, an engine that was not seen this time is on no line: nothing is remembered."""
-    # GIVEN
     whole, empty = snapshot(), replace(snapshot(), newest=Sample(at_seconds=1_001.0), diagnosis=None, sources=())
-
-    # WHEN
     left = {key[0] for key in series(empty)}
-
-    # THEN
     of_the_daemon = {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"}
     of_the_daemon |= {"kvdiag_memory_pressure_threshold_ratio", "kvdiag_connections_refused_total"}
     assert of_the_daemon | {"kvdiag_server_info", "kvdiag_server_state"} == left
@@ -215,22 +189,14 @@ def test_what_is_gone_has_no_series() -> None:
 
 def test_nothing_is_told_before_anything_was_seen() -> None:
     """The page of the first moment has no zeros in place of what is not known."""
-    # GIVEN
     first = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
-
-    # THEN
     assert {"kvdiag_build_info", "kvdiag_server_state"} == {key[0] for key in series(first)}
 
 
 def test_processes_are_bounded_in_number() -> None:
     """Of ten thousand processes the largest are told."""
-    # GIVEN
     many = tuple(process(pid, pid * MIB) for pid in range(1, 10_001))
-
-    # WHEN
     actual = named(snapshot(replace(NEWEST, devices=(device(processes=many),))), "kvdiag_gpu_process_memory_bytes")
-
-    # THEN
     assert {pid * MIB for pid in range(10_001 - MAX_PROCESSES, 10_001)} == set(actual.values())
 
 
@@ -238,19 +204,13 @@ def test_processes_are_bounded_in_number() -> None:
 @given(newest=SAMPLES, known=FACTS, text=st.text(max_size=300))
 def test_whatever_is_seen_the_page_can_be_read(newest: Sample, known: Facts, text: str) -> None:
     """Texts from outside neither break the page nor repeat a series, however long or odd they are."""
-    # GIVEN
     odd = device(processes=(process(1, 1, text), process(1, 2, text)), uuid=text or "x")
-
-    # THEN
     assert series(snapshot(newest, known))
     assert series(snapshot(replace(newest, devices=(*(newest.devices or ()), odd)), known))
 
 
 def test_a_pool_without_bytes_has_no_bytes() -> None:
     """What cannot be computed is left out; the engine's own share is told all the same."""
-    # GIVEN
     shown = snapshot(known=facts(World(pools=(pool(pool_bytes=None),))))
-
-    # THEN
     assert {} == named(shown, "kvdiag_kv_pool_bytes")
     assert {("0",): 0.25} == named(shown, "kvdiag_kv_usage_ratio")

@@ -22,10 +22,7 @@ from tests.unit.outputs.test_metrics import GROWTH, NEWEST, named, series, snaps
 
 def test_growth_has_the_bounds_of_the_time_that_is_left() -> None:
     """In bytes per second, with the holder beside it."""
-    # GIVEN
     shown = snapshot()
-
-    # THEN
     assert {("leak.host",): 0.1 * MIB} == named(shown, "kvdiag_growth_bytes_per_second")
     assert {("leak.host",): 0.2 * MIB} == named(shown, "kvdiag_growth_high_bytes_per_second")
     assert {("leak.host",): 0.05 * MIB} == named(shown, "kvdiag_growth_low_bytes_per_second")
@@ -34,7 +31,7 @@ def test_growth_has_the_bounds_of_the_time_that_is_left() -> None:
 
 def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
     """A verdict has one growth: that of the holder whose room ends first, not the largest or the first found."""
-    # GIVEN three processes that grow, the second of which has an hour left
+    # three processes that grow, the second of which has an hour left
     before = snapshot()
     assert before.diagnosis is not None
     told: tuple[tuple[str, Status, float, float], ...] = (
@@ -52,11 +49,9 @@ def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
         )
         for holder, status, growth, left in told
     ]
-
-    # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=tuple(each)))
 
-    # THEN what is no leak does not count
+    # what is no leak does not count
     assert {("soon 2", "leak.host"): 1.0} == named(shown, "kvdiag_finding_holder_info")
     assert {("leak.host",): 1.0} == named(shown, "kvdiag_growth_bytes_per_second")
     assert {("leak.host",): 3600.0} == named(shown, "kvdiag_time_to_exhaustion_seconds")
@@ -64,16 +59,11 @@ def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
 
 def test_a_growth_without_an_end_has_no_latest_time() -> None:
     """Where growth may be none at all its least is 0, and the latest time is left out rather than infinite."""
-    # GIVEN
     before = snapshot()
     assert before.diagnosis is not None
     endless = replace(GROWTH, low_bytes_per_second=0.0, exhaustion_high_seconds=None)
     found = Finding(id="leak.host", status="suspect", summary="", growth=endless)
-
-    # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=(found,)))
-
-    # THEN
     assert {("leak.host",): 0.0} == named(shown, "kvdiag_growth_low_bytes_per_second")
     assert {} == named(shown, "kvdiag_time_to_exhaustion_high_seconds")
 
@@ -120,11 +110,8 @@ def test_the_room_in_a_pool(
     usage: float | None, running: int | None, waiting: int | None, expected: dict[str, float]
 ) -> None:
     """Headroom in tokens and in requests like those that run, their length, their limit, and what their tails waste."""
-    # WHEN
     told = Engine(engine="0", kv_usage_ratio=usage, requests_running=running, requests_waiting=waiting)
     shown = snapshot(replace(NEWEST, engines=(told,)))
-
-    # THEN
     assert expected == pytest.approx(
         {
             name: value
@@ -143,19 +130,13 @@ def test_the_room_in_a_pool(
 
 def test_a_pool_of_unknown_tokens_has_no_room() -> None:
     """Where the engine does not tell its capacity and layers differ, blocks times tokens would be wrong: left out."""
-    # GIVEN a hybrid, whose blocks are those of several groups
     hybrid = pool(capacity_tokens=None, max_concurrency=None, sliding_window_tokens=4096)
-
-    # WHEN
     shown = snapshot(known=facts(World(pools=(hybrid,))))
-
-    # THEN
     assert {} == named(shown, "kvdiag_kv_headroom_tokens")
 
 
 def test_ten_thousand_of_everything_are_a_page_of_bounded_size() -> None:
     """However many models, engines, devices and allocators a page or a folder claims: each is cut off."""
-    # GIVEN
     many, on_devices = 10_000, MAX_SERIES + 1
     claimed = Sample(
         at_seconds=1.0,
@@ -169,11 +150,7 @@ def test_ten_thousand_of_everything_are_a_page_of_bounded_size() -> None:
     )
     before = snapshot(claimed)
     assert before.diagnosis is not None
-
-    # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=found))
-
-    # THEN
     assert MAX_SERIES >= max(len(named(shown, name)) for name in ("kvdiag_gpu_info", "kvdiag_requests_running"))
     assert MAX_SERIES >= len(named(shown, "kvdiag_growth_bytes_per_second"))
     assert 40_000 > len(series(shown))

@@ -31,15 +31,10 @@ def reported(diagnosis: Diagnosis, timeline: Timeline) -> Page:
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_report_has_all_that_was_judged(name: str) -> None:
     """The verdict, every finding with its evidence and advice, every step, ledger line and gap."""
-    # GIVEN any run
     world = WORLDS[name]
     timeline = run(world)
     diagnosis = diagnose(timeline, facts(world))
-
-    # WHEN
     text = reported(diagnosis, timeline).text
-
-    # THEN
     assert diagnosis.worst.upper() in text
     for one in diagnosis.findings:
         assert one.id in text
@@ -57,11 +52,8 @@ def test_a_report_has_all_that_was_judged(name: str) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_whole_small_and_needs_nothing_else(name: str) -> None:
     """Every element is closed, nothing is fetched or run, and ids are unique."""
-    # GIVEN any page
     content = PAGES[name]()
     page = Page(content)
-
-    # THEN
     assert len(content.encode()) < MAX_BYTES
     assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "a", "form", "object", "base"}
     assert not {key for _, attrs in page.seen for key in attrs if key in ("src", "href") or key.startswith("on")}
@@ -75,10 +67,7 @@ def test_a_page_is_whole_small_and_needs_nothing_else(name: str) -> None:
 
 def test_every_picture_has_a_title_and_the_same_in_figures() -> None:
     """Who does not see a plot reads its title and its description, and has its figures as a table."""
-    # GIVEN a page
     page = Page(PAGES["agents"]())
-
-    # THEN
     pictures = [attrs for tag, attrs in page.seen if tag == "svg" and attrs.get("role") == "img"]
     assert 5 == len(pictures)
     assert all(attrs["aria-labelledby"] for attrs in pictures)
@@ -87,13 +76,8 @@ def test_every_picture_has_a_title_and_the_same_in_figures() -> None:
 
 def test_every_part_of_the_memory_says_what_it_is_under_the_mouse() -> None:
     """A piece of the bar has its component and its size as its title."""
-    # GIVEN a page with one GPU
     diagnosis = judged(World())
-
-    # WHEN
     content = render(diagnosis, run(World()), MAKING)
-
-    # THEN
     titles = re.findall(r'<rect [^>]*class="part [^>]*><title>([^<]*)</title></rect>', content)
     expected = [
         f"{line.component.replace('_', ' ')}: {format_bytes(line.bytes)}" for line in diagnosis.ledger if line.bytes
@@ -103,26 +87,20 @@ def test_every_part_of_the_memory_says_what_it_is_under_the_mouse() -> None:
 
 def test_the_same_run_gives_the_same_page() -> None:
     """Nothing in it depends on chance or the clock."""
-    # THEN
     assert PAGES["leak"]() == PAGES["leak"]()
 
 
 def test_a_hole_is_a_break_in_the_line() -> None:
     """What failed to be read, and time in which nothing was, are drawn as breaks, not as lines or zeros."""
-    # GIVEN a device that is lost for a while, and a while without any reading
     timeline = holes()
     page = reported(diagnose(timeline, facts(World())), timeline)
     used, _, held, *_ = page.lines("s0")
-
-    # THEN the device's line begins three times, the pool's twice
     assert (3, 2) == (used.count("M"), held.count("M"))
-    # AND neither touches the ground
     assert not re.search(r"M\d+ 2000", used + held)
 
 
 def test_a_lone_reading_is_drawn() -> None:
     """A reading between two holes is a dot."""
-    # GIVEN a device that answers once, half-way
     lost = Gap(source="nvml", kind="failed", reason="GPU is lost")
     samples = [
         Sample(at_seconds=float(second), devices=(device(),))
@@ -132,17 +110,12 @@ def test_a_lone_reading_is_drawn() -> None:
     ]
     timeline = Timeline(samples=tuple(samples))
     page = reported(diagnose(timeline, facts(World())), timeline)
-
-    # THEN
     assert re.fullmatch(r"M\d+ \d+h0", page.lines("s0")[0])
 
 
 def test_what_was_never_seen_is_said() -> None:
     """Without a device there is no plot of one, and the page says why."""
-    # GIVEN pages of a server without a GPU, and of nothing
     blind, nothing = Page(PAGES["blind"]()), Page(PAGES["nothing"]())
-
-    # THEN
     assert "Device memory not observed." in blind.text
     assert "GPU 0 memory" not in blind.text
     assert "Not enough samples" in nothing.text
@@ -151,38 +124,28 @@ def test_what_was_never_seen_is_said() -> None:
 
 def test_a_device_without_a_name_is_told_by_its_size() -> None:
     """As from a history in which nobody has told it."""
-    # GIVEN
     nameless = replace(device(used_bytes=4 * GIB, total_bytes=24 * GIB), name="")
     timeline = Timeline(samples=(Sample(at_seconds=0.0, devices=(nameless,)),))
-    # WHEN
     actual = reported(diagnose(timeline, Facts()), timeline)
-    # THEN
     assert "24.0 GiB" == actual.texts[actual.texts.index("GPUs") + 1]
 
 
 def test_expected_and_measured_are_marked_where_they_were_judged() -> None:
     """Each step's blocks stand on the line at the height that the pool had then."""
-    # GIVEN a healthy run
     page = Page(PAGES["healthy"]())
-
-    # THEN
     assert "concurrent: expected 1,430 blocks, measured 1,430 blocks" in page.text
     assert 2 * 4 + 1 * 2 <= sum(attrs.get("class") in ("expected", "measured") for _, attrs in page.seen)
 
 
 def test_what_failed_is_marked() -> None:
     """Requests that failed are a line at their time."""
-    # GIVEN a run whose long request ran out of memory
     page = Page(PAGES["failing"]())
-
-    # THEN
     assert "long_context: 1 of 1 requests failed" in page.text
     assert [] != [attrs for tag, attrs in page.seen if tag == "line" and attrs.get("class") == "event"]
 
 
 def test_an_allocation_that_failed_is_marked_once() -> None:
     """What an agent tells of a failure again and again is one event."""
-    # GIVEN an agent that tells of a failure for a minute
     samples = [
         Sample(
             at_seconds=1000.0 + second,
@@ -192,18 +155,13 @@ def test_an_allocation_that_failed_is_marked_once() -> None:
         )
         for second in range(60)
     ]
-
-    # THEN
     assert (997.0,) == failures(Timeline(samples=tuple(samples)))
 
 
 def test_nothing_from_outside_is_markup() -> None:
     """Hostile names are shown, and are no elements, controls or overrides."""
-    # GIVEN a page of them
     content = PAGES["hostile"]()
     page = Page(content)
-
-    # THEN
     assert "<script>window.hurt=1</script>" in page.text
     assert not set(content) & {"\x00", "\x1b", "\u202e", "\u2028"}
     assert content.encode("utf-8")
@@ -213,18 +171,15 @@ def test_nothing_from_outside_is_markup() -> None:
 @given(st.text(max_size=60))
 def test_any_text_from_outside_is_shown_and_does_nothing(text: str) -> None:
     """Whatever a model is called, the page stays whole."""
-    # GIVEN a server of any name
     known = Facts(model=text, url=text, gaps=(Gap(source="nvml", kind="absent", reason=text),))
     empty = Timeline(samples=())
-
-    # THEN
     seen = [tag for tag, _ in reported(diagnose(empty, known), empty).seen]
     assert [tag for tag, _ in reported(diagnose(empty, replace(known, model="x")), empty).seen] == seen
 
 
 def test_a_long_restless_history_stays_small() -> None:
     """Sixteen and more GPUs with agents, whose readings come, jump and go at random: still a small page."""
-    # GIVEN twenty minutes at 1 Hz
+    # twenty minutes at 1 Hz
     lost = Gap(source="nvml", kind="failed", reason="GPU is lost")
     samples = []
     for second in range(1200):
@@ -242,31 +197,21 @@ def test_a_long_restless_history_stays_small() -> None:
         )
     timeline = Timeline(samples=tuple(samples))
     diagnosis = replace(judged(), start_seconds=1000.0, end_seconds=2200.0)
-
-    # WHEN
     content = render(diagnosis, timeline, MAKING)
-
-    # THEN
     assert len(content.encode()) < MAX_BYTES
     assert "4 more GPUs" in content
 
 
 def test_a_part_that_claims_more_than_there_is_stays_within_its_bar() -> None:
     """A negative rest is told as it is, and its bar ends where it ends."""
-    # GIVEN weights larger than the server
     world = World(weights_bytes=22 * GIB)
     timeline = run(replace(world, weights_bytes=6 * GIB))
     diagnosis = diagnose(timeline, facts(world))
     assert any(line.bytes < 0 for line in diagnosis.ledger)
-
-    # WHEN
     parts = [attrs for tag, attrs in reported(diagnosis, timeline).seen if "part " in (attrs.get("class") or "")]
-
-    # THEN
     assert sum(float((attrs["width"] or "").rstrip("%")) for attrs in parts) <= 100.01
 
 
 def test_the_message_of_a_failure_is_whole() -> None:
     """A long error of the server stands in the page, to its end."""
-    # THEN
     assert OOM[-60:] in Page(PAGES["failing"]()).text

@@ -14,15 +14,12 @@ from tests.builders.values import GIB, KIB, MIB
 @given(st.integers(0, 2**50), st.integers(0, 2**50))
 def test_a_scale_has_a_few_ticks_within_it(low: int, height: int) -> None:
     """Whatever it is for, an axis has one to seven labels, all different, in ascending order."""
-    # GIVEN any range from nothing or from below it
     for scale in (
         counts(0.0, float(height)),
         sizes(0.0, float(height)),
         sizes(-float(low), float(height), signed=True),
     ):
         labels = [label for _, label in scale.ticks]
-
-        # THEN
         assert 1 <= len(labels) <= 11
         assert len(labels) == len(set(labels))
         assert all(scale.low <= value <= scale.high for value, _ in scale.ticks)
@@ -40,13 +37,11 @@ def test_a_scale_has_a_few_ticks_within_it(low: int, height: int) -> None:
 )
 def test_bytes_have_one_unit_on_an_axis(high: int, labels: list[str]) -> None:
     """Ticks are powers of two, in the unit of the largest."""
-    # THEN
     assert labels == [label for _, label in sizes(0.0, float(high)).ticks]
 
 
 def test_a_change_has_its_sign() -> None:
     """What grew has a plus."""
-    # THEN
     assert ["-16 MiB", "0", "+16 MiB", "+32 MiB"] == [
         label for _, label in sizes(-20.0 * MIB, 40.0 * MIB, signed=True).ticks
     ]
@@ -54,7 +49,6 @@ def test_a_change_has_its_sign() -> None:
 
 def test_counts_are_whole() -> None:
     """There is no half of a request."""
-    # THEN
     assert ["0", "1", "2"] == [label for _, label in counts(0.0, 2.0).ticks]
     assert ["0", "500", "1,000", "1,500"] == [label for _, label in counts(0.0, 1600.0).ticks]
     assert ["0 %", "25 %", "50 %", "75 %", "100 %"] == [label for _, label in shares().ticks]
@@ -71,12 +65,10 @@ def test_counts_are_whole() -> None:
 )
 def test_times_stand_at_whole_moments(seconds: int, labels: list[str]) -> None:
     """Seconds, minutes, hours or days of UTC, as the stretch is long."""
-    # THEN
     assert labels == [label for _, label in moments(1000.0, 1000.0 + seconds)]
 
 
 def test_a_time_beyond_the_calendar_is_its_last() -> None:
     """A trace may tell any time, and its report is written all the same."""
-    # THEN
     assert "9999-12-31T23:59:59Z" == format_time(1e300)
     assert 1 <= len(moments(1e15, 1e15 + 3600.0)) <= 7

@@ -66,10 +66,7 @@ def test_it_needs_neither_script_nor_network() -> None:
 
 def test_the_bar_is_the_ledger_to_scale() -> None:
     """The parts lie next to one another and take as much of the bar as of the device."""
-    # WHEN
     parts = [one for one in read(shown()).having("rect") if (one.get("class") or "").startswith("part ")]
-
-    # THEN
     places = [(float((one["x"] or "").rstrip("%")), float((one["width"] or "").rstrip("%"))) for one in parts]
     assert 23 / 24 * 100 == pytest.approx(sum(width for _, width in places), abs=0.01)
     edges = [left + width for left, width in places]
@@ -90,13 +87,8 @@ def test_pressure_has_the_colour_of_what_it_asks_for(
     thresholds: PressureThresholds | None, colours: list[str], devices: tuple[Device, ...] | None
 ) -> None:
     """By the thresholds that the daemon was given; below them, and where there are none, in no colour."""
-    # GIVEN
     newest = replace(NEWEST, at_seconds=NOW - 1, devices=devices, engines=(engine(usage=0.5),))
-
-    # WHEN
     reader = read(well(newest=newest, pressure_thresholds=thresholds))
-
-    # THEN
     assert 1 == reader.text.count("Memory pressure ")
     shown = page(well(newest=newest, pressure_thresholds=thresholds), (), NOW)
     assert colours == [words for words in ("suspect", "fault") if f'Memory pressure <b class="{words}">' in shown]
@@ -124,7 +116,6 @@ HOSTILE = "<script>alert(1)</script>\"' onload=x &amp; \u202e\x00\n"
 
 def test_nothing_from_outside_is_markup() -> None:
     """Names, models, addresses, reasons and evidence are text, whatever they hold."""
-    # GIVEN
     known = shown()
     assert known.diagnosis is not None
     devices = tuple(replace(one, name=HOSTILE, uuid=HOSTILE, mig_parent_uuid="GPU-1") for one in NEWEST.devices or ())
@@ -147,11 +138,7 @@ def test_nothing_from_outside_is_markup() -> None:
         facts=replace(known.facts, model=HOSTILE, url=HOSTILE, engine_version=HOSTILE),
         diagnosis=replace(known.diagnosis, findings=findings),
     )
-
-    # WHEN
     reader = read(hostile, [newest])
-
-    # THEN
     assert [] == reader.having("script")
     assert not any(name.startswith("on") for _, attributes in reader.seen for name in attributes)
     assert "<script>alert(1)</script>" in reader.text
@@ -160,7 +147,6 @@ def test_nothing_from_outside_is_markup() -> None:
 
 def test_long_texts_are_cut() -> None:
     """Nobody makes the page as large as they like."""
-    # THEN
     assert f"<p>{'x' * MAX_TEXT_CHARACTERS}…</p>" == element("p", "x" * 1_000_000)
 
 
@@ -168,11 +154,8 @@ def test_long_texts_are_cut() -> None:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 def test_whatever_is_seen_the_page_is_whole(samples: Sample, facts: Facts) -> None:
     """Any reading makes a document."""
-    # GIVEN
     newest = replace(samples, at_seconds=NOW - 1)
     known = Snapshot(state="serving", facts=facts, newest=newest, sources=())
-
-    # THEN
     assert {"class": "verdict unknown"} in read(known, [newest]).having("section")
 
 
@@ -222,5 +205,4 @@ def test_a_chart_keeps_the_highest_of_what_it_leaves_out() -> None:
 
 def test_an_element_escapes_all_but_elements() -> None:
     """Markup is what was made by it."""
-    # THEN
     assert Html('<a href="&quot;x"><b>1</b>&lt;b&gt;</a>') == element("a", element("b", "1"), "<b>", href='"x')

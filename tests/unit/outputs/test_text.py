@@ -36,21 +36,15 @@ def test_the_whole_text(golden: Callable[[str, str], None], name: str) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_verdict_comes_first(name: str) -> None:
     """The first word is the verdict, whatever it is."""
-    # GIVEN any run
     diagnosis = judged(WORLDS[name])
-
-    # THEN
     assert diagnosis.worst.upper() == piped(render(diagnosis)).split(maxsplit=1)[0]
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(name: str) -> None:
     """A finding is told by its sentence, its numbers, its cause, how to confirm it, and last what to do."""
-    # GIVEN any run
     diagnosis = judged(WORLDS[name])
     found = parts(piped(render(diagnosis)))
-
-    # THEN
     for one in diagnosis.findings:
         if one.status in {"fault", "suspect"}:
             lines = found[one.id].splitlines()
@@ -64,33 +58,24 @@ def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(n
 @pytest.mark.parametrize("name", WORLDS)
 def test_nothing_is_wider_than_80_columns(name: str) -> None:
     """Every line of every world fits a terminal of 80 columns."""
-    # GIVEN any run
     text = piped(render(judged(WORLDS[name])))
-
-    # THEN
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
 
 
 @pytest.mark.parametrize("name", SOAKS)
 def test_a_soak_is_not_wider_than_80_columns(name: str) -> None:
     """Every line of a soak's result fits a terminal too; what it found stands in its step, what would show in notes."""
-    # GIVEN any soak
     text = piped(render(diagnose(soak(SOAKS[name]), facts_of())))
-
-    # THEN
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
     assert "5 soak: " in text
 
 
 def test_long_words_and_wide_characters_are_folded() -> None:
     """Names and errors without a space, or of double-width characters, are broken rather than cut."""
-    # GIVEN a server full of them
     long, wide = "x" * 300, "模" * 200
     world = World(failing={"single_request": long, "concurrent": wide, "long_context": OOM + long}, notes=(long, wide))
     known = replace(facts(world), model=long, url=f"http://{long}", engine_version=wide)
     text = piped(render(diagnose(run(world), known)))
-
-    # THEN
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
     assert 300 * 2 < text.count("x")
 
@@ -98,11 +83,8 @@ def test_long_words_and_wide_characters_are_folded() -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_unknown_is_never_shown_as_ok(name: str) -> None:
     """What could not be told stands under that heading or with that word, and under no other."""
-    # GIVEN any run
     diagnosis = judged(WORLDS[name])
     found = parts(piped(render(diagnosis)))
-
-    # THEN
     steps = found.get("Test steps", "")
     for number, result in enumerate(diagnosis.steps, start=1):
         assert f"{result.status.upper()} {number} {result.id}: " in " ".join(steps.split())
@@ -114,21 +96,15 @@ def test_unknown_is_never_shown_as_ok(name: str) -> None:
 
 def test_unknowns_with_one_reason_are_told_together() -> None:
     """Six findings that lack the same thing are not six paragraphs."""
-    # GIVEN no NVML
     told = parts(piped(render(judged(World(nvml=NO_NVML)))))["Unknown"]
-
-    # THEN both kinds of leak stand beside one reason
     assert 2 == " ".join(told.split()).count("no NVIDIA driver here")
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_unknown_has_its_reason_beside_it(name: str) -> None:
     """One that lacks what another one lacks says so, and does not stand there without a reason."""
-    # GIVEN any run
     diagnosis = judged(WORLDS[name])
     lines = parts(piped(render(diagnosis))).get("Unknown", "").splitlines()
-
-    # THEN
     unknown = [one.id for one in diagnosis.findings if one.status == "unknown"]
     rows = [line.split(maxsplit=1) for line in lines]
     assert [] == [row for row in rows if row and row[0] in unknown and len(row) == 1]
@@ -167,7 +143,6 @@ def test_evidence_is_told_in_its_unit(value: float | None, unit: str, text: str)
 
 def test_faults_come_before_what_is_only_suspect() -> None:
     """The order of the findings is that of their weight."""
-    # GIVEN a suspect finding that the rules name first, and a fault
     diagnosis = replace(
         judged(),
         worst="fault",
@@ -176,8 +151,6 @@ def test_faults_come_before_what_is_only_suspect() -> None:
             Finding(id="capacity.concurrency", status="fault", summary="surely"),
         ),
     )
-
-    # THEN
     assert ["verdict", "Test steps", "capacity.concurrency", "leak.kv_blocks"] == list(parts(piped(render(diagnosis))))[
         :4
     ]
@@ -185,21 +158,15 @@ def test_faults_come_before_what_is_only_suspect() -> None:
 
 def test_a_fault_of_a_step_alone_is_the_headline() -> None:
     """Where only a step accuses, its sentence is the verdict."""
-    # GIVEN such a diagnosis
     diagnosis = replace(
         judged(), worst="fault", steps=(StepResult(id="concurrent", status="fault", summary="too much"),), findings=()
     )
-
-    # THEN
     assert "FAULT  step concurrent: too much" == piped(render(diagnosis)).splitlines()[0]
 
 
 def test_a_pipe_gets_plain_text_without_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     """What `kvdiag run | less` shows is text: no colours, no padding."""
-    # WHEN a diagnosis is printed to something that is no terminal
     print_diagnosis(judged(World(leaked_blocks_per_request=4)), "text")
     text = capsys.readouterr().out
-
-    # THEN
     assert set() == harmful(text)
     assert [] == [line for line in text.splitlines() if line != line.rstrip()]

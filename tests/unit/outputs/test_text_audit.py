@@ -13,13 +13,10 @@ from tests.unit.outputs.texts import parts, piped
 
 def test_an_audit_heads_each_gpu_with_its_lines() -> None:
     """Every device has its total and its own lines, the pool without a device its own heading."""
-    # GIVEN two GPUs, of which one does not tell its memory
     known = facts(World())
     devices = (device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)), device(1, used_bytes=None))
     text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), (NO_ANSWER,)))
     found = parts(text)
-
-    # THEN
     assert "20.0 GiB of 24.0 GiB used" in found["GPU 0  NVIDIA Test"]
     assert "kv_pool" in found["GPU 0  NVIDIA Test"]
     assert "memory cannot be read" == found["GPU 1  NVIDIA Test"].strip()
@@ -28,23 +25,17 @@ def test_an_audit_heads_each_gpu_with_its_lines() -> None:
 
 def test_an_audit_of_slices_gives_each_its_own_lines() -> None:
     """MIG slices share their GPU's index; lines are matched by UUID."""
-    # GIVEN two slices of one GPU
     devices = tuple(
         device(uuid=f"MIG-{part}", mig_parent_uuid="GPU-0", used_bytes=size, driver_reserved_bytes=None)
         for part, size in (("a", 3 * GIB), ("b", 5 * GIB))
     )
     known = Facts(pools=(pool(),))
     text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
-
-    # THEN
     assert (1, 1) == (text.count("3.00 GiB  computed"), text.count("5.00 GiB  computed"))
 
 
 def test_an_audit_without_a_device_shows_the_pool() -> None:
     """Without a GPU the engine's own figures stand under a heading that says so."""
-    # GIVEN no device
     sample = judged(World(nvml=NO_NVML)).ledger
     found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
-
-    # THEN
     assert "kv_free" in next(part for title, part in found.items() if title.startswith("KV pool"))

@@ -27,30 +27,21 @@ def hostile() -> Diagnosis:
 
 def test_what_comes_from_a_server_is_shown_and_not_acted_on() -> None:
     """No control character, escape sequence or override of a name or an error reaches the terminal."""
-    # WHEN a hostile server's diagnosis is piped
     text = piped(render(hostile()))
-
-    # THEN
     assert set() == harmful(text)
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
 
 
 def test_markup_from_a_server_is_shown_as_it_is() -> None:
     """Square brackets and colons of a name are its own: they make nothing bold, no link and no picture."""
-    # WHEN a hostile server's diagnosis is piped
     text = "".join(line.strip() for line in piped(render(hostile()), width=400).splitlines())
-
-    # THEN
     assert "[bold red]loud[/] [link=http://x]" in text
     assert ":smile:" in text
 
 
 def test_on_a_terminal_only_its_own_colours_are_used() -> None:
     """With colours on, the only escape sequences are those of the verdicts' styles."""
-    # WHEN a hostile server's diagnosis is shown on a terminal
     text = on_a_terminal(render(hostile()))
-
-    # THEN without its own colour sequences nothing of the kind is left
     plain = io.StringIO()
     pieces = text.split("\x1b[")
     for piece in (f"m{pieces[0]}", *pieces[1:]):
@@ -62,11 +53,8 @@ def test_on_a_terminal_only_its_own_colours_are_used() -> None:
 
 def test_a_forged_line_stays_in_its_place() -> None:
     """A line end in an error cannot begin a line of its own that looks like a verdict."""
-    # GIVEN an error that brings a verdict along
     world = World(failing={"single_request": "no\n\nOK  no fault found\r\nOK"})
     text = piped(render(judged(world)))
-
-    # THEN
     assert not any(line.startswith("OK") for line in text.splitlines())
 
 
@@ -74,21 +62,15 @@ def test_a_forged_line_stays_in_its_place() -> None:
 @given(st.text(max_size=60))
 def test_any_text_from_outside_fits_and_does_no_harm(text: str) -> None:
     """Whatever a model is called, the text stays within its columns and moves no cursor."""
-    # GIVEN a server of any name
     known = Facts(model=text, url=text, gaps=(Gap(source="nvml", kind="absent", reason=text),))
     shown = piped(render(diagnose(Timeline(samples=()), known)))
-
-    # THEN
     assert set() == harmful(shown)
     assert [] == [line for line in shown.splitlines() if cell_len(line) > 80]
 
 
 def test_an_audit_of_a_hostile_device_does_no_harm() -> None:
     """Names of devices and processes are shown, and not acted on."""
-    # GIVEN hostile names
     devices = (replace(device(processes=(process(7, GIB, HOSTILE), process(8, GIB, HOSTILE))), name=HOSTILE),)
     known = replace(facts(World()), model=HOSTILE)
     text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
-
-    # THEN
     assert set() == harmful(text)

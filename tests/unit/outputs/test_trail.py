@@ -42,11 +42,8 @@ def noise(place: int) -> float:
 
 def test_a_point_holds_what_was_seen() -> None:
     """Shares by engine and bytes by device; nothing where nothing has been read."""
-    # GIVEN
     newest = Sample(at_seconds=5.0, engines=(engine(usage=0.5), engine(usage=None, label="1")), devices=(device(),))
     snapshot = Snapshot(state="serving", facts=Facts(), newest=newest, sources=())
-
-    # THEN
     assert Point(at_seconds=5.0, usage_ratio={"0": 0.5}, memory_bytes={"GPU-0": (20 * GIB, 24 * GIB)}) == point(
         snapshot
     )
@@ -55,12 +52,9 @@ def test_a_point_holds_what_was_seen() -> None:
 
 def test_it_keeps_ten_minutes() -> None:
     """What is older goes, points are five seconds apart but the newest, and none comes after the newest."""
-    # GIVEN
     trail: tuple[Point, ...] = ()
     for one in of(*(0.1 for _ in range(1003))):
         trail = longer(longer(trail, one), one)
-
-    # THEN
     moments = [one.at_seconds for one in trail]
     assert 2002.0 == moments[-1]
     assert moments[-1] - TRAIL_SECONDS <= moments[0] <= moments[-1] - TRAIL_SECONDS + POINT_SECONDS
@@ -74,13 +68,10 @@ def test_it_keeps_ten_minutes() -> None:
 @pytest.mark.parametrize("every_seconds", [1.0, 4.9])
 def test_a_steady_rise_has_a_rate_and_an_end(count: int, every_seconds: float) -> None:
     """A pool that fills by 3 % a minute does so, whatever the noise and the pace of the readings."""
-    # WHEN
     per_reading = 0.03 / 60.0 * every_seconds
     found = trend(
         of(*(0.2 + per_reading * place + 0.02 * noise(place) for place in range(count)), every_seconds=every_seconds)
     )
-
-    # THEN
     assert found.per_minute_ratio == pytest.approx(0.03, rel=0.1)
     left = 1.0 - found.recent[-1]
     assert found.full_in_seconds == pytest.approx(left / 0.03 * 60.0, rel=0.1)
@@ -88,10 +79,7 @@ def test_a_steady_rise_has_a_rate_and_an_end(count: int, every_seconds: float) -
 
 def test_a_steady_fall_has_no_end() -> None:
     """What empties has a rate, and never fills."""
-    # WHEN
     found = trend(of(*(0.8 - 0.001 * place for place in range(60))))
-
-    # THEN
     assert found.per_minute_ratio == pytest.approx(-0.06)
     assert found.full_in_seconds is None
 
@@ -109,10 +97,7 @@ def test_a_steady_fall_has_no_end() -> None:
 )
 def test_where_it_goes_nowhere_no_rate_is_told(usages: list[float]) -> None:
     """No rate, and no time that the room lasts, out of what comes and goes."""
-    # WHEN
     found = trend(of(*usages))
-
-    # THEN
     assert tuple(usages) == found.recent
     assert found.per_minute_ratio is None
     assert found.full_in_seconds is None
@@ -120,10 +105,7 @@ def test_where_it_goes_nowhere_no_rate_is_told(usages: list[float]) -> None:
 
 def test_what_is_gone_has_no_trend() -> None:
     """A device that the newest reading does not show is not told of."""
-    # GIVEN
     (before,) = of(0.5)
     now = Point(at_seconds=2000.0, usage_ratio={}, memory_bytes={"GPU-0": (GIB, 2 * GIB)})
-
-    # THEN
     assert [("GPU-0", (0.5,))] == [(one.of, one.recent) for one in trends((before, now))]
     assert () == trends(())

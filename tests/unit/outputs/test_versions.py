@@ -11,8 +11,8 @@ from rich.console import Group
 
 import kvdiag.outputs.documents
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare
-from kvdiag.diagnosis.fleet.components import COMPONENTS
-from kvdiag.outputs.documents.versions_document import values
+from kvdiag.diagnosis.fleet.fleet_components import COMPONENTS
+from kvdiag.outputs.documents.fleet_document import compared as values
 from kvdiag.outputs.terminal.fleet_text import COURSES, versions
 from tests.unit.diagnosis.fleet.replicas import fleet_of, made
 from tests.unit.outputs.texts import HOSTILE, piped
@@ -53,27 +53,19 @@ def test_text_of_one_replica_has_no_versions() -> None:
 
 def test_names_of_versions_and_models_do_no_harm() -> None:
     """An image's tag comes from outside: no escape sequence of it reaches a terminal."""
-    # WHEN
     actual = shown(fleet_of(8, "device", 20.0, version=HOSTILE, model=HOSTILE))
-
-    # THEN
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(actual)
     assert "[bold red]" in actual
 
 
 def test_long_tables_are_cut() -> None:
     """Of sixty versions the tables show twenty rows each, what grows first, and count the rest."""
-    # GIVEN
     many = [
         one
         for number in range(60)
         for one in fleet_of(6, "device", 300.0 if number == 59 else 0.0, version=f"0.{number}.0")
     ]
-
-    # WHEN
     actual = shown(many)
-
-    # THEN
     growing = actual.partition("\nGrowth per hour")[2].partition("\nGrowth per hour")[0]
     assert "0.59.0" in growing.splitlines()[2]
     assert "and 40 more" in growing
@@ -86,11 +78,8 @@ def test_long_tables_are_cut() -> None:
 )
 def test_values_meet_their_schema(summaries: list[ReplicaSummary]) -> None:
     """Whatever is compared, its values are those of the committed schema after a way through JSON."""
-    # WHEN
     counts = {"replicas": len(summaries), "by_worst": dict.fromkeys(("fault", "suspect", "unknown", "ok"), 0)}
     written = json.loads(json.dumps({**counts, **values(compare(summaries))}, allow_nan=False))
-
-    # THEN
     assert [] == list(VALIDATOR.iter_errors(written))
 
 

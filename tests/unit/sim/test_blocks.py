@@ -14,11 +14,10 @@ from kvdiag.sim.blocks import NULL_BLOCK, BlockPool, block_hash, blocks_for
 )
 def test_every_block_is_free_held_or_null(total: int, actions: list[tuple[str, int]]) -> None:
     """Whatever is taken, shared and released: free, held and null block make up the pool, and usage says just that."""
-    # GIVEN a pool and the tables that hold its blocks
+    # A pool and the tables that hold its blocks
     pool = BlockPool(total)
     tables: list[list[int]] = []
     for action, number in actions:
-        # WHEN blocks are taken, held once more, or released
         if action == "take" and number <= pool.free_blocks:
             tables.append(pool.take(number))
         elif action == "share" and tables:
@@ -27,7 +26,6 @@ def test_every_block_is_free_held_or_null(total: int, actions: list[tuple[str, i
             tables.append(list(table))
         elif action == "release" and tables:
             pool.release(tables.pop(number % len(tables)))
-        # THEN the pool accounts for every block, exactly
         held = {block for table in tables for block in table}
         assert len(held) == pool.held_blocks
         assert total == pool.free_blocks + pool.held_blocks + 1
@@ -37,22 +35,20 @@ def test_every_block_is_free_held_or_null(total: int, actions: list[tuple[str, i
 
 def test_blocks_are_taken_in_order_of_disuse() -> None:
     """Blocks without a hash are reused first, then cached ones, a sequence's tail before its head."""
-    # GIVEN a pool of five, of which two sequences of two were cached, and one block was never used
+    # A pool of five, of which two sequences of two were cached, and one block was never used
     pool = BlockPool(6)
     first, second = pool.take(2), pool.take(2)
     for number, block in enumerate([*first, *second]):
         pool.publish(block, bytes([number]))
-    # WHEN both are released, one after the other
     pool.release(first)
     pool.release(second)
 
-    # THEN the unused block comes first, and the sequence that was released earlier goes before the later one
     assert [5, *reversed(first), *reversed(second)] == pool.take(5)
 
 
 def test_a_released_prefix_is_found_again() -> None:
     """Freed blocks stay findable by their chain of hashes, as far as the chain matches."""
-    # GIVEN a released sequence of three cached blocks
+    # A released sequence of three cached blocks
     pool = BlockPool(10)
     chain = [b"a", b"b", b"c"]
     table = pool.take(3)
@@ -60,10 +56,8 @@ def test_a_released_prefix_is_found_again() -> None:
         pool.publish(block, known_as)
     pool.release(table)
 
-    # WHEN a sequence asks that shares two of them
     found = pool.find([b"a", b"b", b"x", b"c"])
 
-    # THEN it gets these two, and holding them takes them from the free ones
     assert table[:2] == found
     assert pool.free_among(found) == 2
     pool.hold(found)
@@ -72,16 +66,14 @@ def test_a_released_prefix_is_found_again() -> None:
 
 def test_a_block_that_is_handed_out_is_forgotten() -> None:
     """What was cached in a block is no longer found once the block has a new owner."""
-    # GIVEN a pool of one usable block, cached and released
+    # A pool of one usable block, cached and released
     pool = BlockPool(2)
     (block,) = pool.take(1)
     pool.publish(block, b"a")
     pool.release([block])
 
-    # WHEN somebody takes it
     pool.take(1)
 
-    # THEN its old content is gone
     assert [] == pool.find([b"a"])
 
 

@@ -17,17 +17,18 @@ def completion(**fields: Any) -> Completion:
 
 def test_a_plain_request_has_openai_s_defaults() -> None:
     """A prompt alone gives sixteen tokens, whole, with end token and cache as they come."""
-    expected = Completion(
-        prompts=((1, 2, 3),),
-        max_tokens=16,
-        min_tokens=0,
-        ignore_eos=False,
-        cache_salt=None,
-        stream=False,
-        include_usage=False,
+    assert (
+        Completion(
+            prompts=((1, 2, 3),),
+            max_tokens=16,
+            min_tokens=0,
+            ignore_eos=False,
+            cache_salt=None,
+            stream=False,
+            include_usage=False,
+        )
+        == completion()
     )
-
-    assert expected == completion()
 
 
 def test_all_that_a_probe_asks_for_is_read() -> None:
@@ -43,16 +44,18 @@ def test_all_that_a_probe_asks_for_is_read() -> None:
         temperature=0,
     )
 
-    expected = Completion(
-        prompts=((1, 2, 3),),
-        max_tokens=9,
-        min_tokens=9,
-        ignore_eos=True,
-        cache_salt="pepper",
-        stream=True,
-        include_usage=True,
+    assert (
+        Completion(
+            prompts=((1, 2, 3),),
+            max_tokens=9,
+            min_tokens=9,
+            ignore_eos=True,
+            cache_salt="pepper",
+            stream=True,
+            include_usage=True,
+        )
+        == actual
     )
-    assert expected == actual
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 
 from kvdiag.sim import SCENARIOS, Drill, RemoteNvml
 from kvdiag.sim.gpu import GIB, MIB
-from kvdiag.sim.nvml_state import MemoryV2
 from kvdiag.sources.nvml import NvmlSource
 from tests.unit.sim.conftest import Serve
 
@@ -37,7 +36,7 @@ def test_both_versions_of_memory_agree(shared: str) -> None:
     old = nvml.nvmlDeviceGetMemoryInfo(0)
     new = nvml.nvmlDeviceGetMemoryInfo(0, version=pynvml.nvmlMemory_v2)
 
-    assert isinstance(new, MemoryV2)
+    assert isinstance(new, pynvml.c_nvmlMemory_v2_t)
     assert (old.total, old.free) == (new.total, new.free)
     assert old.total == old.used + old.free == new.reserved + new.used + new.free
 

@@ -67,16 +67,12 @@ def peak_blocks(subject: Scheduler) -> int:
 )
 def test_one_request_peaks_at_what_its_tokens_need(prompt: int, output: int, block_tokens: int, budget: int) -> None:
     """A request holds ceil((prompt + output - 1) / block) blocks at its peak, and none when it is over."""
-    # GIVEN a pool with room to spare
+    # A pool with room to spare
     subject = scheduler(1000, block_tokens=block_tokens, budget=budget)
     only = request(prompt, output)
     subject.add(only)
 
-    # WHEN it runs to its end, in chunks of any size
-    peak = peak_blocks(subject)
-
-    # THEN the last sampled token never had a place, every other one had
-    assert blocks_for(prompt + output - 1, block_tokens) == peak
+    assert blocks_for(prompt + output - 1, block_tokens) == peak_blocks(subject)
     assert (0, "length", output) == (subject.pool.held_blocks, only.finish_reason, len(only.output))
 
 
@@ -91,17 +87,15 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
 
 def test_running_requests_go_before_the_queue() -> None:
     """A step gives running requests their tokens first; what is left of the budget starts the next one's prompt."""
-    # GIVEN a request that has begun to generate
+    # A request that has begun to generate
     subject = scheduler(1000, budget=100)
     first, second = request(50, 3), request(150, 1)
     subject.add(first)
     batches = steps(subject)
     next(batches)
 
-    # WHEN another arrives
     subject.add(second)
 
-    # THEN it gets what the first leaves
     assert [{first: 1, second: 99}, {first: 1, second: 51}] == list(batches)
 
 
@@ -116,39 +110,33 @@ def test_no_more_run_than_allowed() -> None:
 
 def test_a_request_that_does_not_fit_waits() -> None:
     """A prompt that finds too few free blocks waits, without taking any, until another request is over."""
-    # GIVEN nine usable blocks, of which the first request takes five
+    # Nine usable blocks, of which the first request takes five
     subject = scheduler(10)
     first, second = request(80, 1), request(80, 1)
     subject.add(first)
     subject.add(second)
 
-    # WHEN they run
     seen = [(list(tokens), subject.pool.held_blocks, len(subject.waiting)) for tokens in steps(subject)]
 
-    # THEN one follows the other
     assert [([first], 5, 1), ([second], 5, 0)] == seen
 
 
 def test_the_last_one_running_makes_room() -> None:
     """When no block is free, the last running request is preempted, and computed again later without loss."""
-    # GIVEN two requests that fit as prompts, and not with all their output
+    # Two requests that fit as prompts, and not with all their output
     subject = scheduler(12, prefix_caching=False)
     first, second = request(80, 20), request(80, 20)
     subject.add(first)
     subject.add(second)
 
-    # WHEN they run to their end
-    peak = peak_blocks(subject)
-
-    # THEN the second gave way once, and lost nothing by it
-    assert (10, 1, 0, 1) == (peak, subject.preemptions_total, first.preemptions, second.preemptions)
+    assert (10, 1, 0, 1) == (peak_blocks(subject), subject.preemptions_total, first.preemptions, second.preemptions)
     assert (20, 20) == (len(first.output), len(second.output))
     assert 0 == subject.pool.held_blocks
 
 
 def test_admission_by_first_chunk_thrashes() -> None:
     """Without reserving the whole prompt, a request that cannot finish its prefill is preempted over and over."""
-    # GIVEN a pool that holds one request, and chunks that start another
+    # A pool that holds one request, and chunks that start another
     gentle, greedy = (
         scheduler(14, budget=32, reserve_full_prompt=reserve, prefix_caching=False) for reserve in (True, False)
     )
@@ -156,10 +144,8 @@ def test_admission_by_first_chunk_thrashes() -> None:
         subject.add(request(120, 60))
         subject.add(request(120, 60))
 
-        # WHEN both run to their end
         peak_blocks(subject)
 
-    # THEN only the greedy one wasted work
     assert 0 == gentle.preemptions_total
     assert greedy.preemptions_total > 3
 
@@ -172,18 +158,16 @@ def test_admission_by_first_chunk_thrashes() -> None:
 )
 def test_all_blocks_come_back(sizes: list[tuple[int, int]], blocks: int, aborted: set[int]) -> None:
     """Whatever runs, is preempted or is aborted: at the end no block is held."""
-    # GIVEN requests each of which fits the pool alone
+    # Requests each of which fits the pool alone
     subject = scheduler(blocks, budget=50)
     requests = [request(prompt, output) for prompt, output in sizes]
     for one in requests:
         subject.add(one)
 
-    # WHEN some are aborted on the way
     for number, _ in enumerate(steps(subject)):
         if number in aborted and number < len(requests):
             subject.abort(requests[number])
 
-    # THEN each came to an end, and nothing is left
     assert {"length", "abort"} >= {one.finish_reason for one in requests}
     assert 0 == subject.pool.held_blocks
 
@@ -212,25 +196,21 @@ def test_a_failed_step_ends_its_requests() -> None:
     only = request(80, 50)
     subject.add(only)
 
-    failed = subject.fail(subject.schedule())
-
-    assert ([only], "error", 0) == (failed, only.finish_reason, subject.pool.held_blocks)
+    assert ([only], "error", 0) == (subject.fail(subject.schedule()), only.finish_reason, subject.pool.held_blocks)
 
 
 def test_the_same_prompt_hits_the_cache() -> None:
     """A repeated prompt computes only what is not in full cached blocks, and always its last token."""
-    # GIVEN a finished request of exactly five blocks
+    # A finished request of exactly five blocks
     subject = scheduler(100)
     subject.add(request(80, 1, salt="same"))
     list(steps(subject))
 
-    # WHEN the same prompt comes again, and once more with another salt
     subject.add(request(80, 1, salt="same"))
     (again,) = steps(subject)
     subject.add(request(80, 1, salt="other"))
     (salted,) = steps(subject)
 
-    # THEN four blocks are hits, the fifth holds the last token; the salted one has none
     assert ([16], [80]) == (list(again.values()), list(salted.values()))
     assert (240, 64) == (subject.prefix_queries_total, subject.prefix_hits_total)
 

@@ -43,8 +43,7 @@ def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
         size, config = weights.stat().st_size, json.loads((root / "config.json").read_text())
 
     del header["__metadata__"]
-    tensors = [math.prod(tensor["shape"]) * 2 for tensor in header.values()]
-    assert shape.weights_bytes == sum(tensors) == size - start
+    assert shape.weights_bytes == sum([math.prod(tensor["shape"]) * 2 for tensor in header.values()]) == size - start
     assert (32, 8, 128) == (config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"])
     assert not root.exists()
 
@@ -111,16 +110,14 @@ def test_counters_count_what_ran(client: Client) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_aborts(client: Client, stream: bool) -> None:
     """A client that hangs up in mid-answer has its request dropped and its blocks freed."""
-    # GIVEN a request that would run for minutes
+    # A request that would run for minutes
     connection = http.client.HTTPConnection(client.host)
     body = {"prompt": [5] * 2000, "max_tokens": 20_000, "ignore_eos": True, "stream": stream}
     connection.request("POST", "/v1/completions", json.dumps(body))
     assert eventually(lambda: client.used_blocks > 100)
 
-    # WHEN its client hangs up
     connection.close()
 
-    # THEN nothing is left of it, and it counts neither as success nor as anything else
     assert eventually(lambda: client.gauge("num_requests_running") == 0)
     assert 0 == client.used_blocks
     assert {0} == set(client.series("vllm:request_success_total").values())

@@ -16,7 +16,7 @@ from tests.unit.sim.conftest import Serve
 
 def free_bytes(nvml: RemoteNvml) -> int:
     """Free memory of the device now."""
-    return nvml.nvmlDeviceGetMemoryInfo(0).free
+    return int(nvml.nvmlDeviceGetMemoryInfo(0).free)
 
 
 def taken_bytes(client: Client, nvml: RemoteNvml, requests: int) -> list[int]:

@@ -31,10 +31,7 @@ BOX: dict[str, Any] = {
             {
                 "index": 1,
                 "uuid": None,
-                "statistics": {
-                    "allocated_bytes": {"current": 70 * GIB},
-                    "reserved_bytes": {"current": 72 * GIB},
-                },
+                "statistics": {"allocated_bytes": {"current": 70 * GIB}, "reserved_bytes": {"current": 72 * GIB}},
             }
         ],
         "errors": {},

@@ -128,8 +128,7 @@ def test_a_page_beyond_its_budget_is_refused(text: str, reason: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["counter", "gauge", "histogram", "untyped"]), min_size=1, max_size=6),
-    st.integers(0, 40),
+    st.lists(st.sampled_from(["counter", "gauge", "histogram", "untyped"]), min_size=1, max_size=6), st.integers(0, 40)
 )
 def test_pieces_come_to_the_same_as_the_whole(kinds: list[str], lines: int) -> None:
     """A counter's samples are named by its type, which stands above them, in another piece or not."""

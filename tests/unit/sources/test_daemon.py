@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.commands.options.daemon_url import open_daemon
+from kvdiag.commands.options.common import ServerAccess
+from kvdiag.commands.options.daemon_url import DaemonUser, open_daemon
 from kvdiag.model import Lengths, Snapshot
 from kvdiag.model.codec import from_plain
 from kvdiag.outputs.terminal.top_frame import View
@@ -46,10 +47,9 @@ def read_back(snapshot: Snapshot) -> DaemonReading:
 
 def ask(url: str, **options: Any) -> DaemonReading:
     """One reading of a daemon at an address."""
-    usual = {"user": None, "password": None, "password_file": None, "ca_file": None, "insecure": False}
 
     async def asked() -> DaemonReading:
-        async with open_daemon(url, **{**usual, **options}) as client:
+        async with open_daemon(url, DaemonUser(**options), ServerAccess()) as client:
             return await DaemonSource(HttpReader(client, seconds=1.0)).read()
 
     return asyncio.run(asked())

@@ -71,9 +71,7 @@ def test_starter_of_another_program_stays_out() -> None:
 )
 def test_remote_server_is_a_gap(url: str, host: str) -> None:
     """Processes of another host cannot be seen, and the gap says whose."""
-    actual = find_server(url, "vllm")
-
-    assert (None, (unseen(containing(f"{host} is another host")),)) == actual
+    assert (None, (unseen(containing(f"{host} is another host")),)) == find_server(url, "vllm")
 
 
 def test_port_without_listener_is_a_gap() -> None:
@@ -103,18 +101,12 @@ def test_server_that_has_ended_is_a_gap() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
 
-    actual = read([ended.pid])
-
-    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
-    assert (None, (gap,)) == actual
+    assert (None, (Gap(source=SOURCE, kind="failed", reason=containing("have exited")),)) == read([ended.pid])
 
 
 def test_impossible_process_id_is_passed_over() -> None:
     """A process id that no host gives, as a trace could hold, is no process."""
-    actual = read([2**31, 2**40, -1])
-
-    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
-    assert (None, (gap,)) == actual
+    assert (None, (Gap(source=SOURCE, kind="failed", reason=containing("have exited")),)) == read([2**31, 2**40, -1])
 
 
 def test_own_memory_grows_with_what_is_held() -> None:

@@ -47,9 +47,7 @@ def test_weights_are_counted_once(tmp_path: Path, files: dict[str, int], expecte
     for name, size in files.items():
         (tmp_path / name).write_bytes(bytes(size))
 
-    actual = weights_bytes(str(tmp_path))
-
-    assert (expected, ()) == actual
+    assert (expected, ()) == weights_bytes(str(tmp_path))
 
 
 def test_weights_behind_links_are_counted(tmp_path: Path) -> None:
@@ -60,9 +58,7 @@ def test_weights_behind_links_are_counted(tmp_path: Path) -> None:
     (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blobs" / "d34db33f")
     (tmp_path / "snapshot" / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
 
-    actual = weights_bytes(str(tmp_path / "snapshot"))
-
-    assert (100, ()) == actual
+    assert (100, ()) == weights_bytes(str(tmp_path / "snapshot"))
 
 
 INVISIBLE = "not visible here"
@@ -77,11 +73,7 @@ INVISIBLE = "not visible here"
         pytest.param("/models/that/is/not/here", INVISIBLE, id="another host's folder"),
         pytest.param("/etc/passwd", INVISIBLE, id="a file"),
         pytest.param("/models/\0", INVISIBLE, id="a path with a NUL"),
-        pytest.param(
-            "/" + "x" * 5000,
-            "File name too long",
-            id="a name too long",
-        ),
+        pytest.param("/" + "x" * 5000, "File name too long", id="a name too long"),
         pytest.param("/\ud800", INVISIBLE, id="a path that cannot be encoded"),
         pytest.param("/proc/1/root/models", "the model's", id="a folder without permission"),
         pytest.param("/proc/1/map_files", "the model's", id="a folder without listing"),
@@ -100,18 +92,14 @@ def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").mkdir()
 
-    actual = weights_bytes(str(tmp_path))
-
-    assert (None, (unseen(containing("no weight files")),)) == actual
+    assert (None, (unseen(containing("no weight files")),)) == weights_bytes(str(tmp_path))
 
 
 def test_config_is_read_as_json(tmp_path: Path) -> None:
     """Of the model's config.json the fields that are known are kept, without white space."""
     (tmp_path / "config.json").write_text('{\n "model_type": "llama", "num_hidden_layers":  4, "token": 1 }\n')
 
-    actual = model_config(str(tmp_path))
-
-    assert '{"model_type": "llama", "num_hidden_layers": 4}' == actual
+    assert '{"model_type": "llama", "num_hidden_layers": 4}' == model_config(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -130,23 +118,17 @@ def test_config_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None
     """A config.json that is not JSON, or longer than any, is not kept."""
     (tmp_path / "config.json").write_bytes(content)
 
-    actual = model_config(str(tmp_path))
-
-    assert None is actual
+    assert None is model_config(str(tmp_path))
 
 
 @pytest.mark.parametrize("root", [None, "", "meta-llama/Llama-3.1-8B", "/models/not/here", "/\0", "/" + "x" * 5000])
 def test_config_that_cannot_be_seen_is_left_out(root: str | None) -> None:
     """Whatever the server names as its model's folder, a config that cannot be had is none and never an error."""
-    actual = model_config(root)
-
-    assert None is actual
+    assert None is model_config(root)
 
 
 def test_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     """A pipe in the config's place, which would be read for ever, is left alone."""
     os.mkfifo(tmp_path / "config.json")
 
-    actual = model_config(str(tmp_path))
-
-    assert None is actual
+    assert None is model_config(str(tmp_path))

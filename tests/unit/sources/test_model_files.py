@@ -65,9 +65,7 @@ def test_a_folder_gives_its_config_and_headers(tmp_path: Path) -> None:
     write_header(tmp_path / "model-00001-of-00002.safetensors", HEADER)
     write_header(tmp_path / "model-00002-of-00002.safetensors", {})
 
-    actual = read_model(str(tmp_path))
-
-    assert ModelFiles(origin=str(tmp_path), config=CONFIG, headers=(HEADER, {})) == actual
+    assert ModelFiles(origin=str(tmp_path), config=CONFIG, headers=(HEADER, {})) == read_model(str(tmp_path))
 
 
 def test_a_format_beside_the_config_is_merged_in(tmp_path: Path) -> None:
@@ -180,8 +178,7 @@ def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\0" * 8, b"\xff" * 16, (5).to_bytes(8, "little") + b"[1,2]", (3).to_bytes(8, "little") + b"{x}"],
+    "content", [b"", b"\0" * 8, b"\xff" * 16, (5).to_bytes(8, "little") + b"[1,2]", (3).to_bytes(8, "little") + b"{x}"]
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A tensor file that is cut off or something else names itself."""

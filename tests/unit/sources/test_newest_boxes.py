@@ -93,11 +93,7 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
-    [
-        ("text", "not a JSON object"),
-        ({**box(), "asked_bytes": -1}, "asked_bytes is -1"),
-    ],
+    ("told", "reason"), [("text", "not a JSON object"), ({**box(), "asked_bytes": -1}, "asked_bytes is -1")]
 )
 def test_damaged_box_is_a_gap_and_the_process_is_read(folder: Path, told: object, reason: str) -> None:
     """It costs itself alone."""

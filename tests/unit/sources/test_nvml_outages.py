@@ -37,8 +37,7 @@ def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text:
 
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
     torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text, "Xid"),))
-    expected = (whole, torn, torn, whole)
-    assert expected == actual
+    assert (whole, torn, torn, whole) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -49,9 +48,7 @@ def test_lost_gpu_is_left_alone_for_a_while(stand_in: StandIn, client: Client) -
     lost = client.read()
 
     stand_in.show(well)
-    actual = client.read()
-
-    assert lost == actual
+    assert lost == client.read()
 
 
 @pytest.mark.nvml_stand_in
@@ -81,10 +78,7 @@ def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> Non
             client.ask(0.1)
     fuller = replace(FULL, free_bytes=GIB)
     stand_in.show(State(gpus=(fuller,)))
-    actual = (before, client.ask(LONG_SECONDS))
-
-    expected = (((seen(FULL, 0),), ()), ((seen(fuller, 0),), ()))
-    assert expected == actual
+    assert (((seen(FULL, 0),), ()), ((seen(fuller, 0),), ())) == (before, client.ask(LONG_SECONDS))
 
 
 @pytest.mark.nvml_stand_in
@@ -98,8 +92,7 @@ def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
         client.close()
         actual = client.end()
 
-    expected = 0
-    assert expected == actual
+    assert 0 == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -125,8 +118,7 @@ def test_driver_that_does_not_start(stand_in: StandIn, client: Client, code: int
     actual = (down, still_down, client.read())
 
     nothing = (None, (gap("failed", reason),))
-    expected = (nothing, nothing, ((seen(FULL, 0),), ()))
-    assert expected == actual
+    assert (nothing, nothing, ((seen(FULL, 0),), ())) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -143,8 +135,7 @@ def test_driver_lost_in_mid_run(stand_in: StandIn, client: Client, function: str
     actual = (before, lost, client.read())
 
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    expected = (whole, (None, (gap("failed", "driver was replaced"),)), whole)
-    assert expected == actual
+    assert (whole, (None, (gap("failed", "driver was replaced"),)), whole) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -154,10 +145,7 @@ def test_reloaded_driver_costs_no_reading(stand_in: StandIn, client: Client) -> 
     client.read()
 
     stand_in.show(State(gpus=(EMPTY,), generation=2))
-    actual = client.read()
-
-    expected = ((seen(EMPTY, 0),), ())
-    assert expected == actual
+    assert ((seen(EMPTY, 0),), ()) == client.read()
 
 
 @pytest.mark.nvml_stand_in
@@ -168,10 +156,7 @@ def test_closed_source_starts_anew(stand_in: StandIn, client: Client) -> None:
 
     client.close()
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlInit*", 9),)))
-    actual = client.read()
-
-    expected = (None, (gap("failed", "kernel module is not loaded"),))
-    assert expected == actual
+    assert (None, (gap("failed", "kernel module is not loaded"),)) == client.read()
 
 
 def test_absent_driver_is_asked_ever_more_rarely() -> None:
@@ -192,8 +177,7 @@ def test_absent_driver_is_asked_ever_more_rarely() -> None:
         now_seconds = float(second)
         source.read(processes=False)
 
-    expected = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0]
-    assert expected == tried
+    assert [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0] == tried
 
 
 def test_pauses_begin_anew_after_an_outage() -> None:
@@ -223,5 +207,4 @@ def test_pauses_begin_anew_after_an_outage() -> None:
         now_seconds = float(second)
         source.read(processes=False)
 
-    expected = [0.0, 1.0, 3.0, 7.0, 9.0, 10.0, 12.0]
-    assert expected == tried
+    assert [0.0, 1.0, 3.0, 7.0, 9.0, 10.0, 12.0] == tried

@@ -34,12 +34,7 @@ class Gate:
 
 def test_answer_is_handed_on() -> None:
     """What the read returns for the question's arguments is what the caller gets."""
-    patient = ThreadedReader(divmod_of, "division")
-
-    actual = asyncio.run(patient.ask(LONG_SECONDS, dividend=17, divisor=5))
-
-    expected = (3, 2)
-    assert expected == actual
+    assert (3, 2) == asyncio.run(ThreadedReader(divmod_of, "division").ask(LONG_SECONDS, dividend=17, divisor=5))
 
 
 def test_error_travels_to_the_caller() -> None:
@@ -49,8 +44,7 @@ def test_error_travels_to_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(patient.ask(LONG_SECONDS, dividend=17, divisor=0))
 
-    expected = (1, 0)
-    assert expected == asyncio.run(patient.ask(LONG_SECONDS, dividend=5, divisor=5))
+    assert (1, 0) == asyncio.run(patient.ask(LONG_SECONDS, dividend=5, divisor=5))
 
 
 def test_hang_is_noticed_and_never_asked_twice() -> None:
@@ -68,8 +62,7 @@ def test_hang_is_noticed_and_never_asked_twice() -> None:
 
     first, second = asyncio.run(ask_twice())
 
-    expected = ("gate", "gate", 1)
-    assert expected == (first.name, second.name, gate.runs)
+    assert ("gate", "gate", 1) == (first.name, second.name, gate.runs)
     assert 0.0 < first.since_seconds < second.since_seconds
     gate.open()
 
@@ -85,10 +78,7 @@ def test_answer_after_a_hang_is_fresh() -> None:
         gate.open()
         return await patient.ask(LONG_SECONDS, answer="fresh")
 
-    actual = asyncio.run(ask_across_a_hang())
-
-    expected = "fresh 2"
-    assert expected == actual
+    assert "fresh 2" == asyncio.run(ask_across_a_hang())
 
 
 def test_answer_after_a_hang_across_loops() -> None:
@@ -100,8 +90,7 @@ def test_answer_after_a_hang_across_loops() -> None:
 
     gate.open()
 
-    expected = "answer 2"
-    assert expected == asyncio.run(patient.ask(LONG_SECONDS))
+    assert "answer 2" == asyncio.run(patient.ask(LONG_SECONDS))
 
 
 def test_cancelled_question_leaves_it_usable() -> None:
@@ -118,10 +107,7 @@ def test_cancelled_question_leaves_it_usable() -> None:
         gate.open()
         return await patient.ask(LONG_SECONDS, answer="asked")
 
-    actual = asyncio.run(cancel_then_ask())
-
-    expected = "asked 2"
-    assert expected == actual
+    assert "asked 2" == asyncio.run(cancel_then_ask())
 
 
 def test_questions_of_two_tasks_take_turns() -> None:
@@ -133,10 +119,7 @@ def test_questions_of_two_tasks_take_turns() -> None:
     async def ask_at_once() -> tuple[str, str]:
         return await asyncio.gather(patient.ask(LONG_SECONDS), patient.ask(LONG_SECONDS))
 
-    actual = asyncio.run(ask_at_once())
-
-    expected = ["answer 1", "answer 2"]
-    assert expected == sorted(actual)
+    assert ["answer 1", "answer 2"] == sorted(asyncio.run(ask_at_once()))
 
 
 def test_event_loop_goes_on_while_a_read_hangs() -> None:
@@ -150,10 +133,7 @@ def test_event_loop_goes_on_while_a_read_hangs() -> None:
         gate.open()
         return await answer
 
-    actual = asyncio.run(open_from_the_loop())
-
-    expected = "answer 1"
-    assert expected == actual
+    assert "answer 1" == asyncio.run(open_from_the_loop())
 
 
 def test_closed_one_takes_no_question() -> None:
@@ -186,8 +166,7 @@ except ReadTimeout as busy:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_SECONDS, check=False
     )
 
-    expected = (0, "for ever\n", "")
-    assert expected == (ended.returncode, ended.stdout, ended.stderr)
+    assert (0, "for ever\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 
 def test_calls_of_a_loop_are_left_behind() -> None:

@@ -44,14 +44,11 @@ def test_what_the_agent_writes_is_what_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uuid", "expected"),
-    [(f"GPU-{UUID}", True), (f"MIG-{UUID}", True), (UUID.upper(), True), ("GPU-other", False)],
+    ("uuid", "expected"), [(f"GPU-{UUID}", True), (f"MIG-{UUID}", True), (UUID.upper(), True), ("GPU-other", False)]
 )
 def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
     """CUDA's identifier is NVML's without the kind before it."""
-    device = Device(uuid=uuid, index=3, name="NVIDIA Test", memory=None)
-
-    assert expected == READ.is_on(device)
+    assert expected == READ.is_on(Device(uuid=uuid, index=3, name="NVIDIA Test", memory=None))
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,7 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
     ("change", "gap"),
     [
         ({"pid": 2**22, "start_ticks": 1}, "VLLM::Worker_TP1 4194304 exited"),
-        (
-            {"start_ticks": 1},
-            f"VLLM::Worker_TP1 {SELF['pid']} exited",
-        ),
+        ({"start_ticks": 1}, f"VLLM::Worker_TP1 {SELF['pid']} exited"),
     ],
     ids=["no such process", "its pid was reused"],
 )
@@ -133,7 +130,5 @@ def test_old_split_is_asked_for_anew(tmp_path: Path) -> None:
 
     fresh, first, again = asked(PUBLICATION), asked(moved), asked({**moved, "sequence": 18})
     now = agents.SPLIT_REQUEST_SECONDS
-    later = asked({**moved, "sequence": 19})
-
-    assert (False, True, False, True) == (fresh, first, again, later)
+    assert (False, True, False, True) == (fresh, first, again, asked({**moved, "sequence": 19}))
     assert thread.REQUEST == agents.SPLIT_REQUEST

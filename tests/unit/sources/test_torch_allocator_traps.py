@@ -67,10 +67,7 @@ TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     "open to all": (open_to_all, "world-writable"),
     "nested": (nested, "nested too deeply"),
     "empty": (lambda path: write(path.parent, "", path.name), "Expecting value"),
-    "torn": (
-        lambda path: write(path.parent, json.dumps(PUBLICATION)[:9], path.name),
-        "Unterminated string",
-    ),
+    "torn": (lambda path: write(path.parent, json.dumps(PUBLICATION)[:9], path.name), "Unterminated string"),
     "nan": (lambda path: write(path.parent, '{"kvdiag_agent": NaN}', path.name), "NaN is not a number"),
     "list": (lambda path: write(path.parent, "[]", path.name), "not a JSON object"),
 }

@@ -65,13 +65,12 @@ def test_six_that_all_rise_are_one_in_sixty_four() -> None:
 @pytest.mark.parametrize("count", [30, 31], ids=["counted out", "normal"])
 def test_many_figures_meet_the_tail_that_shuffling_finds(count: int) -> None:
     """Where the counting ends the normal distribution goes on: both give what 1,500 shuffles give, ties among them."""
-    # GIVEN figures that lean a little upwards
+    # Figures that lean a little upwards
     random = seeded(f"shuffles {count}")
     values = [float(round(random.gauss(2.0, 6.0))) for _ in range(count)]
     higher, lower = values[::2], values[1::2]
     sizes, both = ranks([abs(value) for value in values if value]), ranks([*higher, *lower])
 
-    # WHEN
     signed = summed = 0
     for _ in range(1500):
         signed += sum(size for size in sizes if random.random() < 0.5) >= sum(
@@ -79,7 +78,6 @@ def test_many_figures_meet_the_tail_that_shuffling_finds(count: int) -> None:
         )
         summed += sum(random.sample(both, len(higher))) >= sum(both[: len(higher)])
 
-    # THEN
     assert pytest.approx(signed / 1500, abs=0.03) == signed_rank_tail(values)
     assert pytest.approx(summed / 1500, abs=0.04) == rank_sum_tail(higher, lower)
 
@@ -87,27 +85,22 @@ def test_many_figures_meet_the_tail_that_shuffling_finds(count: int) -> None:
 @pytest.mark.parametrize("count", [8, 40])
 def test_tails_are_what_they_say(count: int) -> None:
     """Of 400 draws without any difference no more are below 5 % than chance allows."""
-    # GIVEN
     random = seeded(f"ranks {count}")
 
     def draw(size: int, random: Random = random) -> list[float]:
         return [random.gauss(0.0, 1.0) for _ in range(size)]
 
-    # WHEN
     signed = sum(signed_rank_tail(draw(count)) < 0.05 for _ in range(400))
     summed = sum(rank_sum_tail(draw(count // 2), draw(count - count // 2)) < 0.05 for _ in range(400))
 
-    # THEN 20 are expected, 34 are three deviations more
     assert max(signed, summed) <= 34
     assert min(signed, summed) >= 4
 
 
 def test_intervals_hold_the_truth() -> None:
     """The median's and the difference's bounds hold the truth in nine of ten draws or more."""
-    # GIVEN
     random = seeded("intervals")
 
-    # WHEN
     of_median = of_shift = 0
     for _ in range(200):
         one = [random.gauss(3.0, 1.0) for _ in range(12)]
@@ -116,22 +109,18 @@ def test_intervals_hold_the_truth() -> None:
         of_median += middle.low <= 3.0 <= middle.high
         of_shift += shift.low <= 2.0 <= shift.high
 
-    # THEN
     assert 174 <= of_median
     assert 170 <= of_shift <= 195
 
 
 def test_large_groups_are_bounded_too() -> None:
     """Five thousand figures have narrow bounds, whose middle the thinning does not move."""
-    # GIVEN
     random = seeded("many")
     one = [random.gauss(3.0, 1.0) for _ in range(5000)]
     other = [random.gauss(1.0, 1.0) for _ in range(3000)]
 
-    # WHEN
     middle, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
 
-    # THEN
     assert middle.low < 3.0 < middle.high < middle.low + 0.1
     assert shift.low < 2.0 < shift.high < shift.low + 0.12
     assert pytest.approx(2.0, abs=0.06) == shift.middle
@@ -170,24 +159,16 @@ def score(series: tuple[int, ...]) -> int:
 )
 def test_short_trend_is_counted_out(series: tuple[int, ...]) -> None:
     """The probability is the share of all 120 orders that rise as much."""
-    # GIVEN
     orders = list(permutations(series))
-    expected = sum(score(order) >= score(series) for order in orders) / len(orders)
-
-    # WHEN
-    actual = rising(series)
-
-    # THEN
-    assert pytest.approx(expected) == actual
+    assert pytest.approx(sum(score(order) >= score(series) for order in orders) / len(orders)) == rising(series)
 
 
 def test_kendall_s_table_is_met() -> None:
     """At 10 values a score of 27 has a probability of 0.0083 (Kendall 1975, table 1)."""
-    # GIVEN 9 inversions of 45 pairs
+    # 9 inversions of 45 pairs
     series = (3, 2, 1, 4, 7, 6, 5, 10, 9, 8)
     assert 27 == score(series)
 
-    # THEN
     assert pytest.approx(0.0083, abs=5e-5) == rising(series)
 
 
@@ -198,26 +179,18 @@ def test_ties_are_no_evidence() -> None:
 
 def test_exact_and_normal_meet() -> None:
     """One value more than the exact test takes changes the answer by little."""
-    # GIVEN the same share of inversions on either side of the switch
+    # The same share of inversions on either side of the switch
     short = [float(place + 3 * (place % 2)) for place in range(EXACT_TREND)]
-    long = [float(place + 3 * (place % 2)) for place in range(EXACT_TREND + 1)]
-
-    # THEN
-    assert 0.3 < rising(long) / rising(short) < 1.5
+    assert 0.3 < rising([float(place + 3 * (place % 2)) for place in range(EXACT_TREND + 1)]) / rising(short) < 1.5
 
 
 @pytest.mark.parametrize("count", [9, 19])
 def test_false_alarms_of_trends_are_nominal(count: int) -> None:
     """Of 1,000 series without a trend some 10 are called at 1 %."""
-    # GIVEN
     random = seeded(f"trends {count}")
     series = [[random.gauss(0.0, 1.0) for _ in range(count)] for _ in range(1000)]
 
-    # WHEN
-    trends = sum(rising(each) < 0.01 for each in series)
-
-    # THEN
-    assert trends <= 18
+    assert sum(rising(each) < 0.01 for each in series) <= 18
 
 
 @given(few, few, st.integers(-100, 100))

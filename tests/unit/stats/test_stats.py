@@ -38,24 +38,18 @@ def test_student_tail_is_the_table_s(score: float, freedom: float, expected: flo
 
 def test_binomial_tail_is_a_coin_s() -> None:
     """Seven heads of seven are rarer than one in a hundred, six of six are not."""
-    assert (1 / 128, 1 / 64, 1.0) == (
-        stats.binomial_tail(7, 7),
-        stats.binomial_tail(6, 6),
-        stats.binomial_tail(0, 3),
-    )
+    assert (1 / 128, 1 / 64, 1.0) == (stats.binomial_tail(7, 7), stats.binomial_tail(6, 6), stats.binomial_tail(0, 3))
 
 
 @pytest.mark.parametrize(("keep", "bar"), [(0.0, 0.02), (0.3, 0.03), (0.6, 0.06), (0.8, 0.08), (0.9, 0.12)])
 def test_slope_holds_its_false_alarms_on_noise_that_remembers(keep: float, bar: float) -> None:
     """At a nominal 1 % the slope stays below 6 % up to a correlation of 0.8, and at about 8 % with 0.9."""
-    # GIVEN 300 series of 60 values without a trend
+    # 300 series of 60 values without a trend
     random = seeded(f"noise {keep}")
     series = [autoregressive(random, keep) for _ in range(300)]
 
-    # WHEN
     found = [stats.slope(values) for values in series]
 
-    # THEN
     rate = sum(one is not None and one.p_rising < 0.01 for one in found) / len(found)
     report(f"slope, correlation {keep}: {rate:.1%} false alarms at a nominal 1 %")
     assert rate <= bar
@@ -63,30 +57,25 @@ def test_slope_holds_its_false_alarms_on_noise_that_remembers(keep: float, bar: 
 
 def test_drift_is_not_seen_in_walks() -> None:
     """Of random walks, which a trend test calls every fourth time, the drift test calls at most its share."""
-    # GIVEN
     random = seeded("walks")
     walks = [autoregressive(random, 1.0) for _ in range(300)]
 
-    # WHEN
     calls = [(tail := stats.drift_tail(values, 12)) is not None and tail < 0.05 for values in walks]
 
-    # THEN
     report(f"drift, random walk: {sum(calls) / len(calls):.1%} false alarms at a nominal 5 %")
     assert sum(calls) / len(calls) <= 0.09
 
 
 def test_load_beside_the_series_is_not_its_trend() -> None:
     """Memory that follows a rising load has no slope of its own, and one that rises beside the load has."""
-    # GIVEN load that rises, with noise
+    # Load that rises, with noise
     random = seeded("load")
     load = [number / 10 + random.gauss(0.0, 1.0) for number in range(60)]
     follows = [3.0 * each + random.gauss(0.0, 0.1) for each in load]
 
-    # WHEN
     alone, beside = stats.slope(follows), stats.slope(follows, [load])
     rising = stats.slope([each + 0.05 * number for number, each in enumerate(follows)], [load])
 
-    # THEN
     assert alone is not None
     assert beside is not None
     assert rising is not None
@@ -102,10 +91,8 @@ def test_load_beside_the_series_is_not_its_trend() -> None:
 )
 def test_slope_without_noise(values: list[float], expected: tuple[float, float]) -> None:
     """A flat series has no trend, and a straight line nothing but."""
-    # WHEN
     actual = stats.slope(values)
 
-    # THEN
     assert actual is not None
     assert expected == (round(actual.per_step, 6), round(actual.p_rising, 6))
 
@@ -128,13 +115,10 @@ def test_drift_of_what_never_varies() -> None:
 @given(numbers, st.integers(-(10**9), 10**9), st.sampled_from([0.5, 2.0, 1024.0]))
 def test_shift_and_scale_change_nothing_but_the_unit(values: list[float], shift: int, scale: float) -> None:
     """In another unit and from another zero the slope is the same in that unit, and its significance the same."""
-    # GIVEN
     others = [shift + scale * value for value in values]
 
-    # WHEN
     before, after = stats.slope(values), stats.slope(others)
 
-    # THEN
     assert before is not None
     assert after is not None
     assert pytest.approx(scale * stats.theil_sen(values), rel=1e-9, abs=1e-6) == stats.theil_sen(others)
@@ -158,11 +142,9 @@ def test_theil_sen_ignores_outliers() -> None:
 
 def test_change_tells_a_step_from_a_line() -> None:
     """A level step is explained by a step, a slope by a line; place and height of the step are told."""
-    # WHEN
     step = stats.change([10.0] * 30 + [15.0] * 10)
     line = stats.change([float(number) for number in range(40)])
 
-    # THEN
     assert step is not None
     assert line is not None
     assert (30, 5.0, 0.0) == (step.index, round(step.step, 9), round(step.step_share, 9))
@@ -172,16 +154,13 @@ def test_change_tells_a_step_from_a_line() -> None:
 
 def test_jumps_are_taken_out_and_counted() -> None:
     """Two jumps up and one down leave the slope that the series has besides."""
-    # GIVEN
     random = seeded("jumps")
     rises = [1.0 + random.gauss(0.0, 0.2) for _ in range(60)]
     rises[10], rises[30], rises[50] = 200.0, 300.0, -100.0
     values = [sum(rises[:number]) for number in range(61)]
 
-    # WHEN
     actual = stats.without_jumps(values, 6.0, 20.0)
 
-    # THEN
     assert (2, 1) == (actual.ups, actual.downs)
     assert pytest.approx(397.0, abs=3.0) == values[-1] - actual.values[-1]
     assert pytest.approx(1.0, abs=0.1) == stats.theil_sen(actual.values)
@@ -190,27 +169,21 @@ def test_jumps_are_taken_out_and_counted() -> None:
 
 def test_steps_of_the_load_are_no_jumps() -> None:
     """Memory that follows a load which comes and goes has no jumps of its own."""
-    # GIVEN
     load = [1.0 if number % 20 < 3 else 0.0 for number in range(60)]
     values = [100.0 * each for each in load]
 
-    # WHEN
     alone, beside = stats.without_jumps(values, 6.0, 20.0), stats.without_jumps(values, 6.0, 20.0, [load])
 
-    # THEN
     assert (3, 0) == (alone.downs, beside.ups + beside.downs)
 
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=60), st.integers(1, 12))
 def test_blocks_hold_every_reading_of_their_time_once(times: list[float], count: int) -> None:
     """The blocks together hold the readings from their first edge to their end, in order, each within its own."""
-    # GIVEN
     times.sort()
 
-    # WHEN
     actual = stats.blocks(times, times, 900.0, 50.0, count)
 
-    # THEN
     start = 900.0 - 50.0 * count
     assert count == len(actual)
     assert tuple(at for at in times if start <= at < 900.0) == tuple(at for block in actual for at in block)
@@ -237,17 +210,14 @@ def test_quantile_lies_between_its_neighbours(values: list[float], ratio: float)
 
 def test_a_day_at_one_reading_a_second_is_quick() -> None:
     """Blocks, jumps, slope and drift of 86,400 readings take no more than 0.3 s."""
-    # GIVEN
     times, sizes, _ = memory("slow noise", 1, hours=24.0, tick_seconds=1.0)
 
-    # WHEN
     begin = process_time()
     cells = stats.blocks(times, sizes, times[-1], 1440.0, 60)
     smooth = stats.without_jumps([median(cell) for cell in cells], 6.0, 24.0 * 2**20)
     slope, drift = stats.slope(smooth.values), stats.drift_tail(smooth.values, 12)
     took = process_time() - begin
 
-    # THEN
     report(f"a day at 1 Hz: {took:.3f} s")
     assert None not in (slope, drift)
     assert took <= 0.3
@@ -263,26 +233,21 @@ def test_every_null_model_is_what_it_says() -> None:
 
 def test_jump_of_several_steps_is_one() -> None:
     """What rises over three blocks is one jump up, and a second one later is another."""
-    # GIVEN
     random = seeded("ramp")
     values = [random.gauss(0.0, 1.0) for _ in range(60)]
     for place, height in ((20, 100.0), (21, 100.0), (22, 100.0), (40, 100.0)):
         values[place:] = [value + height for value in values[place:]]
 
-    # WHEN
     actual = stats.without_jumps(values, 6.0, 20.0)
 
-    # THEN
     assert (2, 0) == (actual.ups, actual.downs)
     assert pytest.approx(400.0, rel=0.05) == values[-1] - actual.values[-1]
 
 
 def test_another_clock_straightens_what_runs_by_it() -> None:
     """What grows with the work is a line by the work; a clock that stands still tells nothing."""
-    # GIVEN
     clock = [0.0, 1.0, 1.0, 1.0, 4.0, 5.0, 9.0]
 
-    # THEN
     actual = stats.evenly(clock, [2.0 * at for at in clock])
     assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
     assert stats.evenly([1.0] * 7, clock) is None
@@ -291,12 +256,10 @@ def test_another_clock_straightens_what_runs_by_it() -> None:
 
 def test_load_is_found_by_differences_and_a_trend_is_not() -> None:
     """Memory that follows the load has its sensitivity; what only rises has none, whatever the load does."""
-    # GIVEN
     random = seeded("share")
     load = [random.random() for _ in range(60)]
     follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
 
-    # THEN
     (found,) = stats.sensitivities(follows, [load], 0.25)
     assert pytest.approx(3.0, rel=0.1) == found
     assert (0.0,) == stats.sensitivities([2.0 * step for step in range(60)], [load], 0.25)
@@ -305,7 +268,6 @@ def test_load_is_found_by_differences_and_a_trend_is_not() -> None:
 
 def test_slope_error_is_wider_where_noise_remembers() -> None:
     """Of white noise it is the textbook's; autocorrelated noise of the same size widens it."""
-    # GIVEN
     random = seeded("error")
     white, kept, level = [], [], 0.0
     for _ in range(400):
@@ -314,7 +276,6 @@ def test_slope_error_is_wider_where_noise_remembers() -> None:
         white.append(push)
         kept.append(level)
 
-    # THEN
     textbook = math.sqrt(12.0 / 400.0) / 400.0
     assert pytest.approx(textbook, rel=0.25) == stats.slope_error(white, 0.0)
     assert stats.slope_error(kept, 0.0) > 1.8 * textbook

@@ -21,7 +21,7 @@ COUNTING_POLL_SECONDS = 0.5
 """While steps are counted: they are not to be held up by this."""
 
 HASTE_SECONDS = 0.2
-"""Between the publications of an agent in haste: a test would wait most of its time for one a second."""
+"""Between the publications of an agent in haste."""
 
 TAKEN = {
     "torch.cuda": ("is_initialized", "memory_stats_as_nested_dict", "memory_snapshot", "device_count"),

@@ -58,7 +58,6 @@ def floor(samples: Sequence[Sample], since: float = 0.0) -> BusyFloor | None:
 def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], float], says: str, lowest: int) -> None:
     """The lowest of the last third bounds what is lost; else they rise, or are flat beside equal requests."""
     actual = floor(busy(blocks))
-
     # The lowest has two requests
     assert actual is not None
     assert says in get_args(Says)
@@ -108,7 +107,6 @@ def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
     # A pool read each 10 s, of which every second reading is low
     samples = busy(lambda share: 2000.0, tick=10.0, running=(9, 0))
     actual = floor(samples)
-
     assert actual is not None
     assert 9 == actual.running
     assert pytest.approx(2900, abs=12) == actual.lowest_blocks

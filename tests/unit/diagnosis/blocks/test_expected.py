@@ -23,7 +23,6 @@ tokens = st.integers(0, 200_000)
 def test_full_attention_needs_whole_blocks_of_each_request(resident: tuple[int, ...], blocks: int) -> None:
     """Each request rounds up to whole blocks on its own."""
     actual = blocks_needed(resident, Facts(pools=(pool(),)))
-
     assert ExpectedBlocks(least_blocks=blocks, most_blocks=blocks) == actual
 
 
@@ -35,7 +34,6 @@ def test_a_sliding_window_needs_what_it_touches(resident: int, least: int, most:
     """Beyond the window blocks are returned, with async scheduling a step late."""
     # A window of 1,024 tokens over blocks of 16
     actual = blocks_needed((resident,), Facts(pools=(pool(sliding_window_tokens=1024),)))
-
     assert ExpectedBlocks(least_blocks=least, most_blocks=most) == actual
 
 
@@ -44,7 +42,6 @@ def test_more_tokens_never_need_fewer_blocks_than_their_window(
     fewer: int, more: int, block_tokens: int, window: int | None
 ) -> None:
     """Full attention never shrinks; a window never needs more than full attention nor less than its own tokens."""
-    # Two lengths
     fewer, more = sorted((fewer, more))
     known = Facts(pools=(pool(block_tokens=block_tokens, sliding_window_tokens=window),))
     low, high = blocks_needed((fewer,), known), blocks_needed((more,), known)
@@ -77,9 +74,7 @@ def test_the_curve_is_known_unless_the_engines_own_figure_denies_it(known: Facts
 
 def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
     """An engine that holds nine requests where a straight line allows three has layers that slide or keep a state."""
-    # Such a figure
     known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768)
-
     # No blocks are computed by the simple formula
     assert blocks_needed((100,), known) is None
     assert (curve_problem(known) or "").startswith("by its own figures a request of 32768 tokens takes 683 blocks, ")
@@ -92,9 +87,7 @@ def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
 )
 def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> None:
     """A model's config is a file of somebody else's: whatever it holds, the curve is unknown and nothing breaks."""
-    # An engine whose figure a straight line does not explain, and such a config
     known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768, model_config=config)
-
     assert curve_problem(known) is not None
     assert blocks_needed((100,), known) is None
 
@@ -117,7 +110,6 @@ def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most:
     # The engine's own figure: 2,048 blocks of the full group, and in six groups what 8,192 tokens in flight and
     # the window touch (576 blocks and one more)
     known = hybrid(2048 + 6 * 577)
-
     # The curve is known, and is no straight line
     assert curve_problem(known) is None
     assert not grows_with_every_token(known)
@@ -126,9 +118,7 @@ def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most:
 
 def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:
     """A model whose engine plans another number of blocks is not the one of this config."""
-    # A figure that no setting of this config gives
     known = hybrid(4321)
-
     assert "takes 4321 blocks" in (curve_problem(known) or "")
     assert blocks_needed((160,), known) is None
 

@@ -119,7 +119,6 @@ FALLING = (0.5, 0.4, 0.3, 0.2, 0.1, 0.06, 0.05, 0.04)
 def test_share_of_hits_that_falls_to_nothing_is_told_with_its_figures() -> None:
     """The first and the last eighth of what was looked up, all of it, and how long it took."""
     actual = hit_collapse(cached(FALLING), DEFAULT_LIMITS)
-
     assert Collapse(first_ratio=0.5, last_ratio=0.04, queried_tokens=800_000, hours=2.0) == actual
 
 
@@ -149,7 +148,6 @@ def test_hits_collapse_from_piece_to_piece(seen: Timeline, collapsed: bool) -> N
 
 def test_counters_that_begin_anew_are_joined() -> None:
     """After a restart they count on from what was counted; another engine's are added, one that tells none is not."""
-    # A restart in the middle
     samples = list(cached(FALLING).samples)
     anew = [_minus(sample, samples[4]) for sample in samples[5:]]
     silent = engine(label="2")

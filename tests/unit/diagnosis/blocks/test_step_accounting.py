@@ -12,6 +12,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     Growth,
     blind_spot,
     compare,
+    fill_quantity,
     floor_after,
     floor_before,
     highest_blocks,
@@ -22,7 +23,6 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     other_tokens,
     quantities,
     refused,
-    rounded,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Gap, Quantity, Sample, Span, Status, Timeline
@@ -77,11 +77,8 @@ def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
 
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
-    # A load of which one sample saw but one request
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
-
     actual = measure(timeline, KNOWN, SPAN, 3)
-
     need = ExpectedBlocks(least_blocks=64, most_blocks=64)
     assert actual == Growth(
         samples=3, requests=2, tokens=1024, need=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
@@ -102,7 +99,6 @@ def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
     """A page was rendered somewhere between the two looks at our streams: from 30 + 32 blocks to 32 + 33."""
     # 480 and 512 tokens before, 512 and 513 after
     actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0)
-
     assert actual is not None
     assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.need
 
@@ -122,9 +118,7 @@ def test_tokens_that_our_streams_lag_behind_are_needed_as_well(counted: int | No
     """What the engines counted beyond what our streams have brought is shared out, rounded up."""
     # Counters that stood at 0 when the span began
     first = idle(10.0, counted=None if counted is None else 0)
-
     actual = measure(seen(first, under_load(21.0, 64, counted=counted)), KNOWN, SPAN, 0)
-
     assert actual is not None
     assert tokens == actual.tokens
 
@@ -134,9 +128,7 @@ def test_one_request_has_all_that_its_stream_lags_behind() -> None:
     # 512 tokens read of a request that had brought 522 to the page
     alone = under_load(21.0, 33, (512,), running=1, counted=523)
     span = replace(SPAN, workload=replace(WORKLOAD, requests=1))
-
     actual = measure(seen(idle(10.0, counted=0), alone), KNOWN, span, 0)
-
     assert actual is not None
     assert 522 == actual.tokens
 
@@ -158,16 +150,14 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
 
 
 def test_bytes_are_those_of_the_blocks() -> None:
-    """39 blocks of 2 MiB are 78 MiB; without a block's size they are not told."""
-    sizes = quantities(KNOWN, requests=1, tokens=624, blocks=39)
-    assert [("requests", 1), ("tokens", 624), ("blocks", 39), ("bytes", 78 * MIB)] == [
-        (one.name, one.value) for one in sizes
-    ]
-    assert ["requests", "tokens", "blocks", "bytes"] == [one.unit for one in sizes]
-    extra = Quantity(name="kept", value=1, unit="blocks")
-    untold = quantities(Facts(), requests=1, tokens=624, blocks=39, extra=(extra,))
-    assert (None, extra) == (untold[3].value, untold[4])
-    assert (0.1235, None) == (rounded(0.12345678), rounded(None))
+    """39 blocks of 2 MiB are 78 MiB; without a block's size they are unknown."""
+    one = growth(39, 39)
+    extra = Quantity("kept", 1, "blocks")
+    expected = (("requests", 2), ("tokens", 1024), ("blocks", 39), ("bytes", 78 * MIB))
+    assert (*(Quantity(name, value, name) for name, value in expected), extra) == quantities(KNOWN, one, 39, extra)
+    assert Quantity("bytes", None, "bytes") == quantities(Facts(), one, 39)[3]
+    filled = [fill_quantity(replace(one, filled_ratio=ratio)) for ratio in (0.12345678, None)]
+    assert [Quantity("filled_ratio", 0.1235, "ratio"), Quantity("filled_ratio", None, "ratio")] == filled
 
 
 def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
@@ -312,7 +302,6 @@ def test_only_memory_that_ran_out_refuses(span: Span | None, said: str | None) -
 
 def test_a_load_is_judged_by_its_last_offer() -> None:
     """A load that was not seen whole is offered once more: the second one counts, with its floor."""
-    # Two cycles, of which the first held twice what its tokens need
     again = replace(
         SPAN, begin_seconds=50.0, offer_seconds=60.0, release_seconds=70.0, end_seconds=80.0, notes=("again",)
     )
@@ -340,10 +329,8 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
 def test_a_load_that_cannot_be_judged_says_so() -> None:
     """Out of memory is a fault, a step that did not run or has no floor is unknown."""
     failed = replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("out of memory",)), notes=("n",))
-
     refusal = judge_load("load", Timeline(samples=WHOLE, marks=marks(failed)), KNOWN, DEFAULT_LIMITS)
     absent = judge_load("other", seen(*WHOLE), KNOWN, DEFAULT_LIMITS)
     judge_load("load", seen(*WHOLE[2:]), KNOWN, DEFAULT_LIMITS)
-
     assert ("fault", ("n",)) == (refusal.status, refusal.notes)
     assert ("unknown", ()) == (absent.status, absent.notes)

@@ -117,18 +117,14 @@ def test_no_request_is_longer_than_the_context() -> None:
 
 def test_restart_counts_nothing() -> None:
     """Counters that fall are another process's: neither tokens nor blocks are compared over it."""
-    # Nine readings before a restart and nine after it
     before, after = page(9), page(9, start=135.0)
-
     actual = waste(*before, *after)
-
     assert actual is not None
     assert (16, 16) == (actual.changes, actual.prompts)
 
 
 def test_readings_without_requests_or_usage_tell_no_change() -> None:
     """Their tokens count all the same; as many running as before is none."""
-    # Ten readings of which one lacks its usage, and one more its requests
     samples = page(13)
 
     def without(sample: Sample, **changes: object) -> Sample:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas, compare
-from kvdiag.diagnosis.fleet.components import COMPONENTS, Unit
+from kvdiag.diagnosis.fleet.fleet_components import COMPONENTS, Unit
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.model import Finding
 from kvdiag.stats import Interval

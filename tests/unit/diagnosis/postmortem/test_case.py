@@ -8,8 +8,7 @@ from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree, asked_for, evidence, serving
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Engine, Sample, Timeline
-from kvdiag.oom.account import Account
-from kvdiag.oom.log import Work
+from kvdiag.oom.account import Account, Work
 from kvdiag.oom.message import Shortage
 from tests.builders.values import allocator, engine
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, split

@@ -10,7 +10,7 @@ from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.transients import judge_activation
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Diagnosis, Facts, Finding
-from kvdiag.oom.log import Work
+from kvdiag.oom.account import Work
 from tests.builders.answers import ANY_TEXT
 from tests.builders.values import allocator
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, finding

@@ -6,8 +6,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_duplicate_model import judge
-from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, evidence, rows
 from tests.builders.runs import run
 from tests.builders.values import GIB, KIB, MIB, NO_NVML, device, engine, pool, process
 from tests.builders.worlds import World, facts
@@ -25,27 +25,19 @@ def test_weights_held_twice_are_a_fault() -> None:
     world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
     actual = verdict(world)
     pool_bytes = 6145 * 2 * MIB
-    expected = Finding(
-        id="baseline.duplicate_model",
-        status="fault",
-        summary=ANY_TEXT,
-        evidence=(
-            Evidence(name="server_bytes", value=pool_bytes + 13 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="pool_bytes", value=pool_bytes, unit="bytes", source="engine"),
-            Evidence(name="weights_bytes", value=6 * GIB, unit="bytes", source="host: checkpoint files"),
-            Evidence(name="unexplained", value=7 * GIB, unit="bytes", source="computed"),
-            Evidence(name="allowance", value=1100 * MIB + int(0.08 * 32 * GIB), unit="bytes", source="computed"),
-        ),
-    )
-
-    assert expected == actual
+    assert ("baseline.duplicate_model", "fault") == (actual.id, actual.status)
+    assert [
+        ("server_bytes", pool_bytes + 13 * GIB, "bytes", "nvml"),
+        ("pool_bytes", pool_bytes, "bytes", "engine"),
+        ("weights_bytes", 6 * GIB, "bytes", "host: checkpoint files"),
+        ("unexplained", 7 * GIB, "bytes", "computed"),
+        ("allowance", 1100 * MIB + int(0.08 * 32 * GIB), "bytes", "computed"),
+    ] == rows(actual)
 
 
 def test_one_copy_is_ok() -> None:
     """Pool, one copy and a GiB of overhead explain a healthy server."""
-    # A healthy server
     actual = verdict(World())
-
     assert ("ok", 1 * GIB) == (actual.status, evidence(actual)["unexplained"])
 
 
@@ -67,7 +59,6 @@ def test_one_copy_is_ok() -> None:
 def test_without_one_of_its_figures_it_is_unknown(world: World, reason: str) -> None:
     """Weights, pool and the server's own bytes are all needed; the finding names the one that is missing."""
     actual = verdict(world)
-
     assert Finding(id="baseline.duplicate_model", status="unknown", summary=ANY_TEXT) == actual
 
 
@@ -76,7 +67,6 @@ def test_overhead_of_a_small_model_is_not_a_second_copy(weights: int) -> None:
     """Context, workspaces and graphs of a healthy small model weigh more than its weights: that accuses nobody."""
     # A small model with 2.5 GiB of ordinary overhead on an 80-GiB device
     world = World(weights_bytes=weights, overhead_bytes=5 * GIB // 2, device_bytes=80 * GIB)
-
     assert verdict(world).status in {"ok", "unknown"}
 
 
@@ -84,24 +74,19 @@ def test_a_second_copy_beyond_all_overhead_is_found_for_small_models_too() -> No
     """More than the largest ordinary overhead is suspect even where the weights are smaller than it."""
     # Weights of 2 GiB on a device where 3 GiB of overhead are usual, and 6 GiB too much
     world = World(weights_bytes=2 * GIB, overhead_bytes=6 * GIB)
-
     assert "suspect" == verdict(world).status
 
 
 def test_ranks_that_share_the_weights_are_no_copies() -> None:
     """Tensor parallel: each of two ranks has a pool of its own and half of the weights."""
-    # A healthy server on two GPUs
     actual = verdict(World(gpus=2))
-
     assert ("ok", 2 * GIB) == (actual.status, evidence(actual)["unexplained"])
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_engines_with_a_copy_each_are_no_duplicates(gpus: int) -> None:
     """Data parallel: two engines hold the weights once each, be it on one GPU or on two."""
-    # A healthy server of two engines
     actual = verdict(World(pools=(pool("0"), pool("1")), gpus=gpus, device_bytes=80 * GIB))
-
     assert ("ok", 12 * GIB) == (actual.status, evidence(actual)["weights_bytes"])
 
 
@@ -109,15 +94,12 @@ def test_no_weights_at_all_divide_nothing() -> None:
     """A folder of empty files gives weights of zero bytes, which is no ground for a verdict against the server."""
     # Weights of 0 bytes
     actual = verdict(World(weights_bytes=0))
-
     assert actual.status in {"ok", "unknown"}
 
 
 def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
     """Nineteen GiB beside six of weights are a pool, most likely, or copies."""
-    # A server whose page has no pool
     actual = verdict(World(pools=()))
-
     assert "unknown" == actual.status
 
 
@@ -185,7 +167,6 @@ def test_a_copy_is_weighed_against_what_a_healthy_server_takes(weights: int, bey
     """Beyond pool and weights: 250 MiB are any context's, 3,215,017,902 bytes the most that overhead is usual for."""
     # A hand calculation: 1100 MiB of context and 8 % of 24 GiB, of which 1.5 times are 4,822,526,853
     assert 3_215_017_902 == ALLOWANCE
-
     assert status == idle_server(beyond, weights).status
 
 
@@ -197,7 +178,6 @@ def test_every_further_copy_is_counted() -> None:
 def test_overhead_that_may_be_a_copy_is_told_with_both() -> None:
     """A small model's context and graphs, or its weights once more: nobody can tell, and both figures are there."""
     actual = idle_server(2 * GIB, 1 * GIB)
-
     assert 2 * GIB == evidence(actual)["unexplained"]
 
 
@@ -349,8 +329,6 @@ def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
 @pytest.mark.parametrize("known", [Facts(weights_bytes=12 * GIB), Facts(server_pids=(100,), weights_bytes=0)])
 def test_without_a_pool_processes_and_weights_are_needed(known: Facts) -> None:
     """Neither whose bytes they are nor of what they could be a copy can be told."""
-    # A server's process on a GPU
     timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(device(processes=(process(100, 20 * GIB),)),)),))
     (actual,) = judge(timeline, known, DEFAULT_LIMITS)
-
     assert "unknown" == actual.status

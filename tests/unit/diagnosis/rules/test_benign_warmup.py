@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.benign_warmup import STILL_GROWING, judge
+from kvdiag.diagnosis.rules.benign_warmup import judge
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
-from tests.builders.answers import evidence
+from tests.builders.answers import evidence, rows
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
@@ -25,7 +25,6 @@ def verdict(world: World) -> Finding:
 
 def test_growth_that_stopped_is_explained() -> None:
     """Memory that came with the first three requests, two of them unjudged, is summed up and called warm-up."""
-    # Kernels loaded with the first requests
     world = World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB))
     actual = verdict(world)
     expected = Finding(
@@ -44,9 +43,7 @@ def test_growth_that_stopped_is_explained() -> None:
 
 def test_a_server_that_never_grew_is_ok() -> None:
     """Without growth there is nothing to explain."""
-    # A healthy server
     actual = verdict(World())
-
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
@@ -55,22 +52,20 @@ def test_a_server_that_never_grew_is_ok() -> None:
     [
         (World(nvml=NO_NVML), f"{NO_NVML.reason}"),
         (World(lost_in="single_request"), "too few equal cycles with device samples; pause traffic for the run"),
-        (World(device_growth_bytes=6 * MIB), STILL_GROWING),
+        (World(device_growth_bytes=6 * MIB), "device memory is still growing"),
     ],
     ids=["no NVML", "too few cycles", "still growing"],
 )
 def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
     actual = verdict(world)
-
-    assert ("unknown", reason) == (actual.status, actual.summary)
+    assert "unknown" == actual.status
+    assert actual.summary.startswith(reason)
 
 
 def test_warmup_of_one_of_two_gpus_is_found() -> None:
     """Tensor parallel: first-touch growth is told for a GPU on which it happened."""
-    # Two GPUs that both load kernels
     actual = verdict(World(gpus=2, first_touch_bytes=(64 * MIB,)))
-
     assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
@@ -79,14 +74,12 @@ def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
     # A growing job on GPU 1, where the server has no process
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
     actual = verdict(world)
-
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
 @pytest.mark.parametrize("step", ["baseline", "single_request"])
 def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step: str) -> None:
     """Where the baseline did not run or the first cycle did not settle, the unjudged requests' share stays unknown."""
-    # Kernels loaded with the first four requests, two of them unjudged, and no idle readings around those
     world = World(first_touch_bytes=(64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB))
     whole = run(world)
     start, end = (
@@ -102,12 +95,10 @@ def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step:
 
 def test_cycles_without_a_baseline_are_judged_alone() -> None:
     """A trace that begins with the requests still shows that growth stopped."""
-    # A run of which the baseline's marks are lost
     world = World(first_touch_bytes=(0, 0, 16 * MIB))
     whole = run(world)
     marks = tuple(mark for mark in whole.marks if mark.step != "baseline")
     (actual,) = judge(Timeline(samples=whole.samples, marks=marks), facts(world), DEFAULT_LIMITS)
-
     assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
@@ -139,11 +130,6 @@ def of_cycles(timeline: Timeline, of: Facts = KNOWN) -> Finding:
     return found
 
 
-def figures(found: Finding) -> list[tuple[str, object, str, str]]:
-    """Evidence as rows."""
-    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
-
-
 @pytest.mark.parametrize(
     ("before", "first", "told"),
     [
@@ -165,15 +151,13 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
         ("first_touch_growth", before + sum(first), "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def test_the_gpu_to_which_most_came_is_told() -> None:
     """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
-    # A third GPU that told nothing in the baseline
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
-
     assert of_cycles(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: grew 6.00 MiB with")
     assert of_cycles(growing(*steps)).summary.startswith("GPU 0: grew 4.00 MiB with")
 
@@ -183,12 +167,12 @@ def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
     rising = (0, 0, 0, 0, 0, 0, 0, PAGE)
     actual = of_cycles(growing((5 * PAGE, *FLAT[1:]), rising))
 
-    assert ("unknown", STILL_GROWING) == (actual.status, actual.summary)
+    assert "unknown" == actual.status
     assert [
         ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def then(first: Timeline, later: Seen) -> Finding:
@@ -219,10 +203,9 @@ ENDS = [min(level, 60 * MIB) for level in after_requests(MIB)]
 def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     """What rose in the minute's cycles belongs to the warm-up where nineteen load cycles stand still after it."""
     actual = then(growing(LATE), later)
-
     # A page at first and four later
-    told = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": STILL_GROWING}
-    assert actual.summary.startswith(told[status])
+    summary = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": "device memory is still growing"}
+    assert actual.summary.startswith(summary[status])
     assert status == actual.status
 
 
@@ -230,7 +213,6 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     """The one that is told has its own; what did not rise by a page is no growth of the judged cycles."""
     # GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
     little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
-
     assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: grew 20.0 MiB with")
 
 
@@ -252,7 +234,6 @@ def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
 @pytest.mark.parametrize("lost", ["baseline end", "nothing", "baseline readings"])
 def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost: str) -> None:
     """A baseline that did not end, or of which no idle reading is there, has no floor to begin from."""
-    # A page with the first cycle, and ten before it
     whole = growing((PAGE, *FLAT[1:]), baseline=[gpus(-10 * PAGE)])
     marks = tuple(
         mark for mark in whole.marks if not (lost == "baseline end" and (mark.step, mark.phase) == ("baseline", "end"))
@@ -261,12 +242,10 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
     actual = of_cycles(Timeline(samples=samples, marks=marks))
     expected = 11 * PAGE if lost == "nothing" else PAGE
-    assert expected == dict(row[:2] for row in figures(actual))["first_touch_growth"]
+    assert expected == dict(row[:2] for row in rows(actual))["first_touch_growth"]
 
 
 def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
     """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
-    # A GPU that told nothing in the baseline, and one that tells nothing in the lead-in
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
-
     assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")

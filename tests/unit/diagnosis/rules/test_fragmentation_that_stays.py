@@ -38,16 +38,13 @@ def idle(held: Allocator, *, minutes: int = 11, running: int = 0) -> Finding:
 def test_cache_that_stays_through_ten_idle_minutes_is_to_be_watched() -> None:
     """It is called what it is, and no fault."""
     actual = idle(LARGE)
-
     assert "ok" == actual.status
 
 
 def test_holes_that_stay_through_ten_idle_minutes_are_suspect() -> None:
     """Where the blocks show that it is stranded, it is more than cache."""
     holes = split(reserved_bytes=15 * GIB, live_bytes=5 * GIB, releasable_bytes=0, stranded_bytes=10 * GIB, fits=True)
-
     actual = idle(replace(LARGE, split=holes))
-
     assert "suspect" == actual.status
 
 
@@ -183,5 +180,4 @@ def test_the_parts_that_a_prometheus_keeps_are_judged(actual: Finding, status: s
 def test_what_each_request_leaves_reserved_and_empty_is_suspect(world: World, status: str) -> None:
     """Torch that reserves more with each equal request while nothing more lives in it, as over hours."""
     (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-
     assert status == actual.status

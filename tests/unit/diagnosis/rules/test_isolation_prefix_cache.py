@@ -10,7 +10,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.isolation_prefix_cache import judge
 from kvdiag.diagnosis.steps import prefix_isolation
 from kvdiag.model import Finding, Quantity, StepResult, Timeline
-from tests.builders.answers import ANY_TEXT
+from tests.builders.answers import ANY_TEXT, rows
 from tests.builders.isolation_timeline import REQUESTS, SALTLESS, Server, facts_of, probe
 
 HIT = 0.9922
@@ -49,14 +49,13 @@ def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys:
             for name, value in zip(("new", "own", "other_salt", "other_unsalted"), milliseconds, strict=True)
         ),
         ("p_same_timing", pytest.approx(1 / 18_564), "ratio", "kvdiag"),
-    ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
+    ] == rows(actual)
     assert "isolation.prefix_cache" == actual.id
 
 
 def test_times_are_told_to_a_hundredth_of_a_millisecond() -> None:
     """A third of a millisecond, and 14 thousandths of it: 0.338."""
     actual = verdict(Server(hit_seconds=1 / 3000, miss_seconds=0.01))
-
     assert 0.34 == {one.name: one.value for one in actual.evidence}["first_token_own"]
 
 
@@ -77,7 +76,6 @@ def test_requests_that_failed_are_not_judged_and_have_no_time() -> None:
 
 def test_the_step_has_the_shares_that_must_be_nothing() -> None:
     """Another tenant's salt, and none: nothing is expected from the cache, and what came is beside it."""
-    # A note on the first mark
     whole = probe(Server(hits=SALTLESS))
     marks = (replace(whole.marks[0], notes=("scaled",)), *whole.marks[1:])
     actual = result(Server(), Timeline(samples=whole.samples, marks=marks))
@@ -99,7 +97,6 @@ def test_the_step_has_the_shares_that_must_be_nothing() -> None:
 def test_requests_that_could_not_be_judged_are_not_counted() -> None:
     """Beside six of thirty somebody else's prompt was counted; one alone on the clock is told apart from none."""
     actual = result(Server(other_prompts=range(6)))
-
     assert Quantity(name="requests", value=24, unit="requests") == actual.measured[0]
 
 

@@ -63,9 +63,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
 
 def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     """A healthy server's verdict names the smallest leak that it would have seen."""
-    # A healthy server
     actual = verdicts(World())
-
     sentence = "device memory is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
 
@@ -88,7 +86,6 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
 def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason: str) -> None:
     """No device, no idle moment or no request that worked: nothing was compared, and the finding says why."""
     actual = verdicts(world)
-
     assert [("unknown", reason)] * 2 == [(one.status, one.summary) for one in actual]
 
 
@@ -103,9 +100,7 @@ def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason
 )
 def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
     """Lazily loaded kernels and workspaces that come with the first requests, however large, are no leak."""
-    # Device memory that grows with the first requests and then stands still
     world = World(first_touch_bytes=first_touch)
-
     assert both("ok") == statuses(verdicts(world))
 
 
@@ -120,9 +115,7 @@ def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
 )
 def test_growth_that_is_not_steady_is_not_called_a_leak(growth: tuple[int, ...]) -> None:
     """One event among flat cycles, or growth that comes to an end, is no leak; nor is it shown as flat."""
-    # Such growth among the judged cycles
     world = World(first_touch_bytes=growth)
-
     assert both("unknown") == statuses(verdicts(world))
 
 
@@ -130,7 +123,6 @@ def test_memory_that_is_given_back_is_no_leak() -> None:
     """A server that shrinks is not growing."""
     # Device memory that falls by 4 MiB in each cycle
     world = World(foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: -4 * MIB})
-
     assert both("ok") == statuses(verdicts(world))
 
 
@@ -138,7 +130,6 @@ def test_a_neighbour_that_grows_on_the_same_gpu_is_not_the_server() -> None:
     """Another process that takes more in every cycle makes no fault of the server."""
     # A co-tenant that grows by 32 MiB in each cycle
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
-
     assert "fault" not in statuses(verdicts(world)).values()
 
 
@@ -146,7 +137,6 @@ def test_a_neighbour_that_grows_on_another_gpu_is_not_looked_at() -> None:
     """On a host of several GPUs, those without a process of the server are nobody's business here."""
     # A server on GPU 0 and somebody else's growing job on GPU 1
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
-
     assert both("ok") == statuses(verdicts(world))
 
 
@@ -157,17 +147,14 @@ def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
         gpus=2, device_growth_bytes=6 * MIB, foreign={1: (process(7, GIB),)}, foreign_growth_bytes={1: 64 * MIB}
     )
     actual = verdicts(world)[0]
-
     # The server's own is the verdict
     assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["held_by"])
 
 
 def test_growth_whose_process_is_not_visible_says_so() -> None:
     """In a container the growth is seen and whose it is may not be: the finding does not claim to know."""
-    # A leaking server whose processes cannot be told
     world = World(device_growth_bytes=6 * MIB, server_seen=False)
     actual = verdicts(world)[0]
-
     assert "unknown" == evidence(actual)["held_by"]
     assert "whose process is not visible" in actual.summary
     assert actual.status in {"suspect", "fault"}
@@ -190,7 +177,6 @@ def test_one_of_two_gpus_out_of_reach_leaves_it_unknown() -> None:
 
 def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None:
     """The driver lists processes on some readings only: one without a list, right after, does not blind the rule."""
-    # A co-tenant that grows, and a plain reading of the devices shortly after each one with processes
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
     whole = run(world)
     samples: list[Sample] = []
@@ -214,13 +200,11 @@ def test_growth_below_a_page_per_request_is_never_a_fault(growth: int) -> None:
     steps = tuple(
         2 * MIB * ((number * growth) // (2 * MIB) - ((number - 1) * growth) // (2 * MIB)) for number in range(1, 30)
     )
-
     assert "fault" not in statuses(verdicts(World(first_touch_bytes=steps))).values()
 
 
 def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
     """Where it cannot be seen whose bytes they are, a device that grows at idle as well grows for another reason."""
-    # A growing neighbour in a container that does not show processes
     world = World(
         server_seen=False,
         processes_told=False,
@@ -235,12 +219,10 @@ def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
 
 def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
     """Where the driver tells both sizes, the server's own growth is judged, whatever its neighbour takes."""
-    # A leaking server and a neighbour that grows faster on the same GPU, or shrinks as fast
     growing, shrinking = (
         World(device_growth_bytes=6 * MIB, foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: growth})
         for growth in (64 * MIB, -4 * MIB)
     )
-
     assert ["fault", "fault"] == [verdicts(world)[0].status for world in (growing, shrinking)]
 
 
@@ -256,9 +238,7 @@ def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
 def test_the_engine_names_what_nvml_alone_shows(engine_name: str | None, called: str, untold: str) -> None:
     """As it does over hours, in a soak and in a fleet: the same growth has one name."""
     world = World(device_growth_bytes=6 * MIB)
-
     actual = judge(run(world), replace(facts(world), engine_name=engine_name), DEFAULT_LIMITS)
-
     assert {called: "fault", untold: "unknown"} == statuses(actual)
 
 
@@ -270,9 +250,7 @@ def told(world: World) -> dict[str, tuple[str, str]]:
 def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
-
     actual = told(world)
-
     grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
     flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
@@ -281,7 +259,6 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
 def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
-
     flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
     grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
@@ -290,9 +267,7 @@ def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
 def test_with_agents_a_leak_shows_before_the_driver_has_a_page_of_it() -> None:
     """Tensors of 100 KiB a request, which fit into what torch has reserved already, are a leak that NVML cannot see."""
     world = World(agents=True, torch_growth_bytes=100 * 2**10, nvml=None)
-
     actual = told(world)
-
     assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
     assert "100 KiB with each request" in actual[TORCH][1]
 
@@ -300,14 +275,12 @@ def test_with_agents_a_leak_shows_before_the_driver_has_a_page_of_it() -> None:
 def test_with_agents_no_driver_is_needed_for_what_is_torchs() -> None:
     """Where NVML does not answer here, the agents are enough to judge both."""
     actual = told(World(agents=True, torch_growth_bytes=6 * MIB, device_growth_bytes=6 * MIB, nvml=NO_NVML))
-
     assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
 
 
 def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
     """What torch reserves more with each equal request, no tensor kept, is fragmentation.allocator's to tell."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB, cache_growth_bytes=6 * MIB))
-
     assert ("ok", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
 
 
@@ -326,7 +299,6 @@ def test_where_processes_are_not_told_the_devices_growth_less_torchs_decides(
 ) -> None:
     """Without the bytes of the process itself, the device's growth that torch does not reserve is outside torch."""
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=torch_growth_bytes, outside_told=False)
-
     assert expected == told(world)[NON_TORCH]
 
 
@@ -362,10 +334,7 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
 )
 def test_table_that_torch_makes_late_is_an_event(late_bytes: tuple[int, ...], expected: tuple[str, str]) -> None:
     """One step among flat cycles is no leak; several that are not steady leave it open."""
-    # What came with the first request, with the second, and so on
     world = World(agents=True, torch_late_bytes=late_bytes)
-
     status, summary = told(world)[TORCH]
-
     assert expected[0] == status
     assert expected[1] in summary

@@ -91,7 +91,6 @@ def test_a_server_that_grows_has_its_figures() -> None:
 def test_growth_that_is_none_or_not_steady(steps: Sequence[int], unit: int, status: str, words: str) -> None:
     """Both verdicts say the same of it, with the same figures."""
     found = by_device(*((gpu(size),) for size in levels(steps, unit)))
-
     assert [status, status] == [one.status for one in found]
     assert all(words in one.summary for one in found)
     assert figures(found[0]) == figures(found[1])
@@ -119,7 +118,6 @@ def test_the_gpu_that_grows_most_is_told() -> None:
     """Two ranks that leak, the second more."""
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
-
     assert torch.summary.startswith("GPU 1: memory of the server's process grows 4.00 MiB with each request")
 
 
@@ -338,7 +336,6 @@ def test_the_devices_growth_less_what_torch_reserved_is_beside_it(
 ) -> None:
     """Of all the processes on that device; a page is the least that counts."""
     found = growth()
-
     assert words in found.summary
     assert status == found.status
     assert (found.evidence == ()) == ("are not reported" in words)
@@ -351,7 +348,6 @@ def test_devices_are_the_same_however_they_are_written() -> None:
         *((inside(3 * GIB, size, uuid="ABC"),) for size in sizes),
         devices=[(replace(gpu(size), uuid="GPU-abc"),) for size in sizes],
     )
-
     assert "ok" == found[1].status
 
 
@@ -362,14 +358,12 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_told() -> None:
         *((inside(3 * GIB, size), inside(3 * GIB, 4 * GIB, pid=101, uuid="1")) for size in much),
         devices=[(gpu(one), gpu(other, index=1)) for one, other in zip(much, some, strict=True)],
     )[1]
-
     assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.0 MiB in 6 cycles")
 
 
 def test_one_process_that_does_not_tell_its_bytes_leaves_it_to_the_device() -> None:
     """Of two one tells: the sum is not known, and without a device nothing is."""
     dark = by_agents(*((inside(3 * GIB, 4 * GIB, 9 * GIB), inside(3 * GIB, 4 * GIB, pid=101)) for _ in range(9)))
-
     assert ("unknown", "the bytes of the server's processes are not reported") == (
         dark[1].status,
         dark[1].summary,

@@ -59,7 +59,6 @@ def test_device_whose_processes_are_not_listed(pools: tuple[KvPool, ...], expect
     """Beside an engine that took its pool at its start there is no room for a neighbour; else it may be one's."""
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
     actual = judge(seen, replace(FACTS, pools=pools), DEFAULT_LIMITS)
-
     assert {TORCH: expected, NON_TORCH: "unknown"} == statuses(actual)
 
 
@@ -67,7 +66,6 @@ def test_engine_that_does_not_allocate_by_torch_leaks_beside_it() -> None:
     """llama.cpp has no torch: what NVML alone shows is named so."""
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
     actual = judge(seen, replace(FACTS, engine_name="llama.cpp"), DEFAULT_LIMITS)
-
     assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
 
 
@@ -91,18 +89,15 @@ def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
 
 def test_model_that_loads_is_no_burst() -> None:
     """Before the engine answers, memory is taken faster than by any leak."""
-    # Readings of the device alone
     seen = timeline(
         "filled cache", hours=0.6, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
     )
     samples = tuple(replace(sample, engines=None) for sample in seen.samples)
-
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(judge(Timeline(samples=samples), FACTS, DEFAULT_LIMITS))
 
 
 def test_sleep_is_no_growth() -> None:
     """Memory that an engine gives back while it sleeps, and takes again, is neither a fall nor a rise."""
-    # An engine that sleeps each second half hour of eight
     seen = timeline("pool", hours=8.0, part=device_part)
     begin = seen.samples[0].at_seconds
     samples = []
@@ -122,10 +117,8 @@ def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
     """What is on the device and not the server's, and keeps growing, is named by the rule for others' memory."""
     # A server that stands still beside a process that grows by 500 MB/h
     seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
-
     (others,) = foreign(seen, FACTS, DEFAULT_LIMITS)
     leaks = judge(seen, FACTS, DEFAULT_LIMITS)
-
     assert ("fault", 0.0) == (others.status, evidence(others)["server_growth_per_hour"])
     assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(leaks)
 
@@ -166,7 +159,6 @@ def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(strande
 def test_agents_tell_torch_from_what_is_beside(part: Part, torch: str, beside: str) -> None:
     """With the agents' figures over hours each of the two has a verdict of its own."""
     actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=part))
-
     assert {TORCH: torch, NON_TORCH: beside} == statuses(tuple(actual.values()))
 
 
@@ -175,7 +167,6 @@ def test_agents_tell_torch_from_what_is_beside(part: Part, torch: str, beside: s
 def test_healthy_device_memory_is_silent(name: str, part: Part) -> None:
     """What a healthy server's memory does over eight hours is no leak, by NVML or by torch."""
     actual = [verdicts(timeline(name, seed, hours=8.0, part=part)) for seed in range(2)]
-
     # Noise as slow as an hour may stay open
     found = {status for one in actual for status in statuses(tuple(one.values())).values()}
     assert found <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
@@ -184,14 +175,12 @@ def test_healthy_device_memory_is_silent(name: str, part: Part) -> None:
 def test_window_too_short_is_unknown_and_names_what_decides() -> None:
     """Half an hour without steps is neither cycles nor a window."""
     actual = verdicts(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=device_part))
-
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
     assert all("1 h of samples" in one.summary for one in actual.values())
 
 
 def test_steps_are_judged_by_their_cycles_alone() -> None:
     """Hours of readings before a run change nothing of what its cycles say."""
-    # A run after eight hours of growth
     before = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
     cycles = run(World())
     shift = before.samples[-1].at_seconds + 1.0 - cycles.samples[0].at_seconds
@@ -227,7 +216,6 @@ def test_device_that_was_assigned_is_the_server_s() -> None:
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
     uuid = (seen.samples[0].devices or ())[0].uuid
     actual = judge(seen, replace(FACTS, pools=(), device_uuids=(uuid,)), DEFAULT_LIMITS)
-
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
 
 
@@ -273,7 +261,6 @@ def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
 def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(growing: tuple[int, ...], others: int) -> None:
     """What one rank alone does loses it: the finding names the rank, and how many others grow."""
     actual = verdicts(ranks(growing))[TORCH]
-
     assert "fault" == actual.status
     assert actual.holder in {f"GPU {index} (the server's process)" for index in growing}
     assert (3, others) == (evidence(actual)["other_ranks"], evidence(actual)["other_ranks_that_grow"])
@@ -284,7 +271,6 @@ def test_no_cache_explains_growth_of_a_device(mb_per_hour: float) -> None:
     """However much room there is: what engines keep on a device they take at start."""
     # Growth on a GPU with 50 GiB of room
     seen = timeline("pool", hours=3.0 if mb_per_hour > 500.0 else 7.0, leak_mb_per_hour=mb_per_hour, part=device_part)
-
     assert "fault" == verdicts(seen)[TORCH].status
 
 
@@ -334,7 +320,6 @@ def test_where_agents_tell_each_has_its_own(seen: Seen, torch: tuple[str, str], 
 def test_what_nvml_alone_sees_stand_still_is_flat_in_both(server_told: bool) -> None:
     """Whatever is flat is flat in torch, too: one sentence for both, with the same figures."""
     torch, beside = told(Seen(server_told=server_told))
-
     assert ("ok", "ok") == (torch.status, beside.status)
     assert "is flat over 19 load cycles" in torch.summary
     assert torch == replace(beside, id=TORCH)
@@ -349,7 +334,6 @@ def test_what_nvml_alone_sees_grow_is_called_what_it_mostly_is(
 ) -> None:
     """The other one is unknown, and both say what would decide."""
     found = told(Seen(server=LEAK, server_told=server_told), engine_name)
-
     called, other = found if likely == TORCH else found[::-1]
     assert ("fault", True) == (called.status, called.summary.endswith(f"; {UNDECIDED}"))
     assert "grows 1.00 MiB with each request and is not released" in called.summary

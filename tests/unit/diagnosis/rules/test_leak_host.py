@@ -46,7 +46,6 @@ def test_growth_over_hours_is_a_fault_with_the_time_that_is_left() -> None:
 def test_healthy_processes_are_silent(name: str, hours: float) -> None:
     """Load, garbage, warm-up, an allocator's high-water mark, level steps and full caches are not called."""
     actual = [verdict(timeline(name, seed, hours=hours, part=host_part)).status for seed in range(3)]
-
     # Noise as slow as an hour may stay open
     assert set(actual) <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
 
@@ -54,7 +53,6 @@ def test_healthy_processes_are_silent(name: str, hours: float) -> None:
 def test_silence_says_what_would_have_shown() -> None:
     """A flat process's verdict names the growth that would have been called, and no time to exhaustion."""
     actual = verdict(timeline("pool", hours=8.0, part=host_part))
-
     assert ("ok", None) == (actual.status, evidence(actual)["time_to_exhaustion"])
     assert pytest.approx(150e6 / 8.0, rel=0.02) == evidence(actual)["detection_limit"]
 
@@ -62,14 +60,12 @@ def test_silence_says_what_would_have_shown() -> None:
 def test_window_too_short_is_unknown_and_names_the_one_that_decides() -> None:
     """Half an hour is no window: what would decide is said, and nothing is shown as evidence."""
     actual = verdict(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=host_part))
-
     assert ("unknown", ()) == (actual.status, actual.evidence)
 
 
 def test_noise_as_large_as_the_growth_is_unknown() -> None:
     """Growth that slow noise nearly hides is neither called nor denied."""
     actual = verdict(timeline("slow noise", 0, hours=7.5, leak_mb_per_hour=50.0, part=host_part))
-
     assert "unknown" == actual.status
     assert evidence(actual)["decided_by"] in {"weak", "uneven", "drift", "recent"}
 
@@ -77,7 +73,6 @@ def test_noise_as_large_as_the_growth_is_unknown() -> None:
 def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
     """The four steps are too short for a leak on the host: unknown, and a healthy run stays ok."""
     diagnosis = diagnose(run(World()), FACTS)
-
     assert ("unknown", ()) == (finding(diagnosis, ID).status, finding(diagnosis, ID).evidence)
     assert "ok" == diagnosis.worst
 
@@ -120,14 +115,12 @@ def page_part(size: int) -> Sample:
 def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expected: str) -> None:
     """Mapped files may be what grows at first; and that the API server stands still says nothing of the others."""
     actual = verdict(timeline("filled cache", hours=hours, leak_mb_per_hour=leak, part=page_part))
-
     assert expected == actual.status
 
 
 def test_a_still_api_server_leaves_nothing_undecided() -> None:
     """It is told as not judged, without evidence: that little is seen makes no healthy server unknown."""
     actual = verdict(timeline("filled cache", hours=8.0, part=page_part))
-
     assert ("unknown", ()) == (actual.status, actual.evidence)
 
 
@@ -151,9 +144,7 @@ def test_page_that_grows_is_called_beside_a_container_that_hides_it() -> None:
     whole = timeline("pool", hours=9.0, leak_mb_per_hour=200.0, part=page_part)
     still = HostProcess(pid=1, name="container", resident_bytes=40 * GIB, anonymous_bytes=30 * GIB)
     samples = tuple(replace(sample, host=(still, *(sample.host or ()))) for sample in whole.samples)
-
     actual = verdict(Timeline(samples=samples))
-
     assert ("fault", "API server 1") == (actual.status, actual.holder)
 
 
@@ -177,21 +168,17 @@ def test_growth_that_would_end_after_the_room_does_is_a_fault(limit_gib: int, ex
 
 def test_process_that_ended_is_not_judged() -> None:
     """What a process took that is gone is given back; the ones that live are judged."""
-    # The engine core ends after six of seven hours
     whole = timeline("pool", hours=7.0, leak_mb_per_hour=500.0, part=host_part)
     end = whole.samples[0].at_seconds + 6.0 * 3600.0
     samples = tuple(
         sample if sample.at_seconds < end else replace(sample, host=(sample.host or ())[1:]) for sample in whole.samples
     )
-
     actual = verdict(Timeline(samples=samples))
-
     assert ("ok", f"vllm {SERVER_PID + 1}") == (actual.status, evidence(actual)["holder"])
 
 
 def test_restart_begins_anew() -> None:
     """Memory before the engines' restart, and what comes with a beginning, is no growth."""
-    # A server that began again after two hours of seven, then took four GiB within a quarter of an hour
     whole = timeline("pool", hours=7.0, part=host_part)
     begin = whole.samples[0].at_seconds
     samples = []
@@ -249,7 +236,6 @@ def test_server_that_has_just_begun_is_not_judged_by_its_beginning() -> None:
 def test_leak_carries_the_figure_of_every_gate(name: str) -> None:
     """Whoever doubts a leak that is called finds what decided."""
     actual = verdict(timeline(name, 3, hours=9.0, leak_mb_per_hour=200.0, part=host_part))
-
     shown = evidence(actual)
     assert ("grows", True) == (shown["decided_by"], actual.status in {"suspect", "fault"})
     gates = {"growth_of_the_floor", "slope_over_error", "later_half_ratio", "p_drift", "beyond_past", "load_removed"}
@@ -259,7 +245,6 @@ def test_leak_carries_the_figure_of_every_gate(name: str) -> None:
 def test_growth_of_the_last_minutes_alone_is_never_called_healthy() -> None:
     """Ten GB/h since forty minutes, with hours of room: too short for a leak, and too much to be called flat."""
     actual = verdict(timeline("pool", hours=8.0, leak_mb_per_hour=10_000.0, onset=7.3, part=host_part))
-
     assert "unknown" == actual.status
     assert "recent" == evidence(actual)["decided_by"]
 
@@ -290,7 +275,6 @@ TAKEN = 22 * GIB + int(HOURS * RATE)
 def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | None, hours: float | None) -> None:
     """At 500 MB an hour; a limit that is passed leaves nothing, and none that is not told is made up."""
     actual = grown(limit_bytes, Sample(at_seconds=0.0, engines=(engine(),)), Sample(at_seconds=0.0, host=()))
-
     left = evidence(actual)["time_to_exhaustion"]
     assert actual.status in {"suspect", "fault"}
     assert left is None if hours is None else pytest.approx(hours * 3600.0, rel=0.02, abs=60.0) == left
@@ -298,7 +282,6 @@ def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | N
 
 def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
     """A process that tells both is judged by those that nobody can drop: mapped files come and go."""
-    # A process whose resident bytes grow while its anonymous ones stand still
     seen = timeline("pool", hours=HOURS, leak_mb_per_hour=RATE / 1e6, part=host_part)
     samples = tuple(
         replace(

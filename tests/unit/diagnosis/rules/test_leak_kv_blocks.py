@@ -10,8 +10,8 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
-from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence, finding
+from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, evidence, finding, rows
 from tests.builders.runs import judged, run
 from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
 from tests.builders.worlds import World, facts
@@ -27,33 +27,24 @@ def verdict(timeline: Timeline, of: Facts = ONE_POOL) -> Finding:
 
 def test_blocks_that_every_request_leaves_behind_are_a_fault() -> None:
     """Each of 21 requests keeps four blocks: the finding counts them, prices them, and says when the pool is gone."""
-    # A server whose requests leave four blocks each
     world = World(leaked_blocks_per_request=4)
     actual = verdict(run(world), facts(world))
     # Every figure follows from 21 requests, 84 blocks and a pool of 6,144
-    expected = Finding(
-        id="leak.kv_blocks",
-        status="fault",
-        summary=ANY_TEXT,
-        evidence=(
-            Evidence(name="idle_intervals", value=12, unit="intervals", source="engine"),
-            Evidence(name="blocks_at_first_idle", value=0, unit="blocks", source="engine"),
-            Evidence(name="blocks_at_last_idle", value=84, unit="blocks", source="engine"),
-            Evidence(name="requests_between", value=21, unit="requests", source="kvdiag"),
-            Evidence(name="leaked", value=168 * MIB, unit="bytes", source="engine"),
-            Evidence(name="leaked_ratio", value=84 / 6144, unit="ratio", source="engine"),
-            Evidence(name="requests_until_pool_full", value=1515, unit="requests", source="computed"),
-        ),
-    )
-
-    assert expected == actual
+    assert ("leak.kv_blocks", "fault") == (actual.id, actual.status)
+    assert [
+        ("idle_intervals", 12, "intervals", "engine"),
+        ("blocks_at_first_idle", 0, "blocks", "engine"),
+        ("blocks_at_last_idle", 84, "blocks", "engine"),
+        ("requests_between", 21, "requests", "kvdiag"),
+        ("leaked", 168 * MIB, "bytes", "engine"),
+        ("leaked_ratio", 84 / 6144, "ratio", "engine"),
+        ("requests_until_pool_full", 1515, "requests", "computed"),
+    ] == rows(actual)
 
 
 def test_a_server_that_gets_everything_back_is_ok() -> None:
     """No block is held in any idle stretch after the loads."""
-    # A healthy server
     actual = verdict(run(), facts(World()))
-
     # It is said to be so, on the numbers
     assert "ok" == actual.status
     assert 0 == evidence(actual)["blocks_at_last_idle"]
@@ -71,22 +62,18 @@ def test_a_server_that_gets_everything_back_is_ok() -> None:
 def test_what_was_not_seen_idle_is_unknown(world: World) -> None:
     """Without a pool, a usage gauge or an idle moment there is no verdict, and the finding says which it was."""
     actual = verdict(run(world), facts(world))
-
     assert Finding(id="leak.kv_blocks", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_a_lost_server_gives_its_own_reason() -> None:
     """Where the engine never answered, the reason is the engine's, not that it was busy."""
-    # Readings that all failed
     verdict(seen(NO_ANSWER, NO_ANSWER, NO_ANSWER))
 
 
 def test_blocks_held_from_the_start_are_a_fault_without_a_rate() -> None:
     """Fifty blocks that stay held all along are a fault although the run's requests add none."""
-    # A pool of which fifty blocks are stuck
     world = World(held_at_start_blocks=50)
     actual = verdict(run(world), facts(world))
-
     # No rate is made up
     assert "fault" == actual.status
     assert evidence(actual)["requests_until_pool_full"] is None
@@ -94,73 +81,56 @@ def test_blocks_held_from_the_start_are_a_fault_without_a_rate() -> None:
 
 def test_without_a_size_of_the_pool_blocks_alone_are_told() -> None:
     """An engine that reports no bytes still shows the leak, in blocks."""
-    # A leaking server on an engine that does not tell its pool's bytes
     world = World(pools=(pool(pool_bytes=None),), leaked_blocks_per_request=1)
     actual = verdict(run(world), facts(world))
-
     assert evidence(actual)["leaked"] is None
 
 
 def test_the_null_block_of_older_versions_is_not_a_leak() -> None:
     """Before 0.10.2 the gauge counts the null block: an idle pool shows one block used, and holds none."""
-    # A gauge whose denominator holds the null block
     world = World(pools=(pool(usage_blocks=6145),))
-
     assert "ok" == verdict(run(world), facts(world)).status
 
 
 def test_a_leak_in_one_of_two_engines_is_found() -> None:
     """Blocks of all engines are added up: one engine's leak is not hidden by the other's empty pool."""
-    # Two engines, of which the second holds three blocks while nothing runs
     both = Facts(pools=(pool("0"), pool("1")))
     idle = engine()
     leaking = engine(label="1", usage=3 / 6144)
-
     actual = verdict(seen((idle, leaking), (idle, leaking)), both)
-
     # It counts against both pools together
     assert "fault" == actual.status
 
 
 def test_an_engine_without_a_pool_of_its_own_is_unknown() -> None:
     """A second engine whose pool is not reported leaves the sum unknown."""
-    # Two engines and one pool
     page = (engine(), engine(label="1"))
-
     assert "unknown" == verdict(seen(page, page, page)).status
 
 
 def test_one_idle_sample_is_not_enough() -> None:
     """A single sample may fall between two engine steps: one that shows held blocks accuses nobody."""
-    # One idle moment with blocks held, between running ones
     timeline = seen(holding(40, running=1), holding(40), holding(40, running=1))
-
     assert "unknown" == verdict(timeline).status
 
 
 def test_blocks_of_requests_that_still_run_are_not_a_leak() -> None:
     """Blocks are only missed while nothing runs and nothing waits."""
-    # An idle start and a request that runs to the end of what was seen
     timeline = seen(holding(0), holding(0), *(holding(40, running=1) for _ in range(9)))
-
     assert "ok" == verdict(timeline).status
 
 
 @pytest.mark.parametrize("late", [(0,) * 17 + (40, 10, 10, 10), (0, 90, 60, 60)], ids=["at the end", "early"])
 def test_blocks_that_stopped_coming_back_are_a_leak(late: tuple[int, ...]) -> None:
     """A floor that fell once and then stands still above nothing is held, not late."""
-    # A floor that fell and has not moved since
     world = World(late_blocks=late)
-
     assert "fault" == verdict(run(world), facts(world)).status
 
 
 def test_blocks_that_come_back_late_are_not_yet_a_leak() -> None:
     """A connector frees some seconds after the request: while the idle floor is falling it cannot be called a leak."""
-    # A floor that rose with the load and has been falling since
     world = World(late_blocks=(0,) * 17 + (40, 30, 20, 10))
     actual = verdict(run(world), facts(world))
-
     assert "unknown" == actual.status
 
 
@@ -168,24 +138,19 @@ def test_a_floor_that_falls_to_nothing_is_ok() -> None:
     """Blocks that were late and came back leave no complaint."""
     # A floor that rose and fell to 0
     world = World(late_blocks=(0,) * 15 + (40, 40, 20, 20, 0, 0))
-
     assert "ok" == verdict(run(world), facts(world)).status
 
 
 def test_a_last_stretch_that_has_not_settled_is_unknown() -> None:
     """Usage that still falls when the readings end shows neither that all came back nor that it did not."""
-    # An idle start, a load, and an end on which no two samples agree
     timeline = seen(holding(0), holding(0), holding(40, running=1), holding(30), holding(20), holding(10))
-
     # The idle start is no evidence for the end
     assert "unknown" == verdict(timeline).status
 
 
 def test_blocks_that_become_more_while_nothing_runs_are_a_fault() -> None:
     """What returns falls: blocks that rise between two idle readings do not, and the fewest of them are counted."""
-    # A leak so fast that no two idle readings agree
     timeline = seen(holding(0), holding(0), holding(40, running=1), holding(30), holding(34))
-
     assert ("fault", 30) == (verdict(timeline).status, evidence(verdict(timeline))["blocks_at_last_idle"])
 
 
@@ -202,7 +167,6 @@ def test_a_leak_after_a_restart_is_found() -> None:
         return holding(blocks), holding(blocks), holding(blocks + 9, running=1)
 
     timeline = seen(*(reading for blocks in (500, 0, 20, 40) for reading in stretch(blocks)))  # type: ignore[arg-type]
-
     assert "fault" == verdict(timeline).status
 
 
@@ -262,7 +226,6 @@ def counted(engines: tuple[Engine, ...], tokens: int) -> tuple[Engine, ...]:
 def test_a_restart_ends_what_was_proven_before(since: tuple[Engine, ...], status: str) -> None:
     """The pool of the engine that is there now was empty when it began."""
     actual = verdict(seen(*counted(PROVEN, 50_000), *counted(since, 0)))
-
     assert status == actual.status
 
 
@@ -270,15 +233,12 @@ def test_the_servers_own_start_tells_of_a_restart() -> None:
     """Where no counter is read, the moment at which the process began does."""
     # Readings at seconds 1 to 11, of a process that began at 10
     timeline = seen(*PROVEN, *busy(readings=2))
-
     assert "unknown" == verdict(timeline, replace(ONE_POOL, started_seconds=timeline.samples[-2].at_seconds)).status
 
 
 def test_readings_of_the_devices_end_no_idle_stretch() -> None:
     """Readings of devices between two of the engine do not part an idle stretch."""
-    # A run, whose device readings lie among the engines'
     found = finding(judged(), "leak.kv_blocks")
-
     # Each quiet time is one stretch: before the warm-up requests, and around each of ten loads
     assert 12 == evidence(found)["idle_intervals"]
 
@@ -351,7 +311,6 @@ FALLING = [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.04, 0.01]
 def test_hits_that_dwindle_to_nothing_are_unknown() -> None:
     """A cache tier that lost its blocks looks like traffic that changed: the finding says what would decide."""
     actual = of_readings(*asked(FALLING))
-
     assert "unknown" == actual.status
     assert evidence(actual)["last_hit_ratio"] == pytest.approx(0.01, abs=0.001)
 
@@ -376,7 +335,6 @@ def test_hits_that_traffic_explains_are_ok(readings: list[Engine], why: str) -> 
 @pytest.mark.parametrize("restart", [1, 100, 240, 470])
 def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
     """Counters that begin anew are another life of the same server, whose hits go on from where they were."""
-    # A server with even hits that is restarted once
     even = asked([0.3] * 8)
     before = even[restart - 1]
     again = [
@@ -419,7 +377,6 @@ def test_a_server_that_is_never_idle_is_judged_by_its_lowest_readings(
 ) -> None:
     """What cannot be held, or does not grow, is no leak; what may be one needs an idle moment."""
     actual = of_readings(*readings)
-
     assert status == actual.status
     assert figures == bool(actual.evidence)
 
@@ -430,15 +387,12 @@ def test_a_busy_server_that_is_well_is_ok() -> None:
     timeline = Timeline(
         samples=tuple(Sample(at_seconds=number * TICK_SECONDS, engines=(one,)) for number, one in enumerate(pages))
     )
-
     assert "ok" == diagnose(timeline, ONE_POOL).worst
     assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
 
 
 def test_the_life_before_a_restart_bounds_nothing() -> None:
     """The lowest readings of the engine that is there now count, from its first one on."""
-    # Twelve hours, and two more since the counters began anew
     before = [replace(one, prompt_tokens_total=9_000 + number) for number, one in enumerate(working(12.0))]
     after = [replace(one, prompt_tokens_total=number) for number, one in enumerate(working(2.0))]
-
     assert "unknown" == of_readings(*before, *after).status

@@ -10,7 +10,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Gap, Mark, Outcome, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from tests.builders.answers import ANY_TEXT, evidence, rows
 from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
 
 ONE_POOL = Facts(pools=(pool(),))
@@ -20,11 +20,6 @@ def verdict(timeline: Timeline, of: Facts = ONE_POOL) -> Finding:
     """The rule's one finding."""
     (found,) = judge(timeline, of, DEFAULT_LIMITS)
     return found
-
-
-def figures(found: Finding) -> list[tuple[str, object, str, str]]:
-    """Evidence as rows."""
-    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
 
 
 def idle(blocks: int) -> list[Engine]:
@@ -95,7 +90,7 @@ def test_what_each_request_leaves_and_when_the_pool_is_gone(first: int, last: in
         ("leaked", last * 2 * MIB, "bytes", "engine"),
         ("leaked_ratio", last / 6144, "ratio", "engine"),
         ("requests_until_pool_full", gone, "requests", "computed"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def test_without_requests_in_between_no_rate_is_made_up() -> None:
@@ -154,7 +149,6 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     # A floor whose second reading is at 1000.2
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
     actual = verdict(seen(*idle(5), *BUSY), known)
-
     assert status == actual.status
 
 
@@ -197,7 +191,7 @@ def test_late_returns_have_their_figures() -> None:
         ("longest_late_free", 300.0, "seconds", "engine"),
         ("max_blocks_freed_late", 1_536, "blocks", "engine"),
         ("max_late_ratio", 0.25, "ratio", "engine"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +236,7 @@ def test_hits_that_dwindled_have_their_figures() -> None:
         ("first_hit_ratio", pytest.approx(0.6, abs=0.01), "ratio", "engine"),
         ("last_hit_ratio", pytest.approx(0.01, abs=0.001), "ratio", "engine"),
         ("prefix_queries", pytest.approx(4_800_000, abs=20_000), "tokens", "engine"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def never_idle(held: Callable[[float, int], float]) -> Finding:
@@ -277,13 +271,12 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, st
         ("running_at_min", 4, "requests", "engine"),
         ("min_blocks_growth_per_hour", pytest.approx(growth, abs=0.001), "blocks", "engine"),
         ("detection_limit_per_hour", pytest.approx(1 / 6, abs=0.001), "blocks", "computed"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() -> None:
     """Twenty blocks an hour more beside as many requests: a leak, or longer requests."""
     actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
-
     # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
     assert "unknown" == actual.status
     assert pytest.approx(20.0, rel=0.02) == evidence(actual)["min_blocks_growth_per_hour"]
@@ -292,8 +285,6 @@ def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() 
 
 def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
     """A run of steps makes idle moments itself: traffic in between is another's, and is told as such."""
-    # Hardly any block held over six hours
     busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
-
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]

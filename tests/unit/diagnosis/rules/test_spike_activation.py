@@ -8,9 +8,9 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation
-from kvdiag.model import Allocator, Device, Engine, Evidence, Facts, FailedAllocation, Finding, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
-from tests.builders.values import GIB, MIB, NO_NVML, allocator, device, engine, process, split
+from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Sample, Timeline
+from tests.builders.answers import evidence, rows
+from tests.builders.values import GIB, MIB, allocator, device, engine, process, split
 
 SERVER = Facts(server_pids=(100, 101, 102))
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)
@@ -22,11 +22,6 @@ def judged(*samples: Sample, of: Facts = SERVER) -> Finding:
     """The rule's one finding."""
     (found,) = spike_activation.judge(Timeline(samples=samples), of, DEFAULT_LIMITS)
     return found
-
-
-def figures(found: Finding) -> list[tuple[str, object, str, str]]:
-    """Evidence as rows."""
-    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
 
 
 FAILED = FailedAllocation(
@@ -53,27 +48,20 @@ def test_a_refused_allocation_has_its_figures() -> None:
     """What was asked for, what there was of it, and how much had come to live since the first reading."""
     actual = by_torch((FIRST, REFUSED))
 
-    expected = Finding(
-        id="spike.activation",
-        status="fault",
-        summary=ANY_TEXT,
-        holder="VLLM::Worker_TP0 100",
-        evidence=(
-            Evidence(name="process", value="VLLM::Worker_TP0 100", unit="", source="torch"),
-            Evidence(name="failed_allocations", value=3, unit="times", source="torch"),
-            Evidence(name="allocated_growth", value=GIB, unit="bytes", source="torch"),
-            Evidence(name="requested", value=3 * GIB, unit="bytes", source="black box"),
-            Evidence(name="free_on_device", value=512 * MIB, unit="bytes", source="black box"),
-            Evidence(name="available_with_unused", value=1536 * MIB, unit="bytes", source="black box"),
-        ),
-    )
-    assert expected == actual
+    assert ("spike.activation", "fault", "VLLM::Worker_TP0 100") == (actual.id, actual.status, actual.holder)
+    assert [
+        ("process", "VLLM::Worker_TP0 100", "", "torch"),
+        ("failed_allocations", 3, "times", "torch"),
+        ("allocated_growth", GIB, "bytes", "torch"),
+        ("requested", 3 * GIB, "bytes", "black box"),
+        ("free_on_device", 512 * MIB, "bytes", "black box"),
+        ("available_with_unused", 1536 * MIB, "bytes", "black box"),
+    ] == rows(actual)
 
 
 def test_a_refusal_of_unknown_size_is_suspect() -> None:
     """Torch counts that it gave up; without the black box nobody knows on how much."""
     actual = by_torch((replace(FIRST, title=None), replace(REFUSED, title=None, failure=None)))
-
     assert "suspect" == actual.status
     assert ["process", "failed_allocations", "allocated_growth"] == list(evidence(actual))
 
@@ -92,34 +80,31 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
     """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
-    # Room in one piece, so that no hole explains it
     whole = split(
         live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=2 * GIB
     )
     first = replace(FIRST, allocated_bytes=3 * GIB)
     failure = replace(FAILED, asked_bytes=asked, split=whole)
-
     last = replace(first, ooms_total=3, allocated_bytes=3 * GIB + grown, failure=failure)
     assert status == by_torch((first, last)).status
 
 
-def test_why_a_refusal_is_no_spike_is_told() -> None:
-    """Growth and holes have verdicts of their own."""
-    # One whose live bytes grew by 2 GiB, and one that had room in pieces of 128 MiB
-    grown = replace(REFUSED, allocated_bytes=7 * GIB)
-    pieces = replace(REFUSED, failure=replace(FAILED, asked_bytes=1 * GIB))
-
-    assert [
-        ("ok", ANY_TEXT),
-        ("ok", ANY_TEXT),
-    ] == [(one.status, one.summary) for one in (by_torch((FIRST, each)) for each in (grown, pieces))]
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (5, 5), (5, 4), (None, 5), (5, None), (None, None)])
-def test_counts_that_do_not_rise_are_no_refusal(before: int | None, after: int | None) -> None:
-    """Refusals before the first reading, or that are not counted, say nothing of now."""
-    counted = (replace(FIRST, ooms_total=before), replace(REFUSED, ooms_total=after))
-    assert "unknown" == by_torch(counted).status
+@pytest.mark.parametrize(
+    ("first", "last", "status"),
+    [
+        pytest.param(FIRST, replace(REFUSED, allocated_bytes=7 * GIB), "ok", id="grown by 2 GiB"),
+        pytest.param(FIRST, replace(REFUSED, failure=replace(FAILED, asked_bytes=GIB)), "ok", id="room in pieces"),
+        *(
+            pytest.param(
+                replace(FIRST, ooms_total=first), replace(REFUSED, ooms_total=last), "unknown", id=f"{first}-{last}"
+            )
+            for first, last in ((0, 0), (5, 5), (5, 4), (None, 5), (5, None), (None, None))
+        ),
+    ],
+)
+def test_other_refusals_are_no_spike(first: Allocator, last: Allocator, status: str) -> None:
+    """Growth and holes have verdicts of their own; refusals before the first sample, or not counted, say nothing."""
+    assert status == by_torch((first, last)).status
 
 
 def test_the_worst_process_is_told_and_of_equals_the_first_by_name() -> None:
@@ -169,20 +154,23 @@ def under_load(*free_bytes: int, at_peak_others: int = 0) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("before", "least", "after", "status"),
+    ("before", "least", "after", "others", "status"),
     [
-        (2 * GIB, HEADROOM, 2 * GIB, "ok"),
-        (2 * GIB, HEADROOM - 1, 2 * GIB, "suspect"),
-        (HEADROOM, HEADROOM - 1, 2 * GIB, "suspect"),
-        (HEADROOM - 1, HEADROOM - 2, 2 * GIB, "ok"),
-        (2 * GIB, 100 * MIB, 100 * MIB + CONTEXT, "suspect"),
-        (2 * GIB, 100 * MIB, 100 * MIB + CONTEXT - 1, "unknown"),
+        pytest.param(2 * GIB, HEADROOM, 2 * GIB, 0, "ok", id="headroom"),
+        pytest.param(2 * GIB, HEADROOM - 1, 2 * GIB, 0, "suspect", id="a byte less"),
+        pytest.param(HEADROOM, HEADROOM - 1, 2 * GIB, 0, "suspect", id="idle with headroom"),
+        pytest.param(HEADROOM - 1, HEADROOM - 2, 2 * GIB, 0, "ok", id="full at idle"),
+        pytest.param(2 * GIB, 100 * MIB, 100 * MIB + CONTEXT, 0, "suspect", id="a context released"),
+        pytest.param(2 * GIB, 100 * MIB, 100 * MIB + CONTEXT - 1, 0, "unknown", id="a byte less released"),
+        pytest.param(2 * GIB, 100 * MIB, 2 * GIB, CONTEXT, "ok", id="taken by others"),
+        pytest.param(2 * GIB, 100 * MIB, 2 * GIB, CONTEXT - 1, "suspect", id="a byte less taken by others"),
     ],
-    ids=["headroom", "a byte less", "idle with headroom", "full at idle", "a context came back", "a byte less did"],
 )
-def test_a_dip_below_the_headroom_that_comes_back_is_suspect(before: int, least: int, after: int, status: str) -> None:
-    """300 MB are the least that the next transient allocation needs, 256 MiB the least that has come back."""
-    assert status == under_load(before, least, after).status
+def test_a_dip_below_the_headroom_that_is_released_is_suspect(
+    before: int, least: int, after: int, others: int, status: str
+) -> None:
+    """300 MB are the least that the next transient allocation needs, 256 MiB the smallest context."""
+    assert status == under_load(before, least, after, at_peak_others=others).status
 
 
 def test_a_dip_has_its_figures() -> None:
@@ -195,30 +183,7 @@ def test_a_dip_has_its_figures() -> None:
         ("free_before_load", 2 * GIB, "bytes", "nvml"),
         ("free_after_load", 1 * GIB, "bytes", "nvml"),
         ("taken_by_other_processes", 100 * MIB, "bytes", "nvml"),
-    ] == figures(actual)
-
-
-@pytest.mark.parametrize(("others", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
-def test_what_a_neighbour_took_is_not_the_servers_spike(others: int, status: str) -> None:
-    """From the smallest context on a neighbour explains the dip."""
-    assert status == under_load(2 * GIB, 100 * MIB, 2 * GIB, at_peak_others=others).status
-
-
-DIP = "GPU 0 had 100 MiB free at its fullest while requests ran"
-KEPT = "torch keeps what a step took as a leak does; its statistics would tell"
-
-
-@pytest.mark.parametrize(
-    "free",
-    [
-        (GIB, GIB, GIB),
-        (110 * MIB, 100 * MIB, 110 * MIB),
-        (GIB, 100 * MIB),
-    ],
-    ids=["room", "full anyway", "not back"],
-)
-def test_what_no_spike_was_seen_in_is_told(free: tuple[int, ...]) -> None:
-    """Each sentence has the figures that decided."""
+    ] == rows(actual)
 
 
 def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
@@ -242,7 +207,6 @@ def test_what_others_gave_back_is_no_negative_share() -> None:
         Sample(at_seconds=15.0, engines=(BUSY,), devices=(gpu(100 * MIB),)),
         Sample(at_seconds=30.0, engines=(IDLE,), devices=(gpu(2 * GIB),)),
     )
-
     assert ("suspect", 0) == (actual.status, evidence(actual)["taken_by_other_processes"])
 
 
@@ -254,43 +218,41 @@ def test_the_idle_readings_next_to_the_fullest_moment_are_compared() -> None:
     assert (2 * GIB, 1 * GIB) == (evidence(fuller)["free_before_load"], evidence(fuller)["free_after_load"])
 
 
-def test_the_fullest_of_several_gpus_is_told() -> None:
-    """Two GPUs, one of which does not tell its memory in between; of equals the first as they are counted."""
-    dark = device(0, used_bytes=None, processes=(process(100, None),))
-
-    def over(*peak: Device) -> Finding:
-        idle = (gpu(2 * GIB), gpu(2 * GIB, index=1))
-        return judged(
-            Sample(at_seconds=0.0, engines=(IDLE,), devices=idle),
-            Sample(at_seconds=15.0, engines=(BUSY,), devices=peak),
-            Sample(at_seconds=30.0, engines=(IDLE,), devices=idle),
-        )
-
-    assert 1 == evidence(over(gpu(200 * MIB), gpu(100 * MIB, index=1)))["gpu"]
-    assert 0 == evidence(over(gpu(100 * MIB, index=1), gpu(100 * MIB)))["gpu"]
-    assert ("suspect", 1) == (
-        over(dark, gpu(100 * MIB, index=1)).status,
-        evidence(over(dark, gpu(100 * MIB, index=1)))["gpu"],
-    )
+@pytest.mark.parametrize(
+    ("peak", "gpu_at_peak"),
+    [
+        ((gpu(200 * MIB), gpu(100 * MIB, index=1)), 1),
+        ((gpu(100 * MIB, index=1), gpu(100 * MIB)), 0),
+        ((device(0, used_bytes=None, processes=(process(100, None),)), gpu(100 * MIB, index=1)), 1),
+    ],
+    ids=["the fuller", "of equals the first", "one dark"],
+)
+def test_the_fullest_of_several_gpus_is_reported(peak: tuple[Device, ...], gpu_at_peak: int) -> None:
+    """Two GPUs, one of which may not report its memory in between."""
+    idle = (gpu(2 * GIB), gpu(2 * GIB, index=1))
+    readings = ((IDLE, idle), (BUSY, peak), (IDLE, idle))
+    samples = [Sample(at_seconds=15.0 * at, engines=(one,), devices=each) for at, (one, each) in enumerate(readings)]
+    actual = judged(*samples)
+    assert ("suspect", gpu_at_peak) == (actual.status, evidence(actual)["gpu"])
 
 
-def test_whose_gpus_are_looked_at() -> None:
-    """A lone GPU is the server's, of two only an assignment tells; somebody else's is never looked at."""
-    # GPUs without process lists, under load, and the server's with somebody else's beside it
-    two = tuple(device(index, used_bytes=24 * GIB - free) for index, free in ((0, GIB), (1, 100 * MIB)))
+TWO = (device(0, used_bytes=23 * GIB), device(1, used_bytes=24 * GIB - 100 * MIB))
 
-    def under(devices: tuple[Device, ...], of: Facts) -> Finding:
-        return judged(Sample(at_seconds=1.0, engines=(BUSY,), devices=devices), of=of)
 
-    assert "ok" == under(two[:1], Facts()).status
-    assert "unknown" == under(two, Facts()).status
-    assert ("ok", 0) == (
-        under(two, Facts(device_uuids=("GPU-0",))).status,
-        evidence(under(two, Facts(device_uuids=("GPU-0",))))["gpu"],
-    )
-    assert "unknown" == under(two, Facts(device_uuids=("GPU-0", "GPU-1"))).status
-    theirs = device(3, used_bytes=24 * GIB, processes=(process(9, 23 * GIB),))
-    assert "ok" == under((theirs, gpu(GIB)), SERVER).status
+@pytest.mark.parametrize(
+    ("devices", "of", "status"),
+    [
+        (TWO[:1], Facts(), "ok"),
+        (TWO, Facts(), "unknown"),
+        (TWO, Facts(device_uuids=("GPU-0",)), "ok"),
+        (TWO, Facts(device_uuids=("GPU-0", "GPU-1")), "unknown"),
+        ((device(3, used_bytes=24 * GIB, processes=(process(9, 23 * GIB),)), gpu(GIB)), SERVER, "ok"),
+    ],
+    ids=["one GPU", "two of unknown owner", "one assigned", "two assigned", "another tenant's"],
+)
+def test_only_the_servers_gpus_are_judged(devices: tuple[Device, ...], of: Facts, status: str) -> None:
+    """A lone GPU is the server's, of two only an assignment decides; another tenant's is never looked at."""
+    assert status == judged(Sample(at_seconds=1.0, engines=(BUSY,), devices=devices), of=of).status
 
 
 def pages(*told: tuple[float, Engine | None, int | None]) -> Finding:
@@ -307,19 +269,26 @@ def pages(*told: tuple[float, Engine | None, int | None]) -> Finding:
     )
 
 
-def test_a_reading_belongs_to_the_page_before_it_for_ninety_seconds() -> None:
-    """Devices are read apart from pages: with an old page, or none, nobody knows whether requests ran."""
-    assert "ok" == pages((10.0, BUSY, None), (100.0, None, GIB)).status
-    assert "unknown" == pages((10.0, BUSY, None), (100.1, None, GIB)).status
-    assert "unknown" == pages((5.0, None, GIB), (10.0, BUSY, None)).status
-    assert "unknown" == pages((5.0, None, GIB)).status
-    assert "unknown" == pages((10.0, replace(IDLE, requests_running=None), GIB)).status
-    # a page that does not tell is passed over, the next one counts
-    assert "ok" == pages((10.0, replace(IDLE, requests_running=None), GIB), (20.0, BUSY, GIB)).status
-    # the newest page before the reading decides
-    late = pages((10.0, IDLE, 2 * GIB), (20.0, BUSY, None), (21.0, None, 100 * MIB), (22.0, IDLE, 2 * GIB))
-    assert ("suspect", 100 * MIB) == (late.status, evidence(late)["min_free_under_load"])
-    judged(Sample(at_seconds=1.0, devices=(gpu(GIB),)), Sample(at_seconds=2.0, gaps=(NO_NVML,)))
+UNCOUNTED = replace(IDLE, requests_running=None)
+
+
+@pytest.mark.parametrize(
+    ("readings", "status"),
+    [
+        (((10.0, BUSY, None), (100.0, None, GIB)), "ok"),
+        (((10.0, BUSY, None), (100.1, None, GIB)), "unknown"),
+        (((5.0, None, GIB), (10.0, BUSY, None)), "unknown"),
+        (((5.0, None, GIB),), "unknown"),
+        (((10.0, UNCOUNTED, GIB),), "unknown"),
+        (((10.0, UNCOUNTED, GIB), (20.0, BUSY, GIB)), "ok"),
+        (((10.0, IDLE, 2 * GIB), (20.0, BUSY, None), (21.0, None, 100 * MIB), (22.0, IDLE, 2 * GIB)), "suspect"),
+    ],
+)
+def test_a_device_sample_belongs_to_the_engine_sample_before_it_for_ninety_seconds(
+    readings: tuple[tuple[float, Engine | None, int | None], ...], status: str
+) -> None:
+    """With an older one, or none, it is not known whether requests ran; one that does not count is passed over."""
+    assert status == pages(*readings).status
 
 
 @pytest.mark.parametrize(
@@ -331,9 +300,7 @@ def test_long_timelines_are_looked_at_four_times_a_minute(
     length_seconds: float, apart_seconds: float, least: int
 ) -> None:
     """Torch keeps what the largest step took, so that readings 14.5 s apart miss nothing that lasts."""
-    # A dip so many seconds after a reading
     actual = pages(
         (100.0, BUSY, 2 * GIB), (100.0 + apart_seconds, BUSY, 100 * MIB), (100.0 + length_seconds, BUSY, None)
     )
-
     assert least == evidence(actual)["min_free_under_load"]

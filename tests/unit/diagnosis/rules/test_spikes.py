@@ -90,7 +90,6 @@ class TestDevices:
         """A job that comes and goes beside the server takes the headroom; the server's own bytes stay as they were."""
         job = process(7, 1_536 * MIB, "job")
         timeline = readings((IDLE, gpu(1_656)), (BUSY, gpu(120, job)), (IDLE, gpu(1_656)))
-
         actual = activation(timeline)
         assert "ok" == actual.status
 
@@ -166,13 +165,11 @@ class TestDeaths:
     def test_a_death_under_load_is_unknown_with_what_would_decide(self) -> None:
         """It served, it stopped to answer, its memory came free: of what it died its log tells."""
         actual = activation(readings((IDLE, gpu(900)), (BUSY, gpu(700)), *DEAD, (IDLE, gpu(900))))
-
         assert "unknown" == actual.status
 
     def test_a_start_that_ended_is_unknown_with_what_would_decide(self) -> None:
         """Its page never answered, and its memory came free with 120 MiB left before."""
         actual = capture(readings((NO_ANSWER, gpu(20_000)), (NO_ANSWER, gpu(700)), *DEAD))
-
         assert "unknown" == actual.status
         assert 1 == evidence(actual)["failed_starts"]
 
@@ -196,5 +193,4 @@ class TestDeaths:
         job = device(1, used_bytes=20 * GIB, processes=(TRAINING,))
         gone = device(1, used_bytes=464 * MIB, processes=())
         told: list[Reading] = [(BUSY, (*gpu(900), job)), (NO_ANSWER, (*gpu(900), job)), (NO_ANSWER, (*gpu(900), gone))]
-
         assert "ok" == activation(readings(*told)).status

@@ -33,7 +33,6 @@ def with_devices(world: World, *devices: Device, gaps: tuple[Gap, ...] = ()) -> 
 
 def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
     """The idle server holds no block, and its device what pool, weights, driver and an allowance explain."""
-    # A healthy server
     actual = result(World())
     # Expected and measured stand side by side
     used = 464 * MIB + POOL_BYTES + 7 * GIB
@@ -56,25 +55,19 @@ def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
 
 def test_blocks_held_by_nobody_are_a_fault() -> None:
     """Fifty blocks in use while nothing runs are a fault before anything was offered."""
-    # A pool of which fifty blocks are stuck
     actual = result(World(held_at_start_blocks=50))
-
     assert ("fault", 50) == (actual.status, measured(actual)["blocks"])
 
 
 def test_more_on_the_device_than_explained_is_suspect() -> None:
     """Six GiB that neither pool nor weights nor the allowance explain are told, with their size."""
-    # A co-tenant
     actual = result(World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
-
     assert "suspect" == actual.status
 
 
 def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
     """A fault is not softened by something else that is only suspect."""
-    # Both at once
     world = World(held_at_start_blocks=50, foreign={0: (TRAINING,)}, device_bytes=48 * GIB)
-
     assert "fault" == result(world).status
 
 
@@ -91,36 +84,29 @@ def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
 def test_a_pool_that_was_not_seen_idle_is_unknown(world: World) -> None:
     """Without an idle moment and its usage the step cannot be judged, and says which was missing."""
     actual = result(world)
-
     assert "unknown" == actual.status
 
 
 def test_too_few_readings_are_not_called_traffic() -> None:
     """A server whose pages came too slowly to tell is not accused of traffic that nobody saw."""
-    # A run of whose engine readings one is left
     whole = run()
     begin_seconds = whole.spans("baseline")[0].begin_seconds
     only = next(one for one in whole.samples if one.engines is not None and one.at_seconds >= begin_seconds)
     late = replace(whole, samples=tuple(one for one in whole.samples if one.engines is None or one is only))
-
     assert "unknown" == result(World(), late).status
 
 
 def test_a_step_that_did_not_run_or_end_is_unknown() -> None:
     """No span, or one that was cut off, is told as such."""
-    # A run without marks of the step, and one whose step has no end
     whole = run()
     none = Timeline(samples=whole.samples)
     begun = Timeline(samples=whole.samples, marks=whole.marks[:1])
-
     assert [ANY_TEXT, ANY_TEXT] == [result(World(), timeline).summary for timeline in (none, begun)]
 
 
 def test_without_a_gpu_the_pool_alone_is_judged() -> None:
     """No driver is no reason for unknown: the pool is empty, and that the device is not seen is said."""
-    # No NVML
     actual = result(World(nvml=NO_NVML))
-
     assert "ok" == actual.status
     assert measured(actual)["device_used_bytes"] is None
     assert expected(actual)["device_used_bytes"] is None
@@ -128,33 +114,27 @@ def test_without_a_gpu_the_pool_alone_is_judged() -> None:
 
 def test_a_gpu_that_fails_is_unknown() -> None:
     """A device that should tell its memory and does not leaves the step open."""
-    # A GPU that is listed and lost
     lost = device(used_bytes=None)
     actual = result(World(), with_devices(World(), lost, gaps=(GPU_LOST,)))
-
     assert "unknown" == actual.status
     assert measured(actual)["device_used_bytes"] is None
 
 
 def test_a_gpu_without_memory_of_its_own_is_like_none() -> None:
     """Unified memory (GB10) is not told by NVML at all: that is absence, as without a GPU, and no failure."""
-    # Such a device with its gap
     absent = Gap(source="nvml", kind="absent", reason="GPU 0 does not report its memory (Not Supported)")
     unified = device(used_bytes=None, processes=(process(100, 5 * GIB),))
     actual = result(World(), with_devices(World(), unified, gaps=(absent,)))
-
     assert "ok" == actual.status
     assert measured(actual)["device_used_bytes"] is None
 
 
 def test_a_mig_parent_that_is_hidden_is_read_through_its_slice() -> None:
     """In a container with a MIG slice the parent may not be read: the slice is the server's device."""
-    # A hidden parent and one slice, whose processes cannot be told
     hidden = Gap(source="nvml", kind="absent", reason="GPU 0 is not read as a whole but in its 1 MIG slices")
     parent = device(used_bytes=None)
     part = device(uuid="MIG-a", mig_parent_uuid="GPU-0", used_bytes=19 * GIB)
     actual = result(World(server_seen=False), with_devices(World(server_seen=False), parent, part, gaps=(hidden,)))
-
     assert ("ok", 19 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
 
 
@@ -177,44 +157,34 @@ def test_only_the_servers_gpus_count() -> None:
 
 def test_no_more_is_expected_than_there_is() -> None:
     """Pool, weights and allowance may add up to more than the device; what is expected on it does not."""
-    # A device that is full and little larger than what is certainly on it
     actual = result(World(), with_devices(World(), device(used_bytes=19 * GIB, total_bytes=19 * GIB)))
-
     assert ("ok", 19 * GIB) == (actual.status, expected(actual)["device_used_bytes"])
 
 
 def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     """Two GPUs and no telling which is the server's: somebody else's full one accuses nobody."""
-    # Two GPUs without process lists, of which the second is somebody else's
     full = with_devices(
         World(server_seen=False), device(used_bytes=19 * GIB), device(1, used_bytes=79 * GIB, total_bytes=80 * GIB)
     )
     actual = result(World(server_seen=False), full)
-
     assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
 
 
 def test_two_ranks_are_explained_by_a_pool_each() -> None:
     """Tensor parallel: each rank has a pool, and they share the weights."""
-    # A healthy server on two GPUs
     actual = result(World(gpus=2))
-
     assert ("ok", 2 * (464 * MIB + POOL_BYTES + 4 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_two_engines_are_explained_by_a_pool_and_weights_each() -> None:
     """Data parallel: each engine has a pool and the weights of its own."""
-    # A healthy server of two engines on two GPUs
     actual = result(World(pools=(pool("0"), pool("1")), gpus=2))
-
     assert ("ok", 2 * (464 * MIB + POOL_BYTES + 7 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_without_the_weights_nothing_is_called_unexplained() -> None:
     """Where the checkpoint is not visible the device's bytes are told and not judged."""
-    # A co-tenant, and weights of unknown size
     actual = result(World(weights_bytes=None, foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
-
     assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
 
 
@@ -311,7 +281,6 @@ def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_t
 ) -> None:
     """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
     result = actual()  # type: ignore[operator]
-
     assert status == result.status
     assert measurable == (measured(result)["device_used_bytes"] is not None)
 
@@ -319,7 +288,6 @@ def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_t
 def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
     """Another tenant's bytes are not to be explained by this server's."""
     actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
-
     assert "ok" == actual.status
     assert Quantity(name="device_used_bytes", value=None, unit="bytes") == actual.expected[1]
 
@@ -343,7 +311,6 @@ def test_why_the_pool_was_not_seen_idle_is_told(pages: tuple[Engine, ...], gaps:
 
 def test_readings_outside_of_the_step_are_not_its_own() -> None:
     """What ran before it began, or after its end, is no traffic of its own."""
-    # A busy page before and after one idle page within
     pages = [(BEGIN - 1, engine(running=1)), (BEGIN, engine()), (END + 1, engine(running=1))]
     samples = tuple(Sample(at_seconds=at_seconds, engines=(page,)) for at_seconds, page in pages)
     marks = tuple(

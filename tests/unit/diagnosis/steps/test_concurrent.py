@@ -18,7 +18,6 @@ def result(world: World, timeline: Timeline | None = None) -> StepResult:
 
 def test_growth_that_matches_the_tokens_is_ok() -> None:
     """Ten requests with 22,880 tokens resident hold the 1,430 blocks that these need."""
-    # A healthy server
     actual = result(World())
     requests = Quantity(name="requests", value=10, unit="requests")
     tokens = Quantity(name="tokens", value=22_880, unit="tokens")
@@ -50,17 +49,13 @@ def test_the_tolerance_is_one_block_for_each_request(extra: int, status: str) ->
 
 def test_a_leak_before_the_load_is_part_of_its_floor() -> None:
     """What earlier requests left behind is not counted against this load."""
-    # A leaking server
     actual = result(World(leaked_blocks_per_request=4))
-
     assert ("ok", 1_430) == (actual.status, measured(actual)["blocks"])
 
 
 def test_requests_that_run_out_of_memory_are_a_fault() -> None:
     """A server that runs out under ten requests failed the step, in its own words."""
-    # Such a server
     actual = result(World(failing={"concurrent": OOM}))
-
     assert StepResult(id="concurrent", status="fault", summary=ANY_TEXT) == actual
 
 
@@ -96,20 +91,17 @@ def test_requests_that_run_out_of_memory_are_a_fault() -> None:
 def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World) -> None:
     """A load that was not seen whole is unknown, never a fault, and says what was in the way."""
     actual = result(world)
-
     assert StepResult(id="concurrent", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_a_lead_in_that_did_not_settle_is_unknown() -> None:
     """Blocks that come back while the load begins would be subtracted from it."""
-    # A run in which usage still falls when the load is offered
     world = World()
     whole = run(world)
     begin = next(mark.at_seconds for mark in whole.marks if mark.step == "concurrent")
     samples = tuple(
         sample for sample in whole.samples if sample.engines is None or not begin - 1 < sample.at_seconds < begin + 0.3
     )
-
     assert "unknown" == result(world, Timeline(samples=samples, marks=whole.marks)).status
 
 
@@ -117,15 +109,12 @@ def test_a_sliding_window_is_judged_between_least_and_most() -> None:
     """Blocks outgrown by the window are freed a step late: both counts are right."""
     # A window of 1,024 tokens
     actual = result(World(pools=(pool(sliding_window_tokens=1024),)))
-
     assert "ok" == actual.status
 
 
 def test_two_engines_hold_five_requests_each() -> None:
     """Data parallel: blocks and tokens of both engines are added up."""
-    # A healthy server of two engines
     actual = result(World(pools=(pool("0"), pool("1")), gpus=2))
-
     assert ("ok", 1_430) == (actual.status, measured(actual)["blocks"])
 
 
@@ -135,13 +124,10 @@ def test_a_load_that_was_scaled_down_says_so() -> None:
     note = "prompt of 2,048 tokens scaled down to 768: the server admits 1,024 tokens"
     small = Workload(requests=10, prompt_tokens=768, max_tokens=256)
     actual = result(World(workloads={"concurrent": small}, notes=(note,)))
-
     assert ("ok", (note,), 10_080) == (actual.status, actual.notes, measured(actual)["tokens"])
 
 
 def test_a_load_that_was_offered_again_is_judged_where_it_was_seen() -> None:
     """The first load went by between two readings: the second one, held longer, counts."""
-    # A load that was only seen the second time, on a healthy server and on one that wastes blocks
     fine, wasteful = (result(World(again=("concurrent",), extra_blocks_per_request=extra)) for extra in (0, 100))
-
     assert ("ok", "fault") == (fine.status, wasteful.status)

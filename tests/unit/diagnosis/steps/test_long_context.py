@@ -20,7 +20,6 @@ def result(world: World, timeline: Timeline | None = None) -> StepResult:
 
 def test_growth_along_a_line_is_ok() -> None:
     """One request of 16,496 tokens ends with the 1,031 blocks that it needs, and never held more on the way."""
-    # A healthy server
     actual = result(World())
     requests = Quantity(name="requests", value=1, unit="requests")
     tokens = Quantity(name="tokens", value=16_496, unit="tokens")
@@ -46,14 +45,12 @@ def test_growth_along_a_line_is_ok() -> None:
 
 def test_more_blocks_than_half_as_much_again_are_a_fault() -> None:
     """A request that holds 600 blocks beyond its 1,031 is a fault."""
-    # Such a server
     assert "fault" == result(World(extra_blocks_per_request=600)).status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(1, "ok"), (2, "suspect")])
 def test_the_tolerance_is_one_block(extra: int, status: str) -> None:
     """One request may be one block beyond its need."""
-    # A request that holds so many more
     assert status == result(World(extra_blocks_per_request=extra)).status
 
 
@@ -99,16 +96,13 @@ def test_an_overshoot_on_the_way_is_suspect() -> None:
     """A prefill that held a duplicate for a moment is seen although the end is right."""
     # A request that held 1,500 blocks on the way to 1,031
     actual = result(World(), overshooting(World()))
-
     assert ("suspect", 1_500) == (actual.status, measured(actual)["highest_blocks"])
 
 
 def test_windowed_layers_are_judged_at_their_end_alone() -> None:
     """A prefill chunk stands on top of the window for a moment, which is no overshoot."""
-    # A sliding window, and a moment with far more than it holds at the end
     world = World(pools=(pool(sliding_window_tokens=1024),))
     actual = result(world, overshooting(world))
-
     assert "ok" == actual.status
     assert "linear" not in actual.summary
 
@@ -117,7 +111,6 @@ def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
     """The step failed: nothing is said of how it grew until then."""
     # A server without room for the activations of 16K tokens
     actual = result(World(failing={"long_context": OOM}))
-
     assert StepResult(id="long_context", status="fault", summary=ANY_TEXT) == actual
 
 
@@ -151,19 +144,15 @@ def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
 def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World) -> None:
     """A load that was not seen whole is unknown, never a fault, and says what was in the way."""
     actual = result(world)
-
     assert StepResult(id="long_context", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_two_engines_and_one_request() -> None:
     """Data parallel: one engine holds the long request, the other nothing."""
-    # A healthy server of two engines
     assert "ok" == result(World(pools=(pool("0"), pool("1")), gpus=2)).status
 
 
 def test_a_request_that_was_offered_again_is_judged_where_it_was_seen() -> None:
     """The first one went by between two readings: the second one counts, all the way."""
-    # A long request that was only seen the second time
     actual = result(World(again=("long_context",)))
-
     assert ("ok", 1_031) == (actual.status, measured(actual)["highest_blocks"])

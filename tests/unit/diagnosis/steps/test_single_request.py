@@ -25,7 +25,6 @@ def result(world: World, timeline: Timeline | None = None) -> StepResult:
 
 def test_blocks_that_match_and_come_back_are_ok() -> None:
     """Seven cycles after the first: 39 blocks for 624 tokens, none kept, and the smallest leak that would show."""
-    # A healthy server
     actual = result(World())
     requests = Quantity(name="requests", value=1, unit="requests")
     tokens = Quantity(name="tokens", value=624, unit="tokens")
@@ -53,9 +52,7 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
 
 def test_blocks_that_stay_behind_are_a_fault() -> None:
     """Four blocks kept by each of seven requests are counted."""
-    # A leaking server
     actual = result(World(leaked_blocks_per_request=4))
-
     assert ("fault", 28) == (actual.status, measured(actual)["blocks_kept"])
 
 
@@ -70,27 +67,21 @@ def test_blocks_beyond_the_tokens_need_are_weighed(extra: int, status: str) -> N
 
 def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
     """A pool that reports blocks of twice the size it has cannot be trusted to be understood."""
-    # A server whose requests hold half of what its report says they need
     world = World(extra_blocks_per_request=-20)
     actual = result(world)
-
     assert "suspect" == actual.status
 
 
 def test_first_touch_in_the_first_cycle_is_not_judged() -> None:
     """What the first cycle leaves behind never comes back, and is no leak."""
-    # Blocks that are held from the end of the first cycle on
     world = World(late_blocks=(0, 0, 5))
     actual = result(world)
-
     assert ("ok", 0) == (actual.status, measured(actual)["blocks_kept"])
 
 
 def test_blocks_held_before_that_come_back_are_no_credit_and_no_fault() -> None:
     """Somebody's late blocks that are freed meanwhile make nothing wrong, and are told."""
-    # Five blocks held until the third cycle
     actual = result(World(late_blocks=(5, 5, 5, 5, 5, 5, 0)))
-
     assert ("ok", -5) == (actual.status, measured(actual)["blocks_kept"])
 
 
@@ -135,13 +126,11 @@ def test_blocks_held_before_that_come_back_are_no_credit_and_no_fault() -> None:
 def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World, reason: str) -> None:
     """A step that could not be observed is unknown, never a fault, and says what was in the way."""
     actual = result(world)
-
     assert StepResult(id="single_request", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_one_cycle_that_went_wrong_is_left_out() -> None:
     """A single failed request does not spoil the cycles that were seen."""
-    # A run whose fourth cycle failed
     whole = run()
     marks = tuple(
         replace(mark, outcome=replace(mark.outcome, completed=0, failed=1, errors=("HTTP 500",)))
@@ -156,15 +145,12 @@ def test_one_cycle_that_went_wrong_is_left_out() -> None:
 
 def test_a_step_that_did_not_run_is_unknown() -> None:
     """No span, no verdict."""
-    # A timeline without marks
     result(World(), Timeline(samples=run().samples))
 
 
 def test_what_the_plan_changed_is_told() -> None:
     """Notes of the plan, such as fewer cycles, come with the result."""
-    # A step that was scaled down
     notes = ("6 cycles instead of 8: a cycle takes longer on this server",)
-
     # Once, and not once for each cycle
     assert notes == result(World(notes=notes)).notes
 
@@ -173,15 +159,12 @@ def test_a_sliding_window_is_judged_by_its_own_curve() -> None:
     """A request longer than the window holds what the window touches: that is ok, and all of it is expected."""
     # A window of 256 tokens
     actual = result(World(pools=(pool(sliding_window_tokens=256),)))
-
     assert "ok" == actual.status
 
 
 def test_two_engines_take_turns() -> None:
     """Data parallel: whichever engine takes the request, blocks are counted over both."""
-    # A healthy server of two engines, and a leaking one
     both = (pool("0"), pool("1"))
-
     assert ["ok", "fault"] == [
         result(World(pools=both, gpus=2, leaked_blocks_per_request=leaked)).status for leaked in (0, 1)
     ]
@@ -189,15 +172,12 @@ def test_two_engines_take_turns() -> None:
 
 def test_an_engine_that_does_not_tell_its_bytes_is_judged_in_blocks() -> None:
     """Sized by memory fraction on a GPU, vLLM reports no bytes: blocks are enough, bytes stay unknown."""
-    # Such an engine
     actual = result(World(pools=(pool(pool_bytes=None),)))
-
     assert ("ok", 39, None) == (actual.status, measured(actual)["blocks"], measured(actual)["bytes"])
 
 
 def test_requests_whose_load_was_not_seen_count_too() -> None:
     """Between the first judged cycle and the last each request may have left blocks, seen or not."""
-    # Seven cycles after the first, of which two of those in the middle were not seen under load
     world = World(leaked_blocks_per_request=4)
     timeline = run(world)
     unseen = timeline.spans("single_request")[3:5]

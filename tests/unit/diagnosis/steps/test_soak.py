@@ -99,7 +99,6 @@ def test_nothing_grows() -> None:
 def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
     """What grows names the verdict, and the idle cycles whether it is the requests that do."""
     status, findings = result(seen).status, leaks(seen)
-
     blamed = {name: findings[name] for name in found}
     others = {name: one for name, one in findings.items() if name not in found and one in ("suspect", "fault")}
     assert (step, found, {}) == (status, blamed, others)
@@ -140,13 +139,10 @@ def test_growth_that_stops_is_warm_up() -> None:
 
 def test_what_only_new_content_grows_is_a_cache() -> None:
     """Repeated contents leave nothing behind where contents are kept: a suspect, until its bound is known."""
-    # A cache that keeps a MiB of each new content
     first = next(place for place, load in enumerate(LOADS) if load.repeated)
     levels = after_requests(MIB)
     seen = replace(ALL, host=[levels[min(place, first)] for place in range(len(LOADS))])
-
     found = finding(diagnose(soak(seen), facts_of()), "leak.host")
-
     assert "suspect" == found.status
     assert "with each request of new content and not with repeated ones" in found.summary
 
@@ -187,9 +183,7 @@ def test_some_spoilt_cycles_are_left_out() -> None:
     # Somebody whose three prompts leave 50 MiB each
     spoilt = (9, 22, 35)
     levels = [50 * MIB * sum(each <= place for each in spoilt) for place in range(len(LOADS))]
-
     actual = result(replace(ALL, beside=levels, other_prompts=spoilt))
-
     assert ("ok", "3 of 60 cycles left out: other traffic") == (actual.status, actual.notes[1])
 
 
@@ -207,9 +201,7 @@ UNSTEADY = World(first_touch_bytes=(*[0] * 7, 4 * MIB, 0, 4 * MIB))
 def test_soak_answers_what_the_minute_left_open() -> None:
     """One verdict of both: a rise in two of six cycles tells nothing, nineteen flat load cycles do."""
     minute, both = run(UNSTEADY), after(run(UNSTEADY), soak(Seen()))
-
     before, actual = diagnose(minute, facts_of()), diagnose(both, facts_of())
-
     names = ("leak.device_torch", "leak.device_non_torch", "benign.warmup")
     assert ["unknown"] * 3 == [finding(before, name).status for name in names]
     assert ["ok"] * 3 == [finding(actual, name).status for name in names]
@@ -219,12 +211,10 @@ def test_soak_that_cannot_tell_hides_nothing() -> None:
     """What the minute's cycles called stays called where the soak was spoilt or open."""
     minute = run(World(device_growth_bytes=6 * MIB))
     open_ = Seen(server=after_cycles(4 * MIB), server_told=False)
-
     actual = [
         finding(diagnose(after(minute, soak(seen)), facts_of()), "leak.device_torch").status
         for seen in (open_, replace(ALL, other_prompts=range(60)))
     ]
-
     assert ["fault", "fault"] == actual
 
 
@@ -315,7 +305,6 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
 def test_cycles_that_were_spoilt_are_counted() -> None:
     """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
     actual = result_with_notes(Seen(other_prompts=(10, 11)))
-
     assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")
     assert "2 of 60 cycles left out: other traffic" in actual.notes
 

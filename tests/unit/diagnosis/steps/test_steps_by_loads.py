@@ -39,7 +39,6 @@ def test_a_single_cycle_is_judged_itself() -> None:
 def test_the_first_of_several_cycles_is_left_out() -> None:
     """What stays behind of it, and what it held too much, is first touch."""
     actual = single(Offered(held=30, after=5), Offered(held=15, before=5, after=5), Offered(held=15, before=5, after=5))
-
     assert ("ok", 0, 2, 0.5) == (
         actual.status,
         measured(actual)["blocks_kept"],
@@ -59,7 +58,6 @@ def test_a_pool_that_does_not_settle_after_the_last_load_is_unknown() -> None:
     actual = single(
         FITS, FITS, Offered(held=10, notes=("third",)), Offered(held=10, after=4, settles=False, notes=("last",))
     )
-
     assert ("unknown", ("last",)) == (actual.status, actual.notes)
 
 
@@ -74,9 +72,7 @@ def test_a_pool_that_does_not_settle_after_the_last_load_is_unknown() -> None:
 def test_what_is_kept_is_counted_from_before_the_first_judged_load(after: int, status: str) -> None:
     """Five blocks held before it: six after the last are one too many, four are one that came back late."""
     middle = Offered(held=15, before=5, after=5)
-
     actual = single(FITS, middle, middle, Offered(held=15, before=5, after=after))
-
     assert (status, after - 5) == (actual.status, measured(actual)["blocks_kept"])
     assert 0 == expected(actual)["blocks_kept"]
 
@@ -85,24 +81,19 @@ def test_what_is_kept_is_counted_from_before_the_first_judged_load(after: int, s
 def test_the_cycle_that_is_furthest_off_is_told(held: tuple[int, int], worst: int) -> None:
     """Of two too many and three too few the latter, of three too many and two too few the former."""
     actual = single(FITS, *(Offered(held=blocks) for blocks in held))
-
     assert (worst, 10) == (measured(actual)["blocks"], expected(actual)["blocks"])
 
 
 def test_cycles_that_were_not_seen_count_between_those_that_were() -> None:
     """Each of them may have left blocks; those before the first that was seen and after the last may not count."""
-    # Judged cycles: unseen, seen, unseen, seen, unseen
     unseen = Offered(held=10, seen=1)
-
     actual = single(FITS, unseen, FITS, unseen, Offered(held=10, after=2), unseen)
-
     assert (2, 0.333) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
 
 
 def test_cycles_of_which_none_was_seen_tell_the_first_reason() -> None:
     """Of a cycle that failed and one that was not seen, with the notes of the last."""
     actual = single(FITS, Offered(held=10, failed=1), Offered(held=10, seen=0, notes=("last",)))
-
     assert ("unknown", ("last",)) == (actual.status, actual.notes)
     assert ("single_request", ()) == (single().id, single().notes)
 
@@ -118,7 +109,6 @@ def test_a_long_request_must_never_hold_more_than_at_its_end() -> None:
 def test_a_long_request_that_holds_far_too_much_is_a_fault_whatever_its_growth() -> None:
     """Sixteen blocks for ten, linear or not; its notes stay."""
     found = [long(Offered(held=16, on_the_way=blocks, notes=("longer",))) for blocks in (None, 30)]
-
     assert [("fault", ("longer",))] * 2 == [(one.status, one.notes) for one in found]
 
 

@@ -47,13 +47,14 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
     path = tmp_path / "long.log"
     with path.open("wb") as file:
         file.write((LOGS / "vllm-0.9.1-V1-reconstructed.log").read_bytes())
-        file.truncate(3 * startup_log.MAX_PART_BYTES)
+        file.truncate(12 * 2**20)
         file.seek(0, os.SEEK_END)
         file.write(b"\nINFO [x.py:1] the end\n")
 
     report = read_log(path)
 
-    assert (136_080, True) == (report.tokens, "first and last 4 MiB" in report.notes[-1])
+    assert 136_080 == report.tokens
+    assert "beginning" in report.notes[-1]
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     start = (LOGS / "vllm-0.9.1-V1-reconstructed.log").read_bytes()
-    content = b"x" * 100 + b"\n" + b"noise\n" * (4 * startup_log.MAX_PART_BYTES // 6) + start
+    content = b"x" * 100 + b"\n" + b"noise\n" * (16 * 2**20 // 6) + start
     writer = threading.Thread(target=path.write_bytes, args=(content,))
     writer.start()
 

@@ -42,13 +42,14 @@ def test_pool_that_cannot_be_is_a_gap(config: str, reason: str) -> None:
 
 def test_one_broken_pool_leaves_the_others() -> None:
     """Of two engines' lines, the one that cannot be read is a gap and the other a pool of its half."""
-    page = parse_page(
-        'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
-        'vllm:cache_config_info{engine="1",num_gpu_blocks="None",block_size="16"} 1\n'
-        "vllm:prefix_cache_queries_total 0\n"
+    pools, gaps = parse_pools(
+        parse_page(
+            'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
+            'vllm:cache_config_info{engine="1",num_gpu_blocks="None",block_size="16"} 1\n'
+            "vllm:prefix_cache_queries_total 0\n"
+        ),
+        "0.32.0",
     )
-
-    pools, gaps = parse_pools(page, "0.32.0")
 
     expected = KvPool(engine="0", block_tokens=16, total_blocks=100, usable_blocks=99, usage_blocks=99)
     reason = containing("vllm:cache_config_info of engine 1", "'None'", "'16'")
@@ -57,12 +58,13 @@ def test_one_broken_pool_leaves_the_others() -> None:
 
 def test_pool_told_twice_is_a_gap() -> None:
     """Two different lines for one engine are two servers behind one address: neither is taken."""
-    page = parse_page(
-        'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
-        'vllm:cache_config_info{engine="0",num_gpu_blocks="900",block_size="16"} 1\n'
+    actual = parse_pools(
+        parse_page(
+            'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
+            'vllm:cache_config_info{engine="0",num_gpu_blocks="900",block_size="16"} 1\n'
+        ),
+        "0.32.0",
     )
-
-    actual = parse_pools(page, "0.32.0")
 
     reason = containing("vllm:cache_config_info", "2 times", "engine 0")
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
@@ -113,9 +115,7 @@ def test_hostile_number_of_pools_is_refused() -> None:
     """A page with more pools than any server has is a gap."""
     count = 5_000
     line = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="9",block_size="16"}} 1\n'
-    page = parse_page("".join(line.format(number) for number in range(count)))
-
-    actual = parse_pools(page, "0.32.0")
+    actual = parse_pools(parse_page("".join(line.format(number) for number in range(count))), "0.32.0")
 
     reason = f"vllm:cache_config_info has {count} series, more than {MAX_SERIES}: not a page of one server"
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.dtypes import KV_DTYPE_NAMES, model_dtype_bytes, resolve_kv_dtype
+from tests.unit.kv.refused import refused
 
 HEAD = 128
 LATENT = 576
@@ -75,18 +75,14 @@ def test_formats_refuse_layers_they_do_not_exist_for(name: str, call: Callable[.
     """A packed latent format refuses per-head layers and other row sizes, and nvfp4 refuses latent rows."""
     dtype = resolve_kv_dtype(name, model_dtype="bfloat16")
 
-    with pytest.raises(KvModelError) as caught:
+    with refused("kv_dtype"):
         call(dtype)
-
-    assert "kv_dtype" == caught.value.field
 
 
 def test_unknown_format_names_the_known_ones() -> None:
     """An unknown name is an error that lists what is known."""
-    with pytest.raises(KvModelError) as caught:
+    with refused("kv_dtype"):
         resolve_kv_dtype("fp7", model_dtype="bfloat16")
-
-    assert "kv_dtype" == caught.value.field
 
 
 @pytest.mark.parametrize("name", KV_DTYPE_NAMES)
@@ -158,7 +154,5 @@ def test_bytes_of_a_models_elements(name: str, size: int) -> None:
 
 def test_a_dtype_that_no_model_is_served_in() -> None:
     """The message lists those that are."""
-    with pytest.raises(KvModelError) as caught:
+    with refused("dtype"):
         model_dtype_bytes("int8")
-
-    assert "dtype" == caught.value.field

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout
 from kvdiag.kv.layout.pages import PageKind, PageSpec, StateCacheMode
-from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks, prefill_peak_blocks, wasted_ratio
+from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks, wasted_ratio
+from tests.unit.kv.refused import refused
 
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=128)
@@ -86,17 +86,6 @@ def test_context_parallel_blocks_hold_more_tokens() -> None:
     assert 16 == decode_blocks(plan_layout([FULL]), resident_tokens=1000, serving=serving)
 
 
-@pytest.mark.parametrize(("prompt", "expected"), [(100, 7), (512, 32), (1000, 39), (4096, 40)])
-def test_prefill_holds_the_window_and_the_chunk(prompt: int, expected: Any) -> None:
-    """While a long prompt is computed in chunks of 512, a window of 128 holds 640 tokens' blocks at most."""
-    assert expected == prefill_peak_blocks(plan_layout([SLIDING]), prompt_tokens=prompt, serving=SERVING)
-
-
-def test_prefill_of_full_attention_peaks_at_its_end() -> None:
-    """Full attention holds the whole prompt."""
-    assert 256 == prefill_peak_blocks(plan_layout([FULL]), prompt_tokens=4096, serving=SERVING)
-
-
 def test_waste_of_a_short_request_is_its_block_tail() -> None:
     """One token in a block of 16 wastes 15/16 of it."""
     assert 15 / 16 == wasted_ratio(plan_layout([FULL] * 4), resident_tokens=1, serving=SERVING)
@@ -107,73 +96,6 @@ def test_waste_of_padding_layers() -> None:
     layout = plan_layout([FULL] * 10 + [replace(SLIDING, window_tokens=1 << 20)] * 52)
 
     assert 8 / 70 == pytest.approx(wasted_ratio(layout, resident_tokens=1600, serving=SERVING))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "steps_in_flight", "expected"),
-    [
-        # A step at 4,096 while the one to 3,584 runs: freed is what the window of the step to 3,072 has passed, 2,945.
-        (4096, 1, 256 - 2945 // 16),
-        # Two steps that have not come back free nothing.
-        (1000, 1, 63),
-        (1000, 0, 63 - (512 - 127) // 16),
-        # One token more than a chunk is a chunk of its own.
-        (513, 0, 32),
-    ],
-)
-def test_prefill_with_steps_in_flight(prompt: int, steps_in_flight: int, expected: int) -> None:
-    """What is freed before a chunk of 512 starts are tokens whose step has come back."""
-    serving = replace(SERVING, steps_in_flight=steps_in_flight)
-
-    assert expected == prefill_peak_blocks(plan_layout([SLIDING]), prompt_tokens=prompt, serving=serving)
-
-
-@pytest.mark.parametrize(
-    ("block", "chunk", "steps", "prompt", "expected"),
-    [
-        # Chunks of 512 end at 512, 992 and 1,000: the last block boundary stands before the last token.
-        (16, 512, 0, 1000, 2),
-        (16, 512, 1, 1000, 3),
-        # A prompt that ends with a block: 512, 1,008, 1,024.
-        (16, 512, 1, 1024, 3),
-        # The 17th token is in a block of its own, which the state of the 16th is copied into.
-        (16, 16, 0, 17, 2),
-        # Steps of 600 tokens are cut to 592, 37 blocks: 592, 1,184, 1,296, 1,300.
-        (16, 600, 3, 1300, 4),
-        (16, 600, 3, 592, 2),
-        # A block of 2,000 is reached in steps of 512: 2,000 in block 0, 2,512, 3,024, 3,536 and 4,000 in 1, 4,512 in 2.
-        (2000, 512, 0, 5000, 2),
-        (2000, 512, 3, 5000, 2),
-        (2000, 512, 4, 5000, 3),
-        (2000, 512, 9, 5000, 3),
-        (2000, 512, 9, 2000, 1),
-    ],
-)
-def test_prefill_with_aligned_states(block: int, chunk: int, steps: int, prompt: int, expected: int) -> None:
-    """A state stays at the end of each chunk in flight, and of the one before; drafts take a slot each on top."""
-    page = replace(STATE, block_size_tokens=block)
-    serving = ServingTerms(prefill_chunk_tokens=chunk, steps_in_flight=steps, state_cache_mode=StateCacheMode.ALIGN)
-
-    held = [
-        prefill_peak_blocks(
-            plan_layout([replace(page, speculative_blocks=drafts)]), prompt_tokens=prompt, serving=serving
-        )
-        for drafts in (0, 2)
-    ]
-
-    assert [expected, expected + 2] == held
-
-
-def test_prefill_of_what_does_not_grow() -> None:
-    """A state that is not cached takes a block whatever the chunks, and an encoder that has seen nothing takes none; a
-    window of one token passes nothing before the first chunk has come back.
-    """
-    narrow = replace(SLIDING, window_tokens=1, block_size_tokens=1)
-
-    assert [1, 0, 8] == [
-        prefill_peak_blocks(plan_layout([page]), prompt_tokens=tokens, serving=SERVING)
-        for page, tokens in ((STATE, 1000), (replace(FULL, kind=PageKind.CROSS), 1000), (narrow, 8))
-    ]
 
 
 def test_states_of_one_token_are_copied_at_every_step() -> None:
@@ -257,8 +179,6 @@ def test_nothing_held_is_nothing_wasted() -> None:
 @pytest.mark.parametrize("tokens", [0, 2**30 + 1])
 def test_tokens_are_at_least_one_and_at_most_a_gi(tokens: int) -> None:
     """Asking for no tokens, or for more than there can be, is an error that says so."""
-    with pytest.raises(KvModelError) as caught:
+    with refused("tokens"):
         decode_blocks(plan_layout([FULL]), resident_tokens=tokens, serving=SERVING)
-
-    assert "tokens" == caught.value.field
     assert 2**26 == decode_blocks(plan_layout([FULL]), resident_tokens=2**30, serving=SERVING)

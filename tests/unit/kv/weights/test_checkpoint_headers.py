@@ -9,13 +9,13 @@ import pytest
 from kvdiag.errors import KvModelError
 from kvdiag.kv.weights.checkpoint import (
     CheckpointTensor,
-    RankWeights,
     read_headers,
     weights_from_config,
     weights_from_tensors,
 )
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
+from tests.unit.kv.refused import refused
 
 GOOD = {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}
 
@@ -23,8 +23,7 @@ GOOD = {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}
 def tensors(**stored_bytes: int) -> tuple[CheckpointTensor, ...]:
     """Tensors of so many bytes each; a name's dots are written as two underscores."""
     return tuple(
-        CheckpointTensor(name=name.replace("__", "."), stored_bytes=size, elements=size)
-        for name, size in stored_bytes.items()
+        CheckpointTensor(name=name.replace("__", "."), stored_bytes=size) for name, size in stored_bytes.items()
     )
 
 
@@ -39,13 +38,6 @@ class Long(Mapping[str, object]):
 
     def __len__(self) -> int:
         return 1 << 20
-
-
-def held(found: tuple[RankWeights, ...]) -> list[int]:
-    """Bytes of each stage."""
-    assert list(range(len(found))) == [one.stage for one in found]
-
-    return [one.weights_bytes for one in found]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,7 @@ def test_every_number_format_has_its_width(bits: int, dtypes: list[str]) -> None
     for dtype in dtypes:
         (tensor,) = read_headers([{"x": {"dtype": dtype, "shape": [4, 6], "data_offsets": [100, 100 + 3 * bits]}}])
 
-        assert (3 * bits, 24) == (tensor.stored_bytes, tensor.elements), dtype
+        assert 3 * bits == tensor.stored_bytes, dtype
 
 
 @pytest.mark.parametrize(
@@ -86,10 +78,8 @@ def test_every_number_format_has_its_width(bits: int, dtypes: list[str]) -> None
 )
 def test_a_tensor_that_cannot_be_names_its_field(change: dict[str, Any], field: str) -> None:
     """Shape, type and place must agree; a tensor has at most eight dimensions."""
-    with pytest.raises(KvModelError) as caught:
+    with refused(field):
         read_headers([{"x": {**GOOD, **change}}])
-
-    assert field == caught.value.field
     (most,) = read_headers([{"x": {"dtype": "BF16", "shape": [1] * 7 + [4], "data_offsets": [2**50 - 8, 2**50]}}])
     assert 8 == most.stored_bytes
     (large,) = read_headers([{"x": {"dtype": "U8", "shape": [2**40]}}])
@@ -99,17 +89,14 @@ def test_a_tensor_that_cannot_be_names_its_field(change: dict[str, Any], field: 
 @pytest.mark.parametrize("change", [{"dtype": "BF17"}, {"data_offsets": [0, 9]}])
 def test_a_long_name_is_cut(change: dict[str, Any]) -> None:
     """120 letters of it are shown."""
-    with pytest.raises(KvModelError) as caught:
+    with refused("m" * 120):
         read_headers([{"m" * 300: {**GOOD, **change}}])
-
-    assert "m" * 120 == caught.value.field
 
 
 def test_headers_are_bounded() -> None:
     """A checkpoint of several files has at most 1,048,576 tensors, and at least one."""
-    with pytest.raises(KvModelError) as caught:
+    with refused("safetensors"):
         read_headers([{"first": GOOD}, Long()])
-    assert "safetensors" == caught.value.field
 
     headers: list[list[dict[str, Any]]] = [[{"__metadata__": {}}, {}], [{"x": "not an object"}]]
     for empty in headers:
@@ -134,18 +121,18 @@ def test_stages_hold_their_layers_and_the_ends_of_the_model() -> None:
         lm_head__weight=100_000_000,
     )
 
-    assert [1111, 10_000, 111_100_000] == held(weights_from_tensors(found, tensor_parallel=1, stage_ends=[1, 2, 3]))
+    assert [1111, 10_000, 111_100_000] == list(weights_from_tensors(found, tensor_parallel=1, stage_ends=[1, 2, 3]))
 
 
 def test_a_tied_output_layer_is_the_embedding_on_the_last_stage() -> None:
     """What a checkpoint stores of it is not loaded; the embedding is on both ends, or once where there is one stage."""
     found = tensors(lm_head__weight=100, model__embed_tokens__weight=40, model__layers__0__mlp__weight=8)
 
-    assert [48 // 2, 0, 40 // 2] == held(
+    assert [48 // 2, 0, 40 // 2] == list(
         weights_from_tensors(found, tensor_parallel=2, stage_ends=[1, 2, 3], tied=True)
     )
-    assert [48] == held(weights_from_tensors(found, tensor_parallel=1, stage_ends=[3], tied=True))
-    assert [48, 100] == held(weights_from_tensors(found, tensor_parallel=1, stage_ends=[1, 2]))
+    assert [48] == list(weights_from_tensors(found, tensor_parallel=1, stage_ends=[3], tied=True))
+    assert [48, 100] == list(weights_from_tensors(found, tensor_parallel=1, stage_ends=[1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -169,20 +156,16 @@ def test_ranks_share_k_and_v_as_far_as_there_are_heads(kv_heads: int | None, ran
     )
     known: dict[str, Any] = {} if kv_heads is None else {"kv_heads": kv_heads}
 
-    assert [expected] == held(weights_from_tensors(found, tensor_parallel=ranks, stage_ends=[1], **known))
+    assert [expected] == list(weights_from_tensors(found, tensor_parallel=ranks, stage_ends=[1], **known))
 
 
 MODEL = Parameters(
     embedding=1000,
     head=0,
     layers=(
-        LayerParameters(index=0, linears=(Linear(name="mlp.down_proj", parameters=800),), plain=3),
-        LayerParameters(
-            index=1,
-            linears=(Linear(name="self_attn.k_proj", parameters=600, spread=Sharding.KV_HEADS, kv_heads=2),),
-            plain=5,
-        ),
-        LayerParameters(index=2, plain=7),
+        LayerParameters((Linear("mlp.down_proj", 800),), plain=3),
+        LayerParameters((Linear("self_attn.k_proj", 600, Sharding.KV_HEADS, kv_heads=2),), plain=5),
+        LayerParameters(plain=7),
     ),
     other=11,
 )
@@ -207,7 +190,7 @@ def test_ranks_and_stages_divide_a_model(head: int, ranks: int, ends: list[int],
 
     found = weights_from_config(model, quantization=BF16, tensor_parallel=ranks, stage_ends=ends)
 
-    assert [2 * one for one in expected] == held(found)
+    assert [2 * one for one in expected] == list(found)
 
 
 def test_each_part_has_its_bits() -> None:
@@ -217,16 +200,16 @@ def test_each_part_has_its_bits() -> None:
 
     found = weights_from_config(model, quantization=quantization, tensor_parallel=1, stage_ends=[3])
 
-    assert [4 * (1000 + 15 + 11) + 2000 + 1400 // 2] == held(found)
+    assert [4 * (1000 + 15 + 11) + 2000 + 1400 // 2] == list(found)
     # 2000 / 7 + 1600 / 7 + 600 + 52 = 1166.3
-    assert [1167] == held(weights_from_config(MODEL, quantization=BF16, tensor_parallel=7, stage_ends=[3]))
+    assert [1167] == list(weights_from_config(MODEL, quantization=BF16, tensor_parallel=7, stage_ends=[3]))
 
 
 def test_padding_counts_only_where_the_kernel_pads() -> None:
     """MXFP4's experts grow to what the kernel takes, and never shrink."""
-    grown = Linear(name="mlp.experts.0.down_proj", parameters=64, padded_parameters=128)
-    whole = Linear(name="mlp.experts.0.gate_proj", parameters=64)
-    model = Parameters(embedding=0, head=0, layers=(LayerParameters(index=0, linears=(grown, whole)),))
+    grown = Linear("mlp.experts.0.down_proj", 64, padded_parameters=128)
+    whole = Linear("mlp.experts.0.gate_proj", 64)
+    model = Parameters(embedding=0, head=0, layers=(LayerParameters((grown, whole)),))
 
     padded, plain = (
         weights_from_config(
@@ -235,17 +218,4 @@ def test_padding_counts_only_where_the_kernel_pads() -> None:
         for pads in (True, False)
     )
 
-    assert ([96], [64]) == (held(padded), held(plain))
-
-
-@pytest.mark.parametrize("ranks", [0, 4097])
-def test_ranks_are_at_least_one_and_at_most_4096(ranks: int) -> None:
-    """From a config and from headers alike."""
-    found = tensors(model__layers__0__mlp__weight=8192)
-    with pytest.raises(KvModelError) as caught:
-        weights_from_tensors(found, tensor_parallel=ranks, stage_ends=[1])
-    assert "tensor_parallel" == caught.value.field
-    with pytest.raises(KvModelError):
-        weights_from_config(MODEL, quantization=BF16, tensor_parallel=ranks, stage_ends=[3])
-
-    assert [2] == held(weights_from_tensors(found, tensor_parallel=4096, stage_ends=[1]))
+    assert ((96,), (64,)) == (padded, plain)

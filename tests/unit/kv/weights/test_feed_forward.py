@@ -10,6 +10,7 @@ from kvdiag.kv.weights.feed_forward import expert_count
 from kvdiag.kv.weights.linear_layers import LayerParameters
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv.recordings import recorded_config
+from tests.unit.kv.refused import refused
 
 H = 60
 BASE = {
@@ -104,9 +105,8 @@ def test_each_layer_may_have_experts_of_its_own_width() -> None:
 
     assert [experts(5, width) for width in (1, 2, 3, 4)] == halves(**config, moe_intermediate_size=[1, 2, 3, 4])
     for widths in ([1, 2, 3], []):
-        with pytest.raises(KvModelError) as caught:
+        with refused("moe_intermediate_size"):
             halves(**config, moe_intermediate_size=widths)
-        assert "moe_intermediate_size" == caught.value.field
     with pytest.raises(KvModelError):
         halves(**config, moe_intermediate_size=[0, 1, 2, 3])
 
@@ -218,10 +218,8 @@ def test_ernie_has_experts_for_text_and_for_images(config: dict[str, Any], kinds
 def test_ernies_numbers_may_be_one_for_both() -> None:
     """A list with another number of entries is an error that says so."""
     assert 3 * H * (2 + 5 + 7) * 34 == totals(**{**ERNIE, "moe_intermediate_size": 34})[0]
-    with pytest.raises(KvModelError) as caught:
+    with refused("moe_num_experts"):
         halves(**{**ERNIE, "moe_num_experts": [5, 7, 9]})
-
-    assert "moe_num_experts" == caught.value.field
     with pytest.raises(KvModelError):
         halves(**ERNIE, moe_layer_end_index=-1)
 
@@ -327,10 +325,8 @@ def test_sizes_beyond_belief_are_refused_by_name(
     model_type: str, config: dict[str, Any], field: str, most: int
 ) -> None:
     """The largest size is counted, and one more is an error that names the field."""
-    with pytest.raises(KvModelError) as caught:
+    with refused(field):
         halves(model_type=model_type, **{**config, field: most + 1})
-
-    assert field == caught.value.field
     assert totals(model_type=model_type, **{**config, field: most})[0] > 0
 
 

@@ -1,0 +1,85 @@
+"""A leak pages a person: from a server's blocks through kvdiag, Prometheus and Alertmanager to a webhook, all real."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvdiag.sim import SCENARIOS, Drill
+from tests.fixtures.hostile import eventually
+from tests.fixtures.require import require
+from tests.integration.alerts.paging import FASTER, chain, shorter, shorter_rules
+from tests.integration.alerts.rules import FILES, alerts
+from tests.integration.prometheus.alertmanager import alert_programs
+from tests.integration.prometheus.conftest import require_prometheus
+from tests.integration.prometheus.server import PrometheusEnvError
+from tests.unit.commands.test_serve import daemon, free_port
+from tests.unit.sim.client import Client
+
+LEAK = "KvdiagLeakKvBlocks"
+
+
+@pytest.fixture
+def programs_are_here() -> None:
+    """Prometheus and Alertmanager, or the reason why not."""
+    require_prometheus()
+    try:
+        alert_programs()
+    except PrometheusEnvError as error:
+        require(ok=False, what=f"Alertmanager ({error})")
+
+
+@pytest.mark.usefixtures("programs_are_here")
+def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
+    """The page has the labels, the numbers and the runbook; its warning is kept back; a healthy server ends it."""
+    port = free_port()
+    with ExitStack() as leaking, ExitStack() as stack:
+        drill = leaking.enter_context(Drill(SCENARIOS["kv-leak"], port=port))
+        watched = stack.enter_context(daemon(drill.url))
+        assert eventually(watched.says("ok"))
+        beside = stack.enter_context(chain(tmp_path, kvdiag=f"http://{watched.client.host}", vllm=drill.url))
+        assert eventually(
+            lambda: beside.value("count_over_time(engine:kvdiag_kv_held_at_idle:ratio[1m]) > 2") is not None
+        )
+        assert beside.value(f'count(ALERTS{{alertname="{LEAK}"}})') is None
+
+        # Requests leave blocks behind: on-call is paged, the warning of the same leak is inhibited.
+        for _ in range(4):
+            Client(drill.url).complete(64, 8)
+        assert eventually(lambda: bool(beside.pager.alerts("page", "firing", LEAK)))
+        page = beside.pager.alerts("page", "firing", LEAK)[0]
+        expected = {"alertname": LEAK, "severity": "critical", "id": "leak.kv_blocks", "job": "kvdiag", "pod": "vllm-0"}
+        assert expected.items() <= page["labels"].items()
+        assert watched.client.host == page["labels"]["instance"]
+        assert re.search(r"0\.\d+%.*\dm \d+s;", page["annotations"]["description"])
+        assert "alerts/runbooks/leak.kv_blocks.md" == page["annotations"]["runbook_url"]
+        assert "/d/kvdiag" == page["annotations"]["dashboard_url"]
+        assert eventually(lambda: beside.inhibited(LEAK, "warning"))
+
+        # vLLM's own metrics have gone through the recording rules.
+        assert eventually(lambda: (beside.value("engine:vllm_prompt_tokens:rate5m") or 0.0) > 0.0)
+
+        # A healthy server takes its place: the page is resolved, and there never was a ticket.
+        leaking.close()
+        stack.enter_context(Drill(SCENARIOS["healthy"], port=port))
+        assert eventually(lambda: bool(beside.pager.alerts("page", "resolved", LEAK)))
+        assert [] == beside.pager.alerts("ticket", "firing", LEAK)
+
+
+def test_only_durations_are_shorter() -> None:
+    """What is tried here is what is shipped: put back as long as they were, the durations make the same text."""
+    waits = [rule[name] for rule in alerts() for name in ("for", "keep_firing_for") if name in rule]
+    changed = [
+        (before, after)
+        for file in FILES
+        for before, after in zip(
+            file.read_text().splitlines(), shorter_rules(file.read_text()).splitlines(), strict=True
+        )
+        if before != after
+    ]
+    assert len(waits) == len(changed)
+    assert all(before.split(":")[0].strip() in ("for", "keep_firing_for") for before, _ in changed)
+    assert f"{round(600_000 / FASTER)}ms" == shorter("10m")

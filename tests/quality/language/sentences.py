@@ -1,0 +1,68 @@
+"""Print every sentence that a test expects, word for word, outside the golden files; exit 1 where there is one.
+
+A sentence is a string literal of six words or more that stands in an assertion, in the `match` of `pytest.raises`, or
+among the values of a parameter called `message`, `reason` or another of `EXPECTATIONS`. Tests compare status, ids and
+figures instead; wording is kept in tests/golden. Literals elsewhere are inputs: arguments of parsers, documents,
+docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[2]
+INPUTS = (TESTS / "golden", TESTS / "unit" / "sim", TESTS / "unit" / "oom")
+"""Wording as data: our own, and that of vLLM and torch, which the simulator repeats and the parsers read."""
+
+SENTENCE = re.compile(r"^(?=.*\w+ \w+ \w+)(?:.*?[A-Za-z][A-Za-z'-]*\b){6}", re.DOTALL)
+EXPECTATIONS = frozenset(("message", "reason", "summary", "sentence", "said", "told", "fix"))
+
+
+def main() -> int:
+    """Look through every test module."""
+    found = 0
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if not any(path.is_relative_to(one) for one in INPUTS):
+            for line, text in sentences(path.read_text(encoding="utf-8")):
+                found += 1
+                sys.stdout.write(f"{path.relative_to(TESTS.parent)}:{line}: {text[:100]!r}\n")
+    sys.stdout.write(f"{found} sentences: keep wording in tests/golden, assert ids and figures\n" if found else "")
+    return 1 if found else 0
+
+
+def sentences(source: str) -> list[tuple[int, str]]:
+    """The expected sentences of a module, with their lines."""
+    literals = [
+        literal
+        for expected in _expectations(ast.parse(source))
+        for literal in ast.walk(expected)
+        if isinstance(literal, ast.Constant) and isinstance(literal.value, str)
+    ]
+    return sorted({(one.lineno, str(one.value)) for one in literals if SENTENCE.match(str(one.value))})
+
+
+def _expectations(tree: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            yield node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parametrize"):
+            yield from _expected_values(node)
+
+
+def _expected_values(parametrize: ast.Call) -> Iterator[ast.expr]:
+    """Of a parametrisation, the values of the parameters that hold expectations."""
+    names, rows = parametrize.args[:2] if len(parametrize.args) > 1 else (ast.Tuple([]), ast.List([]))
+    called = [one.value for one in ast.walk(names) if isinstance(one, ast.Constant)]
+    for row in rows.elts if isinstance(rows, ast.List | ast.Tuple) else ():
+        values = row.args if isinstance(row, ast.Call) else row.elts if isinstance(row, ast.Tuple) else [row]
+        yield from (value for name, value in zip(called, values, strict=False) if name in EXPECTATIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
