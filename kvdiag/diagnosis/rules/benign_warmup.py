@@ -34,7 +34,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
     evidence = (
-        Evidence("first_touch_growth", first_touch, "bytes", "nvml"),
+        Evidence("warmup_growth", first_touch, "bytes", "nvml"),
         Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
         Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )

@@ -185,7 +185,7 @@ def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, 
         Evidence(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
         Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
-        Evidence("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
+        Evidence("warmup_growth", climb.warmup_bytes, "bytes", "torch"),
         Evidence("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
     )
 
@@ -201,7 +201,7 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("growth_over_judged_cycles", growth.judged_bytes, "bytes", "nvml"),
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
-        Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("warmup_growth", growth.warmup_bytes, "bytes", "nvml"),
+        Evidence("detection_limit_per_request", growth.smallest_visible_bytes, "bytes per request", "computed"),
         Evidence("held_by", _HELD_BY[growth.owner], "", "nvml"),
     )

@@ -40,7 +40,7 @@ _PARTS = (
     Kind(title="CUDA context", mark="░", ascii_mark="+"),
     Kind(title="graphs", mark="▒", ascii_mark="*"),
     Kind(title="overhead", mark="░", ascii_mark=":"),
-    Kind(title="reserve", mark="·", ascii_mark="."),
+    Kind(title="left free", mark="·", ascii_mark="."),
 )
 
 

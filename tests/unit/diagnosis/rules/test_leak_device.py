@@ -50,8 +50,10 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="growth_over_judged_cycles", value=36 * MIB, unit="bytes", source="nvml"),
                 Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
                 Evidence(name="rising_cycles", value=6, unit="cycles", source="nvml"),
-                Evidence(name="first_touch_growth", value=12 * MIB, unit="bytes", source="nvml"),
-                Evidence(name="smallest_visible_leak", value=2 * MIB, unit="bytes per request", source="computed"),
+                Evidence(name="warmup_growth", value=12 * MIB, unit="bytes", source="nvml"),
+                Evidence(
+                    name="detection_limit_per_request", value=2 * MIB, unit="bytes per request", source="computed"
+                ),
                 Evidence(name="held_by", value="server", unit="", source="nvml"),
             ),
         ),

@@ -66,8 +66,8 @@ def test_a_server_that_grows_has_its_figures() -> None:
         ("growth_over_judged_cycles", 36 * MIB, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", 6, "cycles", "nvml"),
-        ("first_touch_growth", 12 * MIB, "bytes", "nvml"),
-        ("smallest_visible_leak", 2 * MIB, "bytes per request", "computed"),
+        ("warmup_growth", 12 * MIB, "bytes", "nvml"),
+        ("detection_limit_per_request", 2 * MIB, "bytes per request", "computed"),
         ("held_by", "server", "", "nvml"),
     ] == figures(torch)
     assert ("unknown", f"{UNDECIDED}", ()) == (beside.status, beside.summary, beside.evidence)
@@ -234,7 +234,7 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
         ("live_growth_over_judged_cycles", sum(steps[2:]) * KIB, "bytes", "torch"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", sum(step >= 64 for step in steps[2:]), "cycles", "torch"),
-        ("first_touch_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
+        ("warmup_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
         ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
     ] == figures(actual)
 
@@ -282,7 +282,7 @@ def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str,
         ("outside_torch_growth_over_judged_cycles", sum(steps[2:]) * PAGE, "bytes", "torch"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", sum(steps[2:]), "cycles", "torch"),
-        ("first_touch_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
+        ("warmup_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
         ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
     ] == figures(actual)
 
