@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool =
     """
     beside = folder(path.parent, link=link)
     # A random name, which nobody can guess; no longer than a file name may be.
-    unfinished = f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
+    unfinished = f".{path.name[:40]}.{os.urandom(6).hex()}.tmp"
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=beside, follow_symlinks=False).st_mode

@@ -30,9 +30,10 @@ FOREIGN = frozenset(
     (
         *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "LANGUAGE"),
         *("VLLM_PLUGINS", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "CUDA_VISIBLE_DEVICES"),
+        *("MAKEFLAGS", "MFLAGS", "MAKELEVEL"),
     )
 )
-"""Variables that change what kvdiag, rich, click or vLLM do."""
+"""Variables that change what kvdiag, rich, click, vLLM or make do."""
 
 LONG = (
     "integration/vllm/test_architectures_on_vllm.py",

@@ -1,4 +1,4 @@
-"""Torch's allocator statistics of one device, read without waiting for the GPU or initialising anything.
+"""torch's allocator statistics of one device, read without waiting for the GPU or initialising CUDA.
 
 `memory_stats_as_nested_dict` copies a struct under the allocator's mutex (13 us); the flat form takes ten times as
 long, and `mem_get_info` makes a CUDA context: neither is called.
@@ -34,27 +34,27 @@ COUNTS = (
 PRIVATE = "reserved_bytes_by_private_pools"
 
 MOST_BLOCKS = 20_000
-"""A snapshot builds a Python object for each block without letting the GIL go: some 50 ms for so many."""
+"""A snapshot builds a Python object per block while it holds the GIL: about 50 ms for this many."""
 
 MOST_SETTINGS = 32
 MOST_SETTING_CHARACTERS = 200
 
 
 class TooManyBlocksError(Exception):
-    """A snapshot would hold the server up; the message says so."""
+    """A snapshot would stall the server; the message says why."""
 
 
 def cuda() -> Any:
-    """torch.cuda where this process has imported it and initialised CUDA; `None` otherwise."""
+    """`torch.cuda` if this process has imported it and initialised CUDA, else `None`."""
     found = sys.modules.get("torch.cuda")
     return found if found is not None and found.is_initialized() else None
 
 
 def statistics(reported: Mapping[str, Any]) -> dict[str, Any]:
-    """What is judged by of `memory_stats_as_nested_dict`, under torch's own names; what this torch lacks is left out.
+    """The part of `memory_stats_as_nested_dict` that kvdiag judges, under torch's names; absent ones are left out.
 
-    Of each array what all pools and the large one hold now: to write peaks, sums and pools as well doubles the time
-    that a publication holds the interpreter, and a peak does not pass; `whole` has them.
+    Of each array only the current value, of all pools and of the large one: encoding peaks, sums and pools too would
+    double the time that a publication holds the interpreter. `whole` has them.
     """
     if not reported:
         return {}
@@ -68,21 +68,21 @@ def statistics(reported: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(reported: Mapping[str, Any]) -> dict[str, Any]:
-    """All of `memory_stats_as_nested_dict` but its private pools one by one, of which CUDA graphs make dozens."""
+    """All of `memory_stats_as_nested_dict` except the private pools one by one; CUDA graphs create dozens."""
     return {name: value for name, value in reported.items() if name != PRIVATE}
 
 
 def holds(reported: Mapping[str, Any]) -> bool:
-    """Whether the process has ever had memory of the device, by `memory_stats_as_nested_dict`."""
+    """Whether the process has ever had memory on the device, by `memory_stats_as_nested_dict`."""
     reserved = reported["reserved_bytes"]["all"] if "reserved_bytes" in reported else {}
     return bool(reserved.get("current") or reserved.get("allocated"))
 
 
 def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
-    """Every segment of every device, and the settings in force, where it can be had without holding the server up.
+    """Every segment of every device, and the allocator's settings, if that does not stall the server.
 
     Raises:
-        TooManyBlocksError: there are too many blocks, or a history that would come along.
+        TooManyBlocksError: there are too many blocks, or a memory history that the snapshot would include.
 
     """
     blocks = sum(int(statistics.get(name, {}).get("current", 0)) for name in ("active", "inactive_split"))

@@ -1,8 +1,8 @@
-"""What there was when an allocation failed, written before torch raises its OutOfMemoryError.
+"""The black box: the allocator's state at a failed allocation, written before torch raises its OutOfMemoryError.
 
-torch calls an observer in the thread whose allocation failed, with the allocator's lock dropped. What the observer
-raised would take the error's place, and vLLM catches that error by its type: so nothing leaves it. An observer cannot
-be taken away again, and there is no public function to add one (`torch._C._cuda_attach_out_of_memory_observer`).
+torch calls an observer in the thread whose allocation failed, after releasing the allocator's lock. An exception from
+the observer would replace torch's error, which vLLM catches by its type: so the observer raises nothing. It cannot be
+removed, and there is no public function to add one (`torch._C._cuda_attach_out_of_memory_observer`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .publication import Folder
 
 FORMAT = 1
 KEPT = 8
-"""Black boxes of one process: the newest ones, since a server that goes on after the first meets it again and again."""
+"""Newest black boxes kept per process: a server that continues after the first failure usually fails repeatedly."""
 
 PAUSE_SECONDS = 1.0
 
 
 class BlackBox:
-    """Attached once per process, as soon as CUDA is initialised: attaching earlier would initialise it."""
+    """Observes one process; attached once CUDA is initialised, because attaching earlier would initialise it."""
 
     def __init__(self, folder: Folder, name: str) -> None:
-        """Attach nothing yet; `name` tells this process's files from others'."""
+        """Attach nothing yet; `name` identifies this process's files."""
         self._folder = folder
         self._name = name
         self._attached = False
@@ -35,15 +35,15 @@ class BlackBox:
         self._written_at_seconds = float("-inf")
 
     def attach(self) -> str | None:
-        """Attach where CUDA is initialised and this has not been tried; why torch takes no observer, where it does not.
+        """Attach once CUDA is initialised; returns why torch refuses an observer, `None` if it does not.
 
-        It is tried once: cudaMallocAsync never takes one.
+        Tried only once: cudaMallocAsync never accepts one.
         """
         try:
             if not self._attached and allocator.cuda() is not None:
                 self._attached = True
                 self._refusal = self._try_to_attach()
-        except Exception as error:  # noqa: BLE001 - as of any part, told to the reader for as long as it is so
+        except Exception as error:  # noqa: BLE001 - reported to the reader while it lasts
             return short(error)
         return self._refusal
 
@@ -63,7 +63,7 @@ class BlackBox:
         if now_seconds - self._written_at_seconds < PAUSE_SECONDS:
             return
         self._written_at_seconds = now_seconds
-        # The server waits for this: NVML, which may hang, is left out, and torch has told the free bytes.
+        # The server waits meanwhile: NVML may hang and is left out; torch passed the free bytes.
         document = Document(driver=None)
         reported = document.read(summary=False)
         cuda = allocator.cuda()
@@ -71,7 +71,7 @@ class BlackBox:
             if each["index"] == device and cuda is not None:
                 try:
                     document.summarise(cuda, each, free_bytes, asked_bytes)
-                except Exception as error:  # noqa: BLE001 - the rest of the box is worth keeping
+                except Exception as error:  # noqa: BLE001 - keep the rest of the box
                     reported["errors"]["fragmentation"] = short(error)
         box = {
             "kvdiag_black_box": FORMAT,

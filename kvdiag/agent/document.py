@@ -1,6 +1,6 @@
-"""One process's figures put together: what the publication, the black box and `memory_report` hold in common.
+"""The document of one process, which the publication, the black box and `memory_report` share.
 
-A part that cannot be read is left out, and `errors` says why; nothing here raises.
+A part that cannot be read is left out and `errors` says why; nothing here raises.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from .driver import Driver
 from .publication import encode
 
 FORMAT = 1
-"""Raised when an older reader could take a figure for another."""
+"""Increased when an older reader could misread a figure."""
 
 SLOW_SECONDS = 5.0
-"""Between readings of what seldom changes or costs more: ranks, title, unused devices, NVML's process list, and all
-that torch counts.
-"""
+"""Interval of what changes rarely or costs more: ranks, title, unused devices, NVML's process list, all statistics."""
 
 SUMMARY_SECONDS = 60.0
 SUMMARY_PAUSE_RATIO = 2000.0
-"""Between summaries of the allocator's blocks: at least a minute, and so long that they take 0.05 % of the time."""
+"""Interval of block summaries: at least a minute, and long enough that they take 0.05 % of the time."""
 
 ASKED_PAUSE_SECONDS = 10.0
 MOST_DEVICES = 64
@@ -32,20 +30,20 @@ MOST_ERROR_CHARACTERS = 160
 
 
 class Document:
-    """Reads the parts at their paces and keeps those that are not due."""
+    """Reads each part at its own interval and keeps the parts that are not due."""
 
     def __init__(self, driver: Driver | None) -> None:
-        """Read nothing yet; without a `driver` NVML, which may hang, is not asked."""
+        """Read nothing yet; without a `driver`, NVML is not called, which may hang."""
         self._driver = driver
         self._errors: dict[str, str] = {}
         self._process: dict[str, Any] = {}
         self._ranks: dict[str, int] = {}
         self._devices: dict[int, dict[str, Any]] = {}
         self.memory_stats: dict[str, Any] = {}
-        """All of `memory_stats_as_nested_dict` by device, as it was `at_monotonic_seconds`."""
+        """All of `memory_stats_as_nested_dict` by device, as of `at_monotonic_seconds`."""
 
         self.memory_stats_json = "{}"
-        """The same as JSON: made with each reading, since to write it takes as long as all the rest."""
+        """The same as JSON, encoded only when it is read: that takes as long as all the rest."""
 
         self._settings: dict[str, Any] = {}
         self._listed_at: dict[int, tuple[int | None, int]] = {}
@@ -54,10 +52,10 @@ class Document:
         self._summary_pause_seconds = 0.0
 
     def read(self, *, summary: bool | None = None) -> dict[str, Any]:
-        """Everything as it is now.
+        """The document as of now.
 
-        The split of the reserved bytes is made anew when it is due; sooner with `summary`, though not too often; never
-        where that is False.
+        The split of the reserved bytes is renewed when it is due; sooner with `summary`, within limits; never if that
+        is False.
         """
         now_seconds = time.monotonic()
         slow = now_seconds - self._slow_at_seconds >= SLOW_SECONDS
@@ -82,7 +80,7 @@ class Document:
         """Put the split of one device's reserved bytes into its part of the document.
 
         Raises:
-            Exception: whatever torch raises, and TooManyBlocksError; the split before stays.
+            Exception: any error of torch, and TooManyBlocksError; the previous split stays.
 
         """
         began_seconds = time.monotonic()
@@ -102,7 +100,7 @@ class Document:
     def _part(self, name: str, read: Callable[..., None], *arguments: Any) -> None:
         try:
             read(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on and the reader is told
+        except Exception as error:  # noqa: BLE001 - the other parts continue and the reader is informed
             self._errors[name] = short(error)
         else:
             self._errors.pop(name, None)
@@ -131,7 +129,7 @@ class Document:
         if cuda is None:
             self._devices, self.memory_stats, self.memory_stats_json = {}, {}, "{}"
             return
-        # A worker sees every GPU of its host and uses one.
+        # A worker sees every GPU of its host but uses one.
         every = slow or not self._devices
         whole = {}
         for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
@@ -170,7 +168,7 @@ class Document:
         if self._driver is None or device["uuid"] is None:
             return
         found = {**known, **self._driver.memory(device["uuid"])}
-        # Of one moment with the statistics where anything moves, or torch would seem to hold more than its process.
+        # Read together with changed statistics, or torch would seem to hold more than its process.
         moment = (device["statistics"].get("reserved_bytes", {}).get("current"), found["free_bytes"])
         if slow or self._listed_at.get(device["index"]) != moment:
             found["processes"] = self._driver.processes(device["uuid"])
@@ -191,7 +189,7 @@ def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None])
 
 
 def short(error: BaseException) -> str:
-    """An error as a publication names it."""
+    """An error as publications write it."""
     return f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARACTERS]
 
 
@@ -204,6 +202,6 @@ def _read_backend(found: dict[str, Any]) -> None:
 
 
 def _read_uuid(cuda: Any, device: dict[str, Any]) -> None:
-    """CUDA's identifier of a device, as NVML writes it after "GPU-"; torch before 2.4 does not tell it."""
+    """CUDA's identifier of a device, as NVML writes it after "GPU-"; torch before 2.4 does not report it."""
     reported = getattr(cuda.get_device_properties(device["index"]), "uuid", None)
     device["uuid"] = None if reported is None else str(reported)[:64]

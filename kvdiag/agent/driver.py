@@ -1,7 +1,7 @@
 """The GPU's memory as NVML reports it inside this process, where it is always permitted and always the right GPU.
 
-By ctypes, since nvidia-ml-py need not be here. NVML makes no CUDA context; `ctypes.CDLL` lets other threads run
-meanwhile. Structs as in nvml.h of CUDA 12 and 13.
+By ctypes, because nvidia-ml-py may not be installed. NVML creates no CUDA context, and `ctypes.CDLL` releases the GIL
+during calls. Structs as in nvml.h of CUDA 12 and 13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHY = {3: "not supported", 4: "no permission", 9: "driver not loaded", 15: "GPU 
 
 
 class DriverError(Exception):
-    """NVML does not answer; the message is short and for the publication."""
+    """NVML does not answer; the message goes into the publication."""
 
 
 class _MemoryV2(ctypes.Structure):
@@ -45,7 +45,7 @@ class _ProcessInfo(ctypes.Structure):
 
 
 class Driver:
-    """NVML, loaded and initialised with the first question and kept."""
+    """NVML, loaded and initialised at the first call."""
 
     def __init__(self) -> None:
         """Touch nothing yet."""
@@ -58,7 +58,7 @@ class Driver:
         """Total, free and driver-reserved bytes of a device.
 
         Raises:
-            DriverError: NVML is not here, or does not tell.
+            DriverError: NVML is not installed, or does not report it.
 
         """
         handle = self._handle(uuid)
@@ -68,16 +68,16 @@ class Driver:
         first = _Memory()
         code = self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(first))
         if code:
-            # A driver that was reloaded knows the device by another handle.
+            # A reloaded driver has other handles.
             del self._handles[uuid]
         _check("memory", code)
         return {"total_bytes": first.total, "free_bytes": first.free}
 
     def processes(self, uuid: str) -> list[list[int | None]]:
-        """Each process on a device with its bytes, `None` where the driver does not tell them.
+        """Each process on a device with its bytes, `None` where the driver does not report them.
 
         Raises:
-            DriverError: NVML is not here, does not tell, or lists more than 64.
+            DriverError: NVML is not installed, does not report it, or lists more than 64.
 
         """
         count = ctypes.c_uint(MOST_PROCESSES)
@@ -98,7 +98,7 @@ class Driver:
                 self._load()
             handle = ctypes.c_void_p()
             code = 0
-            # CUDA's identifier has no kind before it; NVML wants one, "MIG-" for a slice.
+            # CUDA's identifier lacks the prefix that NVML requires.
             for kind in ("GPU-", "MIG-"):
                 code = self._ask("nvmlDeviceGetHandleByUUID", f"{kind}{uuid}".encode(), ctypes.byref(handle))
                 if code == 0:
@@ -108,7 +108,7 @@ class Driver:
         return self._handles[uuid]
 
     def _load(self) -> None:
-        # Looking for a library that is not there takes longer than all the rest of a publication.
+        # A failed look-up of the library takes longer than the rest of a publication.
         if time.monotonic() < self._retry_at_seconds:
             raise DriverError(self._why_not)
         try:

@@ -1,12 +1,12 @@
-"""The allocator's segments and blocks → why reserved bytes are not live: numbers only, pure.
+"""Why reserved bytes are not live, from the allocator's segments and blocks. Pure.
 
     reserved = live + pending + private + releasable + stranded
 
-pending: freed, but another stream may still use it. private: free in a pool of its own (CUDA graphs), of use to nobody
-else. releasable: whole pages that the allocator can give back to the driver. stranded: free blocks beside live ones,
-of use to requests that fit into one of them.
+pending: freed, but another stream may still use it. private: free in a private pool (CUDA graphs), unusable for others.
+releasable: whole pages that the allocator can return to the driver. stranded: free blocks beside live ones, usable only
+by requests that fit into one of them.
 
-Shapes as torch gives them: `torch.cuda.memory_snapshot()` of torch 2.5 to 2.13.
+Input as from `torch.cuda.memory_snapshot()` of torch 2.5 to 2.13.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 MIB = 2**20
 SMALL_PAGE_BYTES = 2 * MIB
 LARGE_PAGE_BYTES = 20 * MIB
-"""What torch maps at once where segments expand: kSmallBuffer and kLargeBuffer of c10/core/AllocatorConfig.h."""
+"""Pages of expandable segments: kSmallBuffer and kLargeBuffer of c10/core/AllocatorConfig.h."""
 
 DRIVER_PAGE_BYTES = 2 * MIB
 LARGE_REQUEST_BYTES = 10 * MIB
-"""A request from here on gets a segment of its own, rounded up to 2 MiB; a smaller one asks for a whole page."""
+"""A request of this size gets its own segment, rounded up to 2 MiB; a smaller one takes a whole page."""
 
 SMALL_REQUEST_BYTES = 1 * MIB
 
 PINNED_BYTES = 20 * MIB
 PINNED_LIVE_RATIO = 0.05
-"""A segment of which less is live is called pinned: a few small tensors keep all of it."""
+"""A segment with a smaller live share is called pinned: a few small tensors keep all of it reserved."""
 
 REFERENCE_BYTES = 512 * MIB
-"""The request that fragmentation is judged for where none has failed: a large activation."""
+"""The request that fragmentation is judged by if none has failed: a large activation."""
 
 MOST_SIZES = 8
 LIVE = "active_allocated"
@@ -43,7 +43,7 @@ Segment = Mapping[str, Any]
 
 
 def segment_bytes(request_bytes: int, large_page_bytes: int = LARGE_PAGE_BYTES, *, expandable: bool = False) -> int:
-    """What the allocator asks the driver for when no block fits a request; expanding segments grow by whole pages."""
+    """Bytes that the allocator requests from the driver when no block fits; expandable segments grow by whole pages."""
     if request_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_PAGE_BYTES
     if request_bytes < LARGE_REQUEST_BYTES:
@@ -60,13 +60,13 @@ def summarise(
     request_bytes: int = REFERENCE_BYTES,
     large_page_bytes: int = LARGE_PAGE_BYTES,
 ) -> dict[str, Any]:
-    """One device's split of reserved bytes, and whether a request of `request_bytes` would find room.
+    """One device's split of reserved bytes, and whether a request of `request_bytes` would fit.
 
-    `unusable_ratio` is Gorman's index for that request: the share of all that is free, in the driver or in the default
-    pool, that it could not use. It and `fits` are `None` where the driver's free bytes are not known and decide.
+    `unusable_ratio` is Gorman's index for that request: the share of the free bytes, in the driver or in the default
+    pool, that it cannot use. It and `fits` are `None` if they depend on the driver's free bytes and these are unknown.
 
     Raises:
-        KeyError, TypeError, ValueError: segments of another shape than torch's.
+        KeyError, TypeError, ValueError: the segments do not have torch's format.
 
     """
     found = [_Segment(each, large_page_bytes) for each in segments if each["device"] == device]
@@ -116,14 +116,14 @@ def summarise(
 
 
 def _totals(segments: Iterable[_Segment]) -> dict[str, int]:
-    """Reserved bytes and the parts that they are the sum of."""
+    """Reserved bytes and their parts."""
     parts = ("reserved", "live", "pending", "private", "releasable", "stranded")
     held = list(segments)
     return {f"{part}_bytes": sum(getattr(each, f"{part}_bytes") for each in held) for part in parts}
 
 
 class _Segment:
-    """One segment taken apart. A free block is (its bytes, those of them that the driver can have back)."""
+    """One segment by the state of its blocks. A free block is (its bytes, the bytes that the driver can have back)."""
 
     def __init__(self, segment: Segment, large_page_bytes: int) -> None:
         self.stream = segment["stream"]
@@ -159,20 +159,20 @@ class _Segment:
     def _releasable(self, offset: int, size: int, page_bytes: int) -> int:
         if not self.expandable:
             return size if size == self.reserved_bytes else 0
-        # Mapped ranges begin on a page, and only pages that a block covers whole can be unmapped
+        # Mapped ranges begin on a page, and only pages that a block covers completely can be unmapped
         # (CUDACachingAllocator.cpp, ExpandableSegment::unmap).
         first, last = -(-offset // page_bytes), (offset + size) // page_bytes
         return max(last - first, 0) * page_bytes
 
     @property
     def pinned(self) -> bool:
-        """Whether a few live bytes keep a large segment."""
+        """Whether a few live bytes keep a large segment reserved."""
         held = self.live_bytes + self.pending_bytes
         return self.reserved_bytes >= PINNED_BYTES and 0 < held < PINNED_LIVE_RATIO * self.reserved_bytes
 
 
 def _fullest_stream(segments: Iterable[_Segment]) -> Any:
-    """The stream that most of the pool belongs to: a block serves its own stream alone."""
+    """The stream with most of the pool's bytes: a block serves only its own stream."""
     held: Counter[Any] = Counter()
     for each in segments:
         held[each.stream] += each.reserved_bytes
@@ -188,7 +188,7 @@ def _room(
     stranded_bytes: int,
     device_free_bytes: int | None,
 ) -> dict[str, Any]:
-    """Whether the request fits, and the share of what is free that it cannot use."""
+    """Whether the request fits, and the share of the free bytes that it cannot use."""
     in_blocks = any(size >= request_bytes for size, _ in usable)
     if device_free_bytes is None:
         return {"fits": True if in_blocks else None, "unusable_ratio": None}
@@ -197,7 +197,7 @@ def _room(
     reachable = driver_bytes if obtainable else 0
     for size, back in usable:
         if size >= request_bytes:
-            # What the driver could have back of it is among the driver's bytes already.
+            # Its releasable part is counted among the driver's bytes already.
             reachable += size - back if obtainable else size
     free_bytes = driver_bytes + stranded_bytes
     return {

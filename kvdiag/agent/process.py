@@ -1,4 +1,4 @@
-"""Who this process is, what it holds on the host, and which rank it has: from /proc and from what it has imported."""
+"""This process's identity, host memory and rank, from /proc and from the modules that it has imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_STATUS_BYTES = 8192
 
 
 def identity() -> dict[str, Any]:
-    """What does not change: process ids as its own namespace counts them, start in clock ticks since boot, user."""
+    """The constant part: process ids in its own namespace, start in clock ticks since boot, user."""
     # proc_pid_stat(5): the name in parentheses may hold anything; the 22nd field is the 20th after it.
     after_name = _read("/proc/self/stat").rpartition(b")")[2].split()
     status = _read("/proc/self/status").splitlines()
@@ -19,7 +19,7 @@ def identity() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "namespace_pids": [int(pid) for pid in nested],
-        # The reader's own tells it whether these ids mean to it what they mean here.
+        # A reader with the same one can use these ids.
         "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,  # noqa: PTH116 - pathlib costs its import
         "start_ticks": int(after_name[19]),
         "user_id": os.getuid(),
@@ -27,8 +27,8 @@ def identity() -> dict[str, Any]:
 
 
 def title() -> str:
-    """What vLLM calls this process; another server's process by its program's name."""
-    # Of a command line nothing else may be shown: keys stand there, and in titles that processes give themselves.
+    """The title that vLLM gives this process; for another server's process its program's name."""
+    # Nothing else of a command line or title may be shown: either may contain keys.
     first = _read("/proc/self/cmdline").split(b"\0")[0]
     name = first if first.startswith(b"VLLM::") else _read("/proc/self/comm")
     word = next(iter(name.decode("utf-8", "replace").split()), "")
@@ -36,14 +36,14 @@ def title() -> str:
 
 
 def host_bytes() -> dict[str, int]:
-    """Resident bytes, and those of them that no file backs."""
+    """Resident bytes, and the anonymous part of them."""
     _, resident, shared = _read("/proc/self/statm").split()[:3]
     page = os.sysconf("SC_PAGE_SIZE")
     return {"resident_bytes": int(resident) * page, "anonymous_bytes": max(int(resident) - int(shared), 0) * page}
 
 
 def ranks() -> dict[str, int]:
-    """This process's place in the server, as far as it is known by now: torch's own, and vLLM's groups."""
+    """This process's ranks so far: torch's own, and those in vLLM's groups."""
     found: dict[str, int] = {}
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

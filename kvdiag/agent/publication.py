@@ -12,11 +12,11 @@ from typing import Any
 FILE_MODE = 0o640
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE = 0o750
-"""A reader of the same group may come in, as it may read the files."""
+"""Readers of the same group may list the folder, as they may read the files."""
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 KEPT_SECONDS = {"agent-": 3600.0, "oom-": 7 * 86_400.0}
-"""By the beginning of a file's name. A living agent renews its own every second."""
+"""How long files are kept, by the prefix of their names. A running agent renews its own every second."""
 
 MOST_NAMES = 4096
 
@@ -25,17 +25,17 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Seldom:
-    """Parts of a document as JSON; one that is as it was is not written again, which takes most of a publication."""
+    """Caches the JSON of document parts: encoding unchanged parts again would take most of a publication."""
 
     def __init__(self) -> None:
-        """Nothing was written yet."""
+        """Cache nothing yet."""
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
 
     def encoded(self, name: str, value: dict[str, Any] | None) -> str:
-        """A part as JSON; what is inside of it is never changed, but replaced.
+        """A part as JSON; its inner values must be replaced, never modified.
 
         Raises:
-            TypeError, ValueError: the value is no JSON.
+            TypeError, ValueError: the value is not JSON.
 
         """
         if value is None:
@@ -47,9 +47,9 @@ class Seldom:
 
 
 class Folder:
-    """The folder that the agents of a server publish in, and their reader looks at.
+    """The folder in which a server's agents publish.
 
-    Opened for each use: one that was taken away and made anew, or mounted over, is found again.
+    Opened for each use, so that a folder that was recreated or mounted over is found again.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,11 +57,11 @@ class Folder:
         self._path = path
 
     def put(self, name: str, value: dict[str, Any], encoded: Mapping[str, str] = NOTHING) -> None:
-        """Replace the file `name` by a value as JSON, mode 0640; `encoded` is more of it that is JSON already.
+        """Replace the file `name` with a value as JSON, mode 0640; `encoded` are further parts that are JSON already.
 
         Raises:
-            OSError: the folder is gone, full or read-only; the file, if there was one, is as it was.
-            TypeError, ValueError: the value is no JSON.
+            OSError: the folder is missing, full or read-only; an existing file stays unchanged.
+            TypeError, ValueError: the value is not JSON.
 
         """
         parts = "".join(f',"{part}":{text}' for part, text in encoded.items())
@@ -71,7 +71,7 @@ class Folder:
             try:
                 file = _created(unfinished, folder)
             except FileExistsError:
-                # A process of this id was killed in the middle.
+                # A process with this id was killed while it wrote.
                 os.unlink(unfinished, dir_fd=folder)
                 file = _created(unfinished, folder)
             try:
@@ -83,19 +83,19 @@ class Folder:
                 raise
 
     def asked_at(self, name: str) -> int | None:
-        """When the file `name`, whose content is never read, was last written, in nanoseconds; `None` without one."""
+        """Modification time of file `name` in nanoseconds, `None` if it does not exist; never reads its content."""
         try:
             return os.stat(os.path.join(self._path, name), follow_symlinks=False).st_mtime_ns  # noqa: PTH116, PTH118
         except OSError:
             return None
 
     def drop(self, name: str) -> None:
-        """Remove one file of ours."""
+        """Remove one of this process's files."""
         with contextlib.suppress(OSError), self._opened() as folder:
             os.unlink(name, dir_fd=folder)
 
     def tidy(self) -> None:
-        """Remove what agents long gone have left: each process leaves a file, and containers start many times."""
+        """Remove expired files of exited agents: each process leaves one, and containers restart often."""
         with contextlib.suppress(OSError), self._opened() as folder:
             now_seconds = time.time()
             for name in os.listdir(folder)[:MOST_NAMES]:  # noqa: PTH208 - by descriptor
@@ -112,7 +112,7 @@ class Folder:
             folder = os.open(self._path, FOLDER_FLAGS)
         except FileNotFoundError:
             os.mkdir(self._path, 0o700)  # noqa: PTH102 - pathlib costs every Python process its import
-            # Not a link that somebody has laid in its place since.
+            # Not a link that has been put in its place since.
             folder = os.open(self._path, FOLDER_FLAGS)
             with contextlib.suppress(OSError):
                 os.fchmod(folder, FOLDER_MODE)  # whatever the server's umask

@@ -1,4 +1,4 @@
-"""The agent's figures for a server's own code and log: callable anywhere, with torch or without, and never raising."""
+"""The agent's figures for a server's own code and log: callable anywhere, with or without torch; never raises."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _log = logging.getLogger("kvdiag")
 
 
 def memory_report() -> dict[str, Any]:
-    """What this process holds by now, as the agent publishes it.
+    """The memory that this process holds now, in the format that the agent publishes.
 
-    `devices` has one entry for each GPU that torch has had memory of, with torch's statistics, NVML's memory, and the
-    split of the reserved bytes (`fragmentation`); it is empty until this process has initialised CUDA, which this call
-    does not do. `memory_stats` has all that torch counts, by device. Takes some milliseconds, for the split: for a
-    request now and then, not for each token.
+    `devices` has one entry for each GPU on which torch has had memory: torch's statistics, NVML's memory, and the split
+    of the reserved bytes (`fragmentation`). It is empty until this process initialises CUDA, which this call does not
+    do. `memory_stats` has all of torch's statistics by device. Takes some milliseconds: call it occasionally, not for
+    each token.
     """
     document = Document(Driver())
     report = document.read(summary=True)
@@ -25,7 +25,7 @@ def memory_report() -> dict[str, Any]:
 
 
 def log_memory(label: str = "", *, logger: logging.Logger | None = None, level: int = logging.INFO) -> dict[str, Any]:
-    """Log one line per GPU with what torch holds and what of it is of use, and return the report."""
+    """Log one line per GPU with the bytes that torch holds, by use, and return the report."""
     report = memory_report()
     reported = logger or _log
     before = f"{label}: " if label else ""

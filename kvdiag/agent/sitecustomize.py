@@ -1,6 +1,6 @@
-"""For torch servers without vLLM's plugins: Python imports the first `sitecustomize` on its path at every start.
+"""Starts the agent in torch servers without vLLM's plugins: Python imports the first `sitecustomize` on its path.
 
-Installed in a folder of its own, apart from `kvdiag_agent`, so that only who wants this puts it on the path.
+Installed in a separate folder from `kvdiag_agent`, so that it is used only by those who put it on the path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _begin() -> None:
 
 
 def _run_the_next() -> None:
-    """The `sitecustomize` that this one hides: distributions and coverage tools have theirs."""
+    """Run the `sitecustomize` that this one hides: distributions and coverage tools have theirs."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs every Python its import
     others = [path for path in sys.path if os.path.abspath(path) != here]  # noqa: PTH100 - as above
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

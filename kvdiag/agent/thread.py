@@ -20,13 +20,13 @@ from .publication import Folder, Seldom
 PERIOD_SECONDS = 1.0
 NAME = "kvdiag-agent"
 REQUEST = "summary-request"
-"""Whoever touches this file in the folder gets a new summary of the allocator's blocks; its content is not read."""
+"""Touching this file in the folder requests a new summary of the allocator's blocks; its content is not read."""
 
 SELDOM = ("ranks", "torch", "errors")
-"""Parts of the document that are hardly ever others than a second before."""
+"""Parts of the document that rarely change from one second to the next."""
 
 WAIT_SECONDS = 0.05
-"""Most that a fork or the process's end is held up by a publication under way: a driver may hang."""
+"""Longest wait of a fork or the process's end for a publication in progress: a driver may hang."""
 
 
 class Agent:
@@ -47,14 +47,14 @@ class Agent:
         self._over = False
         self._said = False
         self.busy = threading.Lock()
-        """Held while this thread may be inside the driver: a fork meanwhile would leave NVML locked in the child."""
+        """Held while this thread may be in the driver: a fork meanwhile would leave NVML locked in the child."""
 
     def start(self) -> None:
-        """Publish from a thread of its own, which never keeps the process from ending."""
+        """Publish from a daemon thread."""
         threading.Thread(target=self._run, name=NAME, daemon=True).start()
 
     def end(self) -> None:
-        """Take this process's file away: a file that stays tells of a process that died."""
+        """Remove this process's file: a file that stays means that the process died."""
         self._over = True
         free = self.busy.acquire(timeout=WAIT_SECONDS)
         if self._name is not None:
@@ -87,7 +87,7 @@ class Agent:
         summarised_at = self._document.summarised_at_seconds
         reported = self._document.read(summary=True if asked_at != self._asked_at else None)
         if self._document.summarised_at_seconds != summarised_at:
-            # A request that came too soon after the last summary waits for its time.
+            # A request too soon after the last summary stays pending.
             self._asked_at = asked_at
         problem = self._box.attach()
         if problem is not None:
@@ -102,12 +102,12 @@ class Agent:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):
-            # A signal that is meant for the server's threads, which may wait for it, never ends up here.
+            # Leave signals to the server's threads, which may wait for them.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due_seconds = time.monotonic() + self.period_seconds
         while not self._over:
             time.sleep(max(due_seconds - time.monotonic(), 0.0))
-            # Whatever a publication meets, the server goes on as if it were not there, and the next may succeed.
+            # No failure of a publication may affect the server, and the next one may succeed.
             try:
                 self.publish()
             except BaseException as error:  # noqa: BLE001 - as above
@@ -115,19 +115,19 @@ class Agent:
             due_seconds = max(due_seconds + self.period_seconds, time.monotonic())
 
     def _say_once(self, error: BaseException) -> None:
-        """Where nothing has ever been published, no reader can be told why."""
+        """Log the first error if nothing was ever published: no publication can report it."""
         if not self._said:
             self._said = True
             say(f"cannot publish in {self.directory}: {type(error).__name__}: {error}")
 
 
 _agents: list[Agent] = []
-"""The one of this process; empty before `begin`."""
+"""This process's agent; empty before `begin`."""
 
 
 def begin(directory: str) -> None:
     """Start this process's agent, and one in every process forked off from it; a second call does nothing."""
-    # Under another name, this package may be installed in the server's Python and lie on its path as well.
+    # A second copy of this package, under another name, may be on the server's path.
     if _agents or any(thread.name == NAME for thread in threading.enumerate()):
         return
     # A server may change its working directory.
@@ -150,7 +150,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The child has the parent's memory and none of its threads."""
+    """Start an agent in the child, which has the parent's memory but none of its threads."""
     with contextlib.suppress(BaseException):
         _agents[0] = Agent(_agents[0].directory, _agents[0].period_seconds)
         _agents[0].start()

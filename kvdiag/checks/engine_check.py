@@ -1,4 +1,4 @@
-"""The server: whether it answers, in a version that is known, with the series that verdicts need, on one clock."""
+"""Check the server: whether it answers, in a tested version, with the series that verdicts need, on the same clock."""
 
 from __future__ import annotations
 

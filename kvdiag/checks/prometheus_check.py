@@ -1,4 +1,4 @@
-"""The Prometheus: whether it answers, and holds what `kvdiag diagnose --prometheus` joins."""
+"""Check Prometheus: whether it answers, and has the series that `kvdiag diagnose --prometheus` joins."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ import click
 from kvdiag.commands.fitting.fit_inputs import (
     DEFAULT_CONTEXT_TOKENS,
     architecture_of,
-    check_asked,
     check_options,
+    check_settings,
     context_of,
     demand_of,
     deployment_of,
-    fraction_of,
     overheads_of,
     profile_of,
     weights_of,
@@ -30,7 +29,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, plural
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
-from kvdiag.kv.fit.overheads import architecture_note
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, MODELLED_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
@@ -60,8 +59,8 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.option("--memory-fraction", type=float, help=f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
 @click.option(
     "--engine",
-    type=click.Choice(["vllm", "generic"]),
-    default="vllm",
+    type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
+    default=MODELLED_ENGINE,
     show_default=True,
     help="Whose overheads to add; generic adds none.",
 )
@@ -146,7 +145,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         mode = options.mamba_cache_mode
         terms = RequestTerms(
             max_in_flight_tokens=deployment.in_flight_tokens,
-            max_encoder_tokens=deployment.encoder_tokens,
+            max_encoder_tokens=deployment.max_num_batched_tokens,
             decode_context_parallel=deployment.decode_context_parallel,
             state_cache_mode=StateCacheMode.NONE if mode is None else StateCacheMode(mode),
         )
@@ -154,7 +153,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
     else:
         architecture = architecture_of(files, options)
         deployment = deployment_of(architecture, options)
-        check_asked(architecture, deployment, options)
+        check_settings(architecture, deployment, options)
         layout = deployed_layout(architecture, deployment)
         if not layout.groups:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
@@ -192,13 +191,15 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
         batched = measured_with or default_batched_tokens(total, options.gpu)
         chosen = replace(options, max_num_batched_tokens=batched)
     deployment = deployment_of(architecture, chosen)
-    check_asked(architecture, deployment, options)
+    check_settings(architecture, deployment, options)
     fraction = options.memory_fraction
+    if fraction is None:
+        fraction = 1.0 if options.engine == GENERIC_ENGINE else DEFAULT_MEMORY_FRACTION
     scenario = Scenario(
         architecture=architecture,
         deployment=deployment,
         gpu_bytes=total if profile is None else profile.gpu_total_bytes,
-        memory_fraction_ratio=fraction_of(fraction, options.engine),
+        memory_fraction_ratio=fraction,
         weights=weights_of(files, architecture, options),
         overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
         demand=demand_of(architecture, options),

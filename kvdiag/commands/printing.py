@@ -14,10 +14,10 @@ from rich.console import Console, RenderableType
 
 from kvdiag.commands import close_stdout
 from kvdiag.errors import KvdiagError
-from kvdiag.model import Diagnosis, Status
 
 if TYPE_CHECKING:
     from kvdiag.feeds.active.step_runner import Progress
+    from kvdiag.model import Diagnosis, Status
 
 EXIT_CODES: Mapping[Status, int] = {"ok": 0, "suspect": 1, "fault": 2, "unknown": 3}
 """As monitoring plugins define them."""

@@ -25,11 +25,10 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
-from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.load_generator import Requests, Speed, token_ids
 from kvdiag.feeds.active.soak_plan import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
-from kvdiag.feeds.active.vocabulary import token_ids
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Timeline

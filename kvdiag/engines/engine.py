@@ -114,10 +114,10 @@ class EngineAdapter:
 
     metric_prefix: str
     polled_metrics: tuple[str, ...]
-    """What a tick asks for."""
+    """Requested at each tick."""
 
     needed_metrics: Mapping[str, tuple[str, ...]]
-    """What verdicts about the KV pool need, in words, to the names that it has had."""
+    """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
     tested_versions: tuple[tuple[int, int], tuple[int, int]]
     """The oldest and the newest whose metrics stand in the tests."""

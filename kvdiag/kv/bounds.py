@@ -3,9 +3,8 @@
 import math
 
 from kvdiag.errors import KvModelError
-from kvdiag.model.validation import MAX_BYTES
 
-MOST_BYTES = MAX_BYTES
+MOST_BYTES = 1 << 50
 MOST_TOKENS = 1 << 30
 MOST_RANKS = 1 << 12
 MOST_DRAFT_TOKENS = 1 << 10

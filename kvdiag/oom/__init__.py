@@ -1,1 +1,1 @@
-"""Texts of out-of-memory failures: text in, values out."""
+"""Parses texts about out-of-memory failures into values."""

@@ -1,7 +1,7 @@
-"""Where in an engine's log memory ran out first: the message, the process it is of, and what was going on then.
+"""Finds the first out-of-memory failure in an engine's log: the message, its process, and the work in progress.
 
-Pure. Each process's lines are read apart from the others', so that ranks that print at once do not mix. The first
-failure counts: those after it, in other ranks and in the processes that wait for them, are its consequences.
+Pure. Each process's lines are read separately, so that ranks that print at once do not mix. The first failure counts:
+later ones, in other ranks and in the processes that wait for them, are its consequences.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
 MAX_STREAMS = 4096
-"""Processes that are told apart."""
+"""Processes that are distinguished."""
 
 _REST = "\0"
-"""The lines of all others: nobody's by name, and not among the main process's own."""
+"""Key of the lines of all further processes, kept apart from the main process's."""
 
 MAX_FAILURES = 1000
 _DUMP_LINES = 3000
@@ -168,7 +168,7 @@ def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
         if kept and start - kept[-1][1] < NEAR_CHARACTERS // 2 and _same(text[kept[-1][0] : start], kept[-1][2], kind):
-            kept[-1] = (kept[-1][0], end, _better(kept[-1][2], kind))
+            kept[-1] = (kept[-1][0], end, min(kept[-1][2], kind, key=_RANKED.index))
             continue
         kept.append((start, end, kind))
     for at, (start, _, kind) in enumerate(kept[:MAX_FAILURES]):
@@ -186,10 +186,6 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
         return first == second == "host"
     told = "Tried to allocate" in " ".join(between.split())
     return not told and first in _RANKED and second in _RANKED
-
-
-def _better(first: Kind, second: Kind) -> Kind:
-    return min(first, second, key=_RANKED.index)
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:

@@ -1,7 +1,7 @@
-"""One message that says that memory ran out, as values: torch's, the driver's, a library's, an engine's refusal.
+"""Parses one out-of-memory message: of torch, the driver, a library, or an engine's refusal.
 
-Pure, and bounded: a message is at most `MAX_MESSAGE_CHARACTERS`, every pattern has a fixed longest match, and what a
-message does not tell is `None`. Wordings: c10/cuda/CUDACachingAllocator.cpp and CUDAMallocAsyncAllocator.cpp of torch
+Pure, and bounded: a message is at most `MAX_MESSAGE_CHARACTERS`, every pattern has a fixed longest match, and figures
+that a message lacks are `None`. Wordings: c10/cuda/CUDACachingAllocator.cpp and CUDAMallocAsyncAllocator.cpp of torch
 1.0 to 2.13, vLLM 0.6 to 0.32 (worker/worker.py, v1/worker/utils.py, gpu_worker.py, v1/core/kv_cache_utils.py). The
 advice at the end of torch's message is printed whether or not it fits (pytorch#173049) and is never read.
 """
@@ -73,14 +73,14 @@ class Shortage:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """What torch had reserved; `None` where one of its parts is not told."""
+        """Bytes that torch had reserved; `None` if the message lacks one of their parts."""
         if self.allocated_bytes is None or self.unallocated_bytes is None:
             return None
         return self.allocated_bytes + self.unallocated_bytes
 
     @property
     def short_bytes(self) -> int | None:
-        """What the driver would have had to have more; at least one segment, since it had not even the rest of it.
+        """Bytes that the driver was short of; at least one segment, since the driver lacked the rest of it.
 
         `None` where it is not told, or where more was free: then something else stood against it.
         """
@@ -90,14 +90,14 @@ class Shortage:
 
     @property
     def enough_free(self) -> bool:
-        """Whether the device had what was asked for, and to spare."""
+        """Whether the device had enough free memory for the request."""
         if self.asked_bytes is None or self.free_bytes is None:
             return False
         return self.free_bytes >= self.asked_bytes + SEGMENT_BYTES
 
     @property
     def other_bytes(self) -> int | None:
-        """What is taken of the device and not by this process; `None` where that cannot be told."""
+        """Device memory that other processes use; `None` if unknown."""
         if self.process_bytes is not None and self.total_bytes is not None and self.free_bytes is not None:
             return max(self.total_bytes - self.free_bytes - self.process_bytes, 0)
         return sum(size for _, size in self.others) if self.others and self.process_bytes is not None else None

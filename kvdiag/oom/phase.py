@@ -1,5 +1,5 @@
-"""What a server was doing when its memory ran out: by the functions in the traceback, by what is said beside the
-message, and by how far the log had come. Pure.
+"""Finds what a server was doing when it ran out of memory: from the functions in the traceback, the text around the
+message, and the progress of the log. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Phase = Literal[
     "encoder",
     "kv_growth",
 ]
-"""`request`: serving, whether a prompt or the next tokens is not told. `kv_growth`: a cache that grows in torch."""
+"""`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch."""
 
 SERVING: frozenset[Phase] = frozenset({"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"})
 IN_WORDS: dict[Phase, str] = {
@@ -82,7 +82,7 @@ _PROGRESS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""What engines print on their way up; the last one seen before the message tells how far it was."""
+"""Printed by engines while they start; the last one before the message gives the progress."""
 
 _OF_REFUSALS: dict[Kind, Phase] = {
     "warmup": "warmup",
@@ -94,7 +94,7 @@ _OF_REFUSALS: dict[Kind, Phase] = {
 
 
 def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) -> tuple[Phase | None, str | None]:
-    """What went on at a message that begins at `position` of its process's `text`, and what tells it."""
+    """The phase of a message that begins at `position` of its process's `text`, and the source of that."""
     if kind in _OF_REFUSALS:
         return _OF_REFUSALS[kind], "message"
     near = text[max(0, position - NEAR_CHARACTERS) : position + NEAR_CHARACTERS]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
-from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Status
+
+if TYPE_CHECKING:
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -100,6 +102,8 @@ def engine_of(facts: Facts) -> str:
 
 def pool_title(facts: Facts, pool: KvPool) -> str:
     """A KV pool in blocks and bytes: `8,191 blocks of 16 tokens, 16.0 GiB computed`."""
+    from kvdiag.kv.calibration.running_server import pool_bytes  # noqa: PLC0415 - `kvdiag fit` prints without it
+
     size = pool_bytes(facts, pool)
     bytes_and_origin = "" if size is None else f", {format_bytes(size[0])} {size[1]}"
     return f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens{bytes_and_origin}"

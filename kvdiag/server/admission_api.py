@@ -46,19 +46,12 @@ class Admissions:
             promised=[blocks for _, blocks in self._promised],
         )
         if reported.decision == "admit" and len(self._promised) >= MOST_PROMISES:
-            return {
-                "schema_version": SCHEMA_VERSION,
-                "decision": "wait",
-                "reason": "too many requests admitted since the last sample",
-            }
+            reason = "too many requests admitted since the last sample"
+            return {"schema_version": SCHEMA_VERSION, "decision": "wait", "reason": reason}
         if reported.decision == "admit":
             self._promised.append((now_seconds, reported.request_blocks or 0))
-        return {"schema_version": SCHEMA_VERSION, **asdict(reported), "lengths_of": _finished(now)}
-
-
-def _finished(now: Snapshot) -> int | None:
-    """The number of finished requests whose lengths the advice is based on."""
-    return None if now.lengths is None else now.lengths.finished
+        finished = None if now.lengths is None else now.lengths.finished
+        return {"schema_version": SCHEMA_VERSION, **asdict(reported), "lengths_of": finished}
 
 
 def _tokens(query: Mapping[str, Sequence[str]], name: str) -> int:

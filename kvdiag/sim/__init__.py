@@ -1,6 +1,6 @@
-"""An LLM server with a simulated GPU: the default subject where there is no real one.
+"""An LLM server with a simulated GPU, used where there is no real one.
 
-It shares no code with what diagnoses it, and tells it nothing that a real server and a real NVML would not.
+It shares no code with the diagnosis, and shows it only what a real server and a real NVML would show.
 """
 
 from kvdiag.sim.nvml_state import RemoteNvml

@@ -1,4 +1,4 @@
-"""vLLM 0.32's HTTP routes over one simulated engine; beside them `GET /drill/nvml`, the simulated driver's door."""
+"""vLLM 0.32's HTTP routes over one simulated engine, and `GET /drill/nvml`, the state of the simulated driver."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ DONE = "data: [DONE]\n\n"
 
 
 class _ClientGoneError(ConnectionError):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 class Api:
-    """One server: its engine on its GPU, and the answers that it gives."""
+    """One server: its engine, its GPU and its answers."""
 
     def __init__(self, scenario: Scenario, root: Path) -> None:
-        """Start the scenario's processes on a new GPU, the server last; `root` is the model's directory."""
+        """Start the scenario's processes on a new GPU, the server last; `root` is the model's folder."""
         self._root = root
         self._started_seconds = time.time()
         self._limits = ModelLimits(
@@ -57,7 +57,7 @@ class Api:
             "/health": ("GET", lambda _: Response()),
             "/version": ("GET", lambda _: Response.json({"version": VLLM_VERSION})),
             "/v1/models": ("GET", lambda _: Response.json(self._models())),
-            # Only the mounted twin filters: seen on 0.32, where /metrics answers with the whole page whatever is asked.
+            # Only the mounted path filters, as in 0.32, where /metrics ignores the query.
             "/metrics": ("GET", lambda _: self._metrics(())),
             "/metrics/": ("GET", lambda asked: self._metrics([v for name, v in asked.query if name == "name[]"])),
             STATE_PATH: ("GET", lambda _: Response.json(nvml_state(self.engine.gpu))),

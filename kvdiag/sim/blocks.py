@@ -1,7 +1,7 @@
 """A paged pool of KV-cache blocks as in vLLM 0.32 (vllm/v1/core/block_pool.py): references, LRU, prefix caching.
 
-Only block ids and hashes live here; no bytes, no clock. Every block but the null block is at any time either in the
-free queue (no references) or held (one or more); `tests/unit/sim/test_blocks.py` holds that as a property.
+Only block ids and hashes; no bytes, no clock. Every block except the null block is either in the free queue (no
+references) or held (one or more); `tests/unit/sim/test_blocks.py` checks that as a property.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Block:
 
 
 class BlockPool:
-    """One engine's blocks. A freed block that is cached stays findable by its hash until it is handed out again."""
+    """One engine's blocks. A freed block that is cached can be found by its hash until it is handed out again."""
 
     def __init__(self, total_blocks: int, *, prefix_caching: bool = True) -> None:
         """Start with every block free; block 0 is the null block."""
@@ -51,7 +51,7 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that could be handed out now, cached ones among them."""
+        """Blocks that could be handed out now, including cached ones."""
         return len(self._free)
 
     @property
@@ -65,7 +65,7 @@ class BlockPool:
         return 1.0 - len(self._free) / (self.total_blocks - 1)
 
     def take(self, count: int) -> list[int]:
-        """Hand out the `count` blocks that were unused longest; what was cached in them is forgotten."""
+        """Hand out the `count` least recently used blocks; their cached content is evicted."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -75,7 +75,7 @@ class BlockPool:
         return taken
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """The cached blocks of the longest known prefix of a chain of hashes; nothing is held by asking."""
+        """The cached blocks of the longest known prefix of a chain of hashes; does not hold them."""
         found: list[int] = []
         for wanted in hashes:
             block = self._cached.get(wanted)
@@ -89,14 +89,14 @@ class BlockPool:
         return sum(block in self._free for block in blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Refer once more to blocks that `find` gave."""
+        """Add a reference to blocks that `find` returned."""
         for block in blocks:
             if self._blocks[block].references == 0:
                 del self._free[block]
             self._blocks[block].references += 1
 
     def publish(self, block: int, known_as: bytes) -> None:
-        """Make a full block findable by its hash; a second block with the same content stays private."""
+        """Cache a full block by its hash; a second block with the same content stays private."""
         if self.prefix_caching and known_as not in self._cached and self._blocks[block].hash is None:
             self._blocks[block].hash = known_as
             self._cached[known_as] = block

@@ -1,6 +1,6 @@
 """POST /v1/completions and /tokenize as vLLM 0.32 reads them: a JSON body becomes a `Completion`, or vLLM's error.
 
-Pure. Text is tokenised byte by byte; the simulated model has nothing to say, so its tokens are random ids.
+Pure. Text is tokenised byte by byte; the simulated model's tokens are random ids.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 FIRST_BYTE_TOKEN = 3
-"""Ids 0 to 2 are padding, beginning and end; then follow the 256 bytes."""
+"""Ids 0 to 2 are padding, beginning and end; the 256 bytes follow."""
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions, and vLLM's."""
 
 
 class ApiError(Exception):
-    """A request that vLLM refuses, with the error object it sends."""
+    """A request that vLLM rejects, with the error object that it sends."""
 
     def __init__(
         self, message: str, *, kind: str = "BadRequestError", param: str | None = None, code: int = 400
     ) -> None:
-        """Build the body that goes with HTTP status `code`."""
+        """Build the body for HTTP status `code`."""
         super().__init__(message)
         self.code = code
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -31,7 +31,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a client asks for. `prompts` are token ids."""
+    """A client's request. `prompts` are token ids."""
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
@@ -44,7 +44,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a request is checked against."""
+    """Limits that a request is checked against."""
 
     name: str
     vocab: int
@@ -55,7 +55,7 @@ def parse_completion(body: bytes, limits: ModelLimits) -> Completion:
     """Read a completion request.
 
     Raises:
-        ApiError: what vLLM would refuse, in its words.
+        ApiError: vLLM would reject it, with this message.
 
     """
     fields = _object(body)
@@ -74,7 +74,7 @@ def parse_completion(body: bytes, limits: ModelLimits) -> Completion:
         asked = limits.max_model_len_tokens
     if isinstance(asked, bool) or not isinstance(asked, int):
         raise _validation_error("max_tokens", "Input should be a valid integer")
-    # A longer answer than the context holds is silently cut (seen on 0.32: 19998 + 5 of 20000 gives 2 tokens).
+    # An answer longer than the context is cut silently (as in 0.32: 19998 + 5 of 20000 gives 2 tokens).
     max_tokens = min(asked, limits.max_model_len_tokens - longest)
     if max_tokens < 1:
         raise _parameter_error(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", value=max_tokens)

@@ -1,7 +1,7 @@
-"""The engine: a scheduler whose steps take time, and whose model, pool and activations take the GPU's memory.
+"""The engine: a scheduler whose steps take time, and whose model, pool and activations take GPU memory.
 
-Single-threaded: everything here runs in the event loop that also serves HTTP. A scenario's faults are real: here or in
-the scheduler a block or a piece of memory is kept; counters only count.
+Single-threaded: it runs in the event loop that also serves HTTP. A scenario's faults are real: the engine or the
+scheduler keeps blocks or memory; counters only count.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ EOS_TOKEN = 2
 CONTEXT_STEP_TOKENS = 4096
 
 CUDA_OUT_OF_MEMORY = "CUDA error: out of memory"
-"""What a library's own cudaMalloc says, outside torch (cudaGetErrorString of cudaErrorMemoryAllocation)."""
+"""Message of a library's own cudaMalloc, outside torch (cudaGetErrorString of cudaErrorMemoryAllocation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step brought one request: a token, its end, or both; `error` is why it could not go on."""
+    """A step's result for one request: a token, its end, or both; `error` is why it failed."""
 
     request: Request
     token: int | None = None
@@ -43,14 +43,14 @@ class Output:
 
 
 Outputs = asyncio.Queue[Output | None]
-"""The engine puts in what becomes of requests; their client puts in `None` when it has gone."""
+"""The engine puts in its outputs; `None` means that the client has disconnected."""
 
 
 class Engine:
     """One vLLM-like engine on one simulated GPU; `run` is its step loop."""
 
     def __init__(self, scenario: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
-        """Take all the memory that a server takes before it serves; `seed` decides what tokens the model samples."""
+        """Take all the memory that a server takes before it serves; `seed` determines the sampled tokens."""
         self.scenario = scenario
         self.gpu = gpu
         self.process = gpu.join(pid, "VLLM::EngineCore")
@@ -84,19 +84,19 @@ class Engine:
         return self.scenario.block_tokens * self.scenario.model.kv_bytes_per_token
 
     def submit(self, request: Request, outputs: Outputs) -> None:
-        """Queue a request for the next step; what becomes of it arrives in `outputs`."""
+        """Queue a request for the next step; its results arrive in `outputs`."""
         self._outputs[request] = outputs
         self.scheduler.add(request)
         self._work.set()
 
     def abort(self, request: Request) -> None:
-        """Have a request dropped at the end of the step under way, as when its client has gone."""
+        """Drop a request at the end of the current step, as when its client disconnects."""
         if request in self._outputs:
             self._aborts.append(request)
             self._work.set()
 
     async def run(self) -> None:
-        """Step for as long as there is work, wait when there is none, until cancelled."""
+        """Step while there is work, wait while there is none, until cancelled."""
         while True:
             self._apply_aborts()
             if self.scheduler.idle:
@@ -104,7 +104,7 @@ class Engine:
                 await self._work.wait()
                 continue
             batch = self.scheduler.schedule()
-            # Seen between schedule() and its results, as with async scheduling: the blocks of the step under way count.
+            # Updated before the results, as with async scheduling: the blocks of the current step count.
             self.statistics.see(self.scheduler)
             if batch.tokens:
                 await self._step(batch)
@@ -120,7 +120,7 @@ class Engine:
         try:
             for _ in range(fresh):
                 self._first_touch()
-            for size_bytes in self._activations(batch):
+            for size_bytes in self._activations(batch.total_tokens, batch.longest_prefill_tokens):
                 held.append(self.allocator.allocate(size_bytes))  # noqa: PERF401 - what is held must be freed on failure
             prefill = batch.total_tokens - len(batch.tokens)
             await asyncio.sleep(
@@ -161,10 +161,10 @@ class Engine:
             self.statistics.see(self.scheduler)
 
     def _load(self) -> int:
-        """Take all that a server takes before it serves; returns the pool's number of blocks."""
+        """Take the memory that a server takes before it serves; returns the pool's number of blocks."""
         scenario = self.scenario
         self.gpu.take(self.process, scenario.context_bytes)
-        # vLLM takes its first memory snapshot once the context is there (gpu_worker.py: init_device).
+        # vLLM takes its first memory snapshot after creating the context (gpu_worker.py: init_device).
         free_at_start = self.gpu.free_bytes
         for _ in range(scenario.weight_copies):
             for _name, shape in scenario.model.tensors():
@@ -177,7 +177,7 @@ class Engine:
         else:
             requested = math.ceil(self.gpu.usable_bytes * scenario.memory_fraction_ratio)
             consumed = free_at_start - self.gpu.free_bytes
-            available = requested - consumed - sum(self._profiled_activations())
+            available = requested - consumed - sum(self._activations(scenario.max_batched_tokens))
         blocks = available // self.block_bytes
         for _ in range(scenario.model.layers):
             self._keep(blocks * scenario.block_tokens * scenario.model.kv_bytes_per_token_per_layer)
@@ -187,7 +187,7 @@ class Engine:
         self._resident.append(self.allocator.allocate(size_bytes))
 
     def _comb(self, comb: Comb) -> None:
-        """Leave small tensors in what was one large buffer, as a loader that converts weights piece by piece does."""
+        """Leave small tensors in one large buffer, as a loader that converts weights piece by piece does."""
         buffer = self.allocator.allocate(comb.teeth * (comb.hole_bytes + comb.tooth_bytes))
         self.allocator.free(buffer)
         pieces: list[Block] = []
@@ -198,33 +198,26 @@ class Engine:
             self.allocator.free(piece)
 
     def _profile(self) -> None:
-        """A dummy step of the largest batch; its activations are given back (mem_utils.py: memory_profiling)."""
-        held = [self.allocator.allocate(size_bytes) for size_bytes in self._profiled_activations()]
-        for block in held:
+        """Run a dummy step of the largest batch and free its activations (mem_utils.py: memory_profiling)."""
+        for block in list(map(self.allocator.allocate, self._activations(self.scenario.max_batched_tokens))):
             self.allocator.free(block)
         self.allocator.empty_cache()
 
-    def _profiled_activations(self) -> Iterator[int]:
+    def _activations(self, batch_tokens: int, longest_prefill_tokens: int = 0) -> Iterator[int]:
         scenario = self.scenario
         yield scenario.workspace_bytes
         if scenario.activation_bytes_per_batched_token:
-            yield scenario.max_batched_tokens * scenario.activation_bytes_per_batched_token
-
-    def _activations(self, batch: Batch) -> Iterator[int]:
-        scenario = self.scenario
-        yield scenario.workspace_bytes
-        if scenario.activation_bytes_per_batched_token:
-            yield batch.total_tokens * scenario.activation_bytes_per_batched_token
-        if scenario.activation_bytes_per_context_token and batch.longest_prefill_tokens:
-            context = round_up(batch.longest_prefill_tokens, CONTEXT_STEP_TOKENS)
+            yield batch_tokens * scenario.activation_bytes_per_batched_token
+        if scenario.activation_bytes_per_context_token and longest_prefill_tokens:
+            context = round_up(longest_prefill_tokens, CONTEXT_STEP_TOKENS)
             yield context * scenario.activation_bytes_per_context_token
 
     def _first_touch(self) -> None:
-        """What a request makes libraries take outside torch: kernels once, and a leak each time."""
+        """Take the memory that a request costs outside torch: kernels once, and a leak each time."""
         if self._requests_seen < len(self.scenario.lazy_bytes):
             self.gpu.take(self.process, self.scenario.lazy_bytes[self._requests_seen])
         self._requests_seen += 1
         self._kept_bytes += self.scenario.device_bytes_kept_per_request
         if self._kept_bytes > self._kept_pages_bytes:
-            # cudaMalloc serves what is small from a page that it has, and takes another when that is full.
+            # cudaMalloc serves small requests from a page that it has, and takes another when that is full.
             self._kept_pages_bytes += self.gpu.take(self.process, self._kept_bytes - self._kept_pages_bytes)

@@ -1,7 +1,7 @@
-"""A simulated GPU: who holds how many of its bytes, and a caching allocator that behaves as torch's does.
+"""A simulated GPU: the memory of its processes, and a caching allocator that behaves like torch's.
 
-Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`, so that what NVML shows and
-what the allocator believes cannot drift apart; `tests/unit/sim/test_gpu.py` holds that as a property.
+Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`, so that NVML and the
+allocator cannot disagree; `tests/unit/sim/test_gpu.py` checks that as a property.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MIB = 2**20
 GIB = 2**30
 
 PAGE_BYTES = 2 * MIB
-"""cudaMalloc hands out whole pages of this size on every current GPU."""
+"""cudaMalloc allocates whole pages of this size on every current GPU."""
 
 # c10/cuda/CUDAAllocatorConfig.h and CUDACachingAllocator.cpp, by their names there.
 MIN_BLOCK_BYTES = 512  # kMinBlockSize
@@ -26,16 +26,16 @@ ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge
 
 
 class DeviceFullError(Exception):
-    """The driver has no such amount of free memory (cudaErrorMemoryAllocation)."""
+    """The driver has less free memory (cudaErrorMemoryAllocation)."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """What torch raises; the message is torch's, 2.4 and later."""
+    """torch's error, with the message of torch 2.4 and later."""
 
 
 @dataclass(slots=True)
 class GpuProcess:
-    """A process that holds memory of the device."""
+    """A process that holds memory on the device."""
 
     pid: int
     name: str
@@ -43,10 +43,10 @@ class GpuProcess:
 
 
 class Gpu:
-    """One device. `driver_reserved_bytes` are the driver's own and nobody's to have."""
+    """One device. `driver_reserved_bytes` are the driver's own, unavailable to processes."""
 
     def __init__(self, *, uuid: str, name: str, total_bytes: int, driver_reserved_bytes: int) -> None:
-        """Start with all but the driver's own memory free."""
+        """Start with all memory free except the driver's own."""
         self.uuid = uuid
         self.name = name
         self.total_bytes = total_bytes
@@ -60,21 +60,21 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        """What the driver could still give."""
+        """Bytes that the driver could still allocate."""
         held = sum(process.used_bytes for process in self._processes.values())
         return self.total_bytes - self.driver_reserved_bytes - held
 
     @property
     def usable_bytes(self) -> int:
-        """What CUDA calls the device's total: all but the driver's own."""
+        """CUDA's total of the device: all except the driver's own."""
         return self.total_bytes - self.driver_reserved_bytes
 
     def join(self, pid: int, name: str) -> GpuProcess:
-        """Make a process known to the device; it holds nothing yet."""
+        """Register a process, which holds nothing yet."""
         return self._processes.setdefault(pid, GpuProcess(pid, name))
 
     def take(self, process: GpuProcess, size_bytes: int) -> int:
-        """Give a process memory in whole pages, as cudaMalloc does; returns the bytes that it holds by it."""
+        """Give a process memory in whole pages, as cudaMalloc does; returns the bytes given."""
         taken = round_up(size_bytes, PAGE_BYTES)
         if taken > self.free_bytes:
             raise DeviceFullError(f"{taken} bytes asked for, {self.free_bytes} free")
@@ -82,7 +82,7 @@ class Gpu:
         return taken
 
     def give_back(self, process: GpuProcess, taken_bytes: int) -> None:
-        """Return what `take` gave."""
+        """Return memory that `take` gave."""
         if taken_bytes > process.used_bytes:
             raise ValueError(f"process {process.pid} holds {process.used_bytes} bytes, cannot return {taken_bytes}")
         process.used_bytes -= taken_bytes
@@ -90,7 +90,7 @@ class Gpu:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One cudaMalloc of the allocator, cut into blocks that lie side by side."""
+    """One cudaMalloc of the allocator, cut into adjacent blocks."""
 
     pool: Literal["small", "large"]
     total_bytes: int
@@ -120,19 +120,19 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the allocator holds of the device (torch.cuda.memory_reserved)."""
+        """Bytes that the allocator holds on the device (torch.cuda.memory_reserved)."""
         return sum(segment.total_bytes for segment in self._segments)
 
     @property
     def allocated_bytes(self) -> int:
-        """What tensors hold of that (torch.cuda.memory_allocated)."""
+        """The part that tensors hold (torch.cuda.memory_allocated)."""
         return sum(block.size_bytes for segment in self._segments for block in segment.blocks if block.allocated)
 
     def allocate(self, size_bytes: int) -> Block:
         """A block for a tensor: the smallest hole that fits, else a new segment.
 
         Raises:
-            OutOfMemoryError: neither is to be had, also after all free segments went back to the device.
+            OutOfMemoryError: neither is available, even after all free segments were returned to the device.
 
         """
         rounded = max(round_up(size_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
@@ -151,7 +151,7 @@ class CachingAllocator:
         return hole
 
     def free(self, block: Block) -> None:
-        """Return a tensor's block to the cache, joined with the holes beside it; the device gets nothing back."""
+        """Return a tensor's block to the cache, merged with adjacent holes; the device gets nothing back."""
         if not block.allocated:
             raise ValueError("this block is not allocated")
         block.allocated = False
@@ -166,7 +166,7 @@ class CachingAllocator:
         self._holes[block] = None
 
     def empty_cache(self) -> None:
-        """Give segments that hold no tensor back to the device (torch.cuda.empty_cache)."""
+        """Return segments without tensors to the device (torch.cuda.empty_cache)."""
         kept: list[Segment] = []
         for segment in self._segments:
             if any(block.allocated for block in segment.blocks):
@@ -194,7 +194,7 @@ class CachingAllocator:
 
     def _cut(self, hole: Block, size_bytes: int) -> None:
         rest = hole.size_bytes - size_bytes
-        # should_split(): a small block's rest is worth keeping from 512 bytes, a large one's from more than 1 MiB.
+        # should_split(): a small block's rest is kept from 512 bytes, a large one's above 1 MiB.
         if rest >= MIN_BLOCK_BYTES if hole.segment.pool == "small" else rest > SMALL_BYTES:
             hole.size_bytes = size_bytes
             blocks = hole.segment.blocks
@@ -240,7 +240,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def _segment_bytes(rounded_bytes: int) -> int:
-    """get_allocation_size(): what to ask of the device for a block of this size."""
+    """get_allocation_size(): bytes to request from the device for a block of this size."""
     if rounded_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded_bytes < MIN_LARGE_BYTES:

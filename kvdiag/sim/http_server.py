@@ -1,6 +1,6 @@
-"""HTTP/1.1 on asyncio streams, as much as a server on loopback needs: whole bodies in, bodies or event streams out.
+"""HTTP/1.1 on asyncio streams for a server on loopback: whole bodies in, bodies or event streams out.
 
-h11 parses and frames; limits, connections and the notice that a client has hung up are ours.
+h11 parses and frames; this module adds limits, connections and the detection of disconnected clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVER_HEADER = "kvdiag-drill"
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A whole request. `gone` is set once its client has hung up."""
+    """A whole request. `gone` is set once its client has disconnected."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What to answer: a body, or text that is sent piece by piece as it comes."""
+    """An answer: a body, or text that is sent piece by piece."""
 
     body: bytes = b""
     status: int = 200
@@ -46,7 +46,7 @@ class Response:
 
     @classmethod
     def json(cls, value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-        """A JSON answer, compact as Starlette writes it."""
+        """A JSON answer, as compact as Starlette writes it."""
         body = json.dumps(value, separators=(",", ":")).encode()
         return cls(body=body, status=status, content_type="application/json", headers=headers or {})
 
@@ -55,7 +55,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class _Reader(asyncio.StreamReader):
-    """A stream that tells at once when the other side has hung up, also while nobody reads."""
+    """A stream that notices at once that the client has disconnected, even if nobody reads from it."""
 
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES)
@@ -74,7 +74,7 @@ class HttpServer:
     """Serves `handler` on a loopback port from within a running event loop."""
 
     def __init__(self, handler: Handler) -> None:
-        """Answer with what `handler` returns; `start` opens the port."""
+        """Answer with the result of `handler`; `start` opens the port."""
         self._handler = handler
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -92,7 +92,7 @@ class HttpServer:
         return bound
 
     async def stop(self) -> None:
-        """Hang up on everybody and close the port."""
+        """Close all connections and the port."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -135,7 +135,7 @@ class HttpServer:
             response = await self._handler(request)
         except ConnectionError:
             return False
-        except Exception:  # noqa: BLE001 - whatever it is, the client must get an answer
+        except Exception:  # noqa: BLE001 - the client must get an answer in any case
             response = Response(b"Internal Server Error", status=500, content_type="text/plain; charset=utf-8")
         await _write(connection, writer, response, head_only=request.method == "HEAD")
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE

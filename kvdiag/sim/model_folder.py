@@ -1,4 +1,4 @@
-"""The simulated server's model: its shape, its weight, and its folder on disk, where the weights are a sparse file."""
+"""The simulated server's model: its shape, its size, and its folder on disk, where the weights are a sparse file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelShape:
         yield "model.norm.weight", (self.hidden,)
 
     def write(self, folder: Path, *, max_positions: int) -> None:
-        """Write config.json and model.safetensors; the latter has its true size and header, and a hole for data."""
+        """Write config.json and model.safetensors; the latter has its true size and header, and no data blocks."""
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

@@ -1,6 +1,6 @@
-"""The simulated GPU's NVML: `nvml_state` says what the driver sees, `RemoteNvml` is pynvml for another process.
+"""The simulated GPU's NVML: `nvml_state` is the driver's state, `RemoteNvml` replaces pynvml in another process.
 
-Only functions that kvdiag's NVML source calls are here; constants, structs and error classes are pynvml's own.
+Only functions that kvdiag's NVML source calls are simulated; constants, structs and error classes are pynvml's own.
 """
 
 # ruff: noqa: N802 - the names are NVML's and pynvml's
@@ -16,14 +16,14 @@ from kvdiag.sim.gpu import Gpu
 
 STATE_PATH = "/drill/nvml"
 ANSWER_SECONDS = 30.0
-"""A driver that is slow is slow, not lost: only one that never answers is an error."""
+"""A slow driver is not an error; one that never answers is."""
 MAX_STATE_BYTES = 2**20
 NO_INSTANCE = 2**32 - 1
-"""What NVML gives as instance ids where the device is not sliced."""
+"""NVML's instance ids on a device without MIG."""
 
 
 def nvml_state(gpu: Gpu) -> dict[str, Any]:
-    """The device and its processes now, JSON-able, in bytes; `used` leaves the driver's reservation out, as v2 does."""
+    """The device and its processes now, for JSON; `used_bytes` excludes the driver's reservation, as in version 2."""
     return {
         "devices": [
             {
@@ -44,13 +44,13 @@ def nvml_state(gpu: Gpu) -> dict[str, Any]:
 
 
 class RemoteNvml:
-    """The module `pynvml` with a drill's GPU behind it.
+    """Replaces the module `pynvml` for the GPU of a drill.
 
-    Memory and process lists are read anew from `GET /drill/nvml` each time; what cannot change is read once.
+    Memory and process lists are read from `GET /drill/nvml` each time; constant figures are read once.
     """
 
     def __init__(self, base_url: str) -> None:
-        """Read the GPU of the drill at `base_url`; no request is made yet."""
+        """Use the GPU of the drill at `base_url`; sends no request yet."""
         parts = urlsplit(base_url)
         self._address = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._latest: dict[str, Any] | None = None
@@ -63,18 +63,18 @@ class RemoteNvml:
         return value if name.startswith(("NVML", "c_nvml")) or not callable(value) else self._not_supported
 
     def nvmlInit(self) -> None:
-        """Succeeds when the drill answers."""
+        """Succeed if the drill answers."""
         self._read()
 
     def nvmlShutdown(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
     def nvmlDeviceGetCount(self) -> int:
         """One device."""
         return len(self._known()["devices"])
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        """A handle, which here is the index itself."""
+        """A handle, which is the index itself."""
         if not 0 <= index < self.nvmlDeviceGetCount():
             raise self.NVMLError(self.NVML_ERROR_INVALID_ARGUMENT)
         return index
@@ -90,7 +90,7 @@ class RemoteNvml:
         return name
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
-        """The device's memory, of structure version 2 where asked for."""
+        """The device's memory, in struct version 2 on request."""
         device = self._read()["devices"][handle]
         total, free, reserved = device["total_bytes"], device["free_bytes"], device["reserved_bytes"]
         if version is None:
@@ -102,11 +102,11 @@ class RemoteNvml:
         )
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
-        """As nvmlDeviceGetComputeRunningProcesses, by its versioned name."""
+        """The same list by its versioned name."""
         return self.nvmlDeviceGetComputeRunningProcesses(handle)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        """The processes that hold memory of the device."""
+        """The processes that hold memory on the device."""
         processes = self._read()["devices"][handle]["processes"]
         return [
             self.c_nvmlProcessInfo_v2_t(process["pid"], process["used_bytes"], NO_INSTANCE, NO_INSTANCE)
@@ -123,7 +123,7 @@ class RemoteNvml:
         raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: int) -> int:
-        """The device cannot be sliced."""
+        """The device has no MIG."""
         return 0
 
     def _not_supported(self, *_arguments: Any, **_named: Any) -> Any:

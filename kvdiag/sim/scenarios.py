@@ -1,4 +1,4 @@
-"""What can be wrong with a server, as data: `SCENARIOS`. Engine and GPU simulate it; nothing here is a sample."""
+"""`SCENARIOS`: servers and their faults, as data. Engine and GPU simulate them; nothing here is a sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvdiag.sim.gpu import GIB, KIB, MIB
 from kvdiag.sim.model_folder import ModelShape
 
 MODEL_NAME = "drill"
-"""As the server and its metrics call its model."""
+"""The model's name in the API and the metrics."""
 
 THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_heads=8, head_dim=128, vocab=128256)
 """2.8 billion parameters: 5.2 GiB; 128 KiB of KV cache a token, 2 MiB a block of 16."""
@@ -32,7 +32,7 @@ class ForeignProcess:
 class Comb:
     """What a loader leaves behind in torch's allocator: one large segment, cut by small tensors that stay.
 
-    Between them lie `teeth` holes of `hole_bytes`: reserved, free, and no use for anything larger.
+    Between them are `teeth` holes of `hole_bytes`: reserved, free, and too small for larger requests.
     """
 
     teeth: int
@@ -42,7 +42,7 @@ class Comb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A server and its device. Sizes are what the engine asks for; what comes of it is for the device to say."""
+    """A server and its device. Sizes are what the engine requests; the device decides whether they fit."""
 
     name: str
     summary: str
@@ -60,12 +60,12 @@ class Scenario:
     """False: --no-scheduler-reserve-full-isl, under which a prompt is admitted when its first chunk fits."""
     prefix_caching: bool = True
     salts_ignored: bool = False
-    """As behind a gateway that drops cache_salt, or in an engine that does not know it."""
+    """As behind a gateway that drops cache_salt, or in an engine without it."""
     memory_fraction_ratio: float = 0.92
     kv_cache_memory_bytes: int | None = 16 * GIB
-    """--kv-cache-memory-bytes; `None`: the pool is what the memory fraction leaves after a profiling run."""
+    """--kv-cache-memory-bytes; `None`: the pool gets what the memory fraction leaves after a profiling run."""
     workspace_bytes: int = 640 * MIB
-    """Activations of any step, taken at the first one and kept in the allocator's cache."""
+    """Activations of any step, allocated at the first one and kept in the allocator's cache."""
     activation_bytes_per_batched_token: int = 0
     activation_bytes_per_context_token: int = 0
     """Attention workspace for the longest prompt in prefill, in steps of 4096 tokens: no profiling run sees it."""
@@ -73,9 +73,9 @@ class Scenario:
     comb: Comb | None = None
     foreign: tuple[ForeignProcess, ...] = ()
     lazy_bytes: tuple[int, ...] = ()
-    """Outside torch, once each, with the first, second, … request: kernels that are loaded on first use."""
+    """Outside torch, once each at the first, second, … request: kernels that are loaded on first use."""
     device_bytes_kept_per_request: int = 0
-    """Outside torch, with every request, and never returned."""
+    """Outside torch, at every request, never returned."""
     blocks_kept_per_request: int = 0
     """Blocks of a finished request's table that are never released."""
 

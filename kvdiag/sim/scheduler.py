@@ -1,7 +1,6 @@
-"""Which requests run, with how many tokens, in which blocks, as vLLM 0.32 decides it (vllm/v1/core/sched/scheduler.py).
+"""Decides which requests run, with how many tokens and blocks, as vLLM 0.32 does (vllm/v1/core/sched/scheduler.py).
 
-Pure state: the caller owns the clock and the device. A step is `schedule()`, the model's work, then `complete()` or
-`fail()`.
+Pure: the caller owns the clock and the device. A step is `schedule()`, the model's work, then `complete()` or `fail()`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence on its way through the engine. `computed_tokens` of it have their keys and values in `blocks`."""
+    """One sequence in the engine. The keys and values of `computed_tokens` tokens are in `blocks`."""
 
     id: str
     prompt: Sequence[int]
@@ -44,7 +43,7 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     def slice(self, start: int, end: int) -> list[int]:
-        """The tokens from `start` to before `end` of prompt and output laid end to end."""
+        """The tokens from `start` to before `end` of prompt and output concatenated."""
         split = len(self.prompt)
         return [*self.prompt[start:end], *self.output[max(start - split, 0) : max(end - split, 0)]]
 
@@ -57,7 +56,7 @@ class Batch:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that go through the model in this step."""
+        """Tokens that the model processes in this step."""
         return sum(self.tokens.values())
 
     @property
@@ -66,7 +65,7 @@ class Batch:
         return max((request.tokens for request, new in self.tokens.items() if new > 1), default=0)
 
     def sampling(self) -> Iterator[Request]:
-        """The requests that this step brings to their end of known tokens, so that each samples a new one."""
+        """The requests whose known tokens are all computed by this step, so that each samples a new one."""
         return (request for request, new in self.tokens.items() if request.computed_tokens + new == request.tokens)
 
 
@@ -83,10 +82,10 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """First come, first served; a running request that finds no free block sends the last one back to the queue."""
+    """First come, first served; a running request without a free block preempts the last one."""
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits, *, blocks_kept_at_finish: int = 0) -> None:
-        """Schedule over `pool`; a finished request forgets `blocks_kept_at_finish` blocks instead of freeing them."""
+        """Schedule over `pool`; a finished request leaks `blocks_kept_at_finish` blocks."""
         self.pool = pool
         self.limits = limits
         self.running: list[Request] = []
@@ -98,11 +97,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
+        """Whether nothing runs and nothing waits."""
         return not self.running and not self.waiting
 
     def add(self, request: Request) -> None:
-        """Queue a request; its prompt fits `max_model_len_tokens` and the pool (the front end saw to that)."""
+        """Queue a request, whose prompt fits `max_model_len_tokens` and the pool (the front end checks that)."""
         self._extend_hashes(request, len(request.prompt))
         self.waiting.append(request)
 
@@ -127,7 +126,7 @@ class Scheduler:
     def complete(
         self, batch: Batch, sampled: dict[Request, int], *, eos_token: int, now_seconds: float
     ) -> list[Request]:
-        """Take in what the model computed and sampled; returns the requests that are finished by it."""
+        """Apply the step's computed and sampled tokens; returns the requests that finished."""
         finished: list[Request] = []
         for request, new in batch.tokens.items():
             if request.finish_reason is not None:
@@ -147,14 +146,14 @@ class Scheduler:
         return finished
 
     def fail(self, batch: Batch) -> list[Request]:
-        """Give up every request of a step that the device could not do; returns them."""
+        """End every request of a failed step with an error; returns them."""
         failed = [request for request in batch.tokens if request.finish_reason is None]
         for request in failed:
             self._finish(request, "error")
         return failed
 
     def abort(self, request: Request) -> None:
-        """Drop a request wherever it is; one that is already finished stays as it is."""
+        """Drop a waiting or running request; a finished one stays unchanged."""
         if request.finish_reason is None:
             self._finish(request, "abort")
 

@@ -1,4 +1,4 @@
-"""A drill: an LLM server with a simulated GPU and a chosen fault, on a loopback port, in a background thread.
+"""A drill: an LLM server with a simulated GPU and a scenario, on a loopback port, in a background thread.
 
 with Drill(SCENARIOS["kv-leak"]) as drill:
     ...  # drill.url answers as vLLM 0.32 does; RemoteNvml(drill.url) is its GPU's NVML
@@ -22,7 +22,7 @@ START_SECONDS = 10.0
 
 
 class Drill:
-    """A scenario simulated for the length of a `with` block."""
+    """Simulates a scenario during a `with` block."""
 
     def __init__(self, scenario: Scenario, port: int = 0) -> None:
         """Choose a scenario and a port, 0 for a free one; entering the block starts it."""
@@ -54,7 +54,7 @@ class Drill:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Hang up on all clients and remove the model's folder; an error inside the drill comes out here."""
+        """Close all connections and remove the model's folder; raises an error of the drill."""
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)

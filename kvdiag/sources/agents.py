@@ -40,14 +40,14 @@ ENDED = -1
 
 SPLIT_REQUEST = "summary-request"
 SPLIT_REQUEST_SECONDS = 10.0
-"""An agent looks at its blocks once a minute, and no more often than this when it is asked."""
+"""An agent inspects its blocks once a minute, and on request no more often than this."""
 
 
 Reading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
 
 
 class TorchAllocatorSource:
-    """The folder of a server's agents. What a file held before is remembered, to notice that it is renewed no more."""
+    """Reads the folder of a server's agents, and notices files that are no longer renewed."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Touch nothing yet."""
@@ -129,7 +129,7 @@ class TorchAllocatorSource:
         return tuple(found) if living else None, tuple(gaps)
 
     def _ask_for_splits(self, folder: int) -> None:
-        """Have the agents look at their blocks again, where kvdiag may write in their folder; where not, they will."""
+        """Ask the agents to inspect their blocks now, if kvdiag may write in their folder."""
         now_seconds = self._clock()
         if now_seconds - self._asked_at_seconds < SPLIT_REQUEST_SECONDS:
             return
@@ -140,7 +140,7 @@ class TorchAllocatorSource:
             try:
                 about = os.fstat(file)
                 if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-                    # When it was last written is the request; there is nothing in it.
+                    # The modification time is the request; the file is empty.
                     os.utime(file)
             finally:
                 os.close(file)
@@ -151,7 +151,7 @@ class TorchAllocatorSource:
         publication = parse(written.text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
             raise RefusedError(f"it says that it is process {publication.pid}'s")
-        # A clock that was set would make every file young or old: what counts as well is when it last changed here.
+        # File times depend on the wall clock, which may be set: also count from the last change observed here.
         now_seconds = self._clock()
         known = self._renewed.get(name)
         if known is None or known[0] != publication.sequence:

@@ -25,7 +25,7 @@ from kvdiag.model import Gap, HostProcess
 SOURCE = "host"
 
 MAX_PROCESSES = 512
-"""A server of 16 engines with 16 workers each has fewer; more in one tree is somebody else's process."""
+"""A server of 16 engines with 16 workers each has fewer."""
 
 MAX_WEIGHT_FILES = 4096
 
@@ -33,7 +33,7 @@ MAX_COMMAND_CHARACTERS = 2**14
 
 MAX_OPEN_FILES = 4096
 MAX_MAPS_BYTES = 8 * 2**20
-"""Limits of what is read about one process's files."""
+"""Limits for reading one process's files."""
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
@@ -99,7 +99,7 @@ def _listener(hostname: str, port: int) -> psutil.Process | None:
         try:
             connections = process.net_connections(kind="tcp")
         except psutil.Error:
-            continue  # somebody else's process: it cannot be looked into, and is not ours to look into
+            continue  # another user's process
         for found in connections:
             address = found.laddr.ip.removeprefix("::ffff:") if found.status == psutil.CONN_LISTEN else ""
             if address and found.laddr.port == port and (wanted is None or address in (*wanted, "0.0.0.0", "::")):  # noqa: S104 - read, not bound
@@ -135,7 +135,7 @@ def _command(pid: int) -> str:
 
 
 def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:
-    """Resident and anonymous bytes of the processes that still live; a gap when none does."""
+    """Resident and anonymous bytes of the running processes; a gap if there are none."""
     found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
     if not found:
         return None, (Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited"),)
@@ -161,7 +161,7 @@ def _host_process(pid: int) -> HostProcess | None:
 def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:
     """Host memory that the server may take: the least of the machine's and its cgroups' (v2), up to the root's.
 
-    `None` where no process is seen: on another machine there is another limit.
+    `None` without a process: on another machine there is another limit.
     """
     pid = next(iter(pids), None)
     if pid is None:
@@ -252,7 +252,7 @@ def _has_open(pid: int, folder: Path) -> bool:
 
 
 def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:
-    """Size on disk of the checkpoint in the folder `root`; `None` with a gap where it is not a folder seen from here.
+    """Size on disk of the checkpoint in the folder `root`; `None` with a gap if it is not visible here.
 
     Sharded safetensors and torch files count; `consolidated*` repeats the same weights in Mistral's own layout
     where sharded files are there too.

@@ -1,6 +1,6 @@
 """Reads from untrusted HTTP servers: limited in size and time, no redirects, one-line errors.
 
-An answer that is over a budget would be so again: for a minute it is not asked for, and the reason is given instead.
+An answer that exceeds a limit is not requested again for a minute; readings then give the reason.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_ANSWER_BYTES = 4 * 2**20
 """A metrics page of vLLM 0.32 has 59 KB; 4 MiB is room for 64 engines behind one front end."""
 
 LEAST_CHUNK_BYTES = 256
-"""On average, after the first `FREE_CHUNKS`: each costs as much to take as a page costs to parse."""
+"""On average, after the first `FREE_CHUNKS`: reading a chunk costs as much as parsing a page."""
 
 FREE_CHUNKS = 1024
 
 REST_SECONDS = 60.0
-"""Before an answer that was over a budget is asked for again."""
+"""Pause before an answer that exceeded a limit is requested again."""
 
 ANSWER_SECONDS = 5.0
-"""For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
+"""For one whole answer. A busy API server can take 1 s; after 5 s a reading is useless."""
 
 MOST_KEPT = 64
-"""Requests that are kept to be sent again."""
+"""Prepared requests that are kept for reuse."""
 
 Json = dict[str, Any]
 
@@ -44,7 +44,7 @@ NO_ANSWER = "no answer in time: is the server hanging, or a firewall in between?
 
 
 class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent` is a fact about the server
-    """Why an answer could not be had, in one line, and whether it is `absent` or has `failed`."""
+    """Why there is no answer, in one line, and whether it is `absent` or has `failed`."""
 
     def __init__(self, kind: GapKind, reason: str, *, status: int | None = None) -> None:
         """Keep the reason, and the HTTP status where there was one."""
@@ -54,7 +54,7 @@ class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent`
 
 
 class TooMuchError(Unreadable):
-    """An answer that is over a budget; asked for again it would be so, too."""
+    """An answer that exceeds a limit, and would again if it was repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Answer:
     content_type: str
     server: str | None
     date: str | None = None
-    """When the server says that it answered, as its header has it."""
+    """The Date header."""
 
 
 class HttpReader:
-    """GETs from one server. The client's base URL is the server's; its headers, which must not change, have the key."""
+    """Reads from one server, the client's base URL; the client's headers, which must not change, carry the key."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class HttpReader:
             raise Unreadable("failed", "this connection was closed on our side") from error
 
     def rest(self, path: str, params: Sequence[tuple[str, str]], reason: str) -> None:
-        """Leave an answer alone for a minute: it was over a budget, or cost too much to make sense of."""
+        """Do not request an answer again for a minute: it exceeded a limit, or took too long to parse."""
         if len(self._rests) >= MOST_KEPT:
             self._rests.clear()
         self._rests[(path, tuple(params))] = (self._clock() + REST_SECONDS, reason)
@@ -142,7 +142,7 @@ class HttpReader:
             )
 
     def _request(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> httpx2.Request:
-        """A request; what is asked for at every tick is built once: building takes as long as sending."""
+        """A request; repeated ones are built once, because building takes as long as sending."""
         if body is not None or self._client.cookies:
             method = "GET" if body is None else "POST"
             return self._client.build_request(method, path, params=list(params), json=body, headers=UNPACKED)
@@ -194,7 +194,7 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
 
 
 async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -> bytearray:
-    """A body of at most `limit_bytes`, while other tasks have their turn however much of it is there already.
+    """A body of at most `limit_bytes`, read while other tasks get their turns.
 
     Raises:
         TooMuchError: it is larger, or comes in more pieces than any server sends.
@@ -215,7 +215,7 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
 
 
 def explain(error: httpx2.HTTPError) -> str:
-    """What went wrong on the wire and what to look at, in one line."""
+    """The cause of a connection error and what to check, in one line."""
     text = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return "TLS: the server's certificate is not trusted: pass its authority with --ca-file"

@@ -1,7 +1,7 @@
-"""An engine's log or a bare message, of any length: its beginning, what lies round the first failure, and its end.
+"""Reads an engine's log or a bare message of any length: its beginning, the part around the first failure, its end.
 
-A server prints for weeks. Its start tells how it was set up, and what it died of may stand anywhere after it. What is
-read is bounded in bytes, and in the time that a pipe may keep silent.
+A log can cover weeks. The start shows the server's settings, and the cause of a crash can be anywhere after it. Reading
+is limited in bytes, and in the time that a pipe may stay silent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvdiag.oom.message import ANCHORS
 CHUNK_BYTES = 2**20
 HEAD_CHUNKS = 3
 ROUND_CHUNKS = 1
-"""Kept before and after the one that tells the failure: a traceback has some 50 KB."""
+"""Kept before and after the chunk with the failure: a traceback has some 50 KB."""
 
 TAIL_CHUNKS = 3
 MAX_BYTES = 512 * 2**20
 SILENT_SECONDS = 60.0
 WHOLE_SECONDS = 600.0
-"""For all of a pipe: a writer that sends a little now and then would never end."""
+"""For all of a pipe: a writer that keeps sending a little would never end."""
 
 UNOPENED_SECONDS = 2.0
 GZIP_MAGIC = b"\x1f\x8b"
@@ -43,11 +43,11 @@ _LITERALS = (
     b"on startup is less", b"for the cache blocks", b"to serve at least", b"To serve at least", b"memory profiling.",
     b"larger than the maximum", b"exceeds the capacity", b"would exceed allowed", b"graph failed",
 )  # fmt: skip
-"""One of them stands in every message of a device's memory; looking for them costs a hundredth of the patterns."""
+"""Every message about device memory contains one of them; this test costs a hundredth of the patterns."""
 
 
 def read_long_log(path: Path) -> tuple[bytes, bool]:
-    """What is kept of the file at `path` (`-` is standard input), and whether that is all of it.
+    """The kept part of the file at `path` (`-` is standard input), and whether that is all of it.
 
     Raises:
         KvdiagError: it cannot be read, or a pipe stays silent.
@@ -76,7 +76,7 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
 
 
 def chunks(file: int, name: str) -> Iterator[bytes]:
-    """Whole chunks but for the last; a pipe's writer may take its time to come and to write, though not for ever.
+    """Whole chunks except the last one; the wait for a pipe's writer is limited.
 
     Raises:
         KvdiagError: it stays silent, or does not end.
@@ -97,7 +97,7 @@ def chunks(file: int, name: str) -> Iterator[bytes]:
             _wait(file, name)
             continue
         if not read:
-            # A named pipe that nobody has opened to write reads as one that has ended.
+            # A named pipe without a writer reads as ended.
             if not total and stat.S_ISFIFO(os.fstat(file).st_mode) and time.monotonic() < unopened_until:
                 time.sleep(0.05)
                 continue
@@ -164,7 +164,7 @@ def _found(text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_the_servers_own(text: str, position: int) -> bool:
-    """Whether the line is not one that quotes what a user has written."""
+    """Whether the line does not quote a user's request."""
     end = text.find("\n", position)
     line = text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
     return REQUEST_LINE.search(line[:MAX_LINE_CHARACTERS]) is None

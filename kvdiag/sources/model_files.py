@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ class ModelFiles:
 
 def catalogue() -> Catalogue:
     """The models that the package knows by name."""
-    text = resources.files("kvdiag.kv.fit").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
-    return parse_catalogue(json.loads(text))
+    return parse_catalogue(json.loads(pkgutil.get_data("kvdiag.kv.fit", CATALOGUE_FILE) or b""))
 
 
 def read_model(model: str, *, offline: bool = False) -> ModelFiles:

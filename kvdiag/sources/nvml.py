@@ -1,9 +1,8 @@
-"""GPUs as NVIDIA's management library sees them: the one typed door to nvidia-ml-py (module `pynvml`).
+"""Reads GPUs through NVIDIA's management library: the only module that uses nvidia-ml-py (module `pynvml`).
 
-Rules of this file: nothing here makes a CUDA context, so that kvdiag takes no GPU memory; only calls that cost
-microseconds are made (MangoHud#2104 measured 4.5 ms of the driver's global lock for the graphics process list, 0.1 ms
-for a fan, 12 us for memory); pynvml's exceptions go no further than `NvmlSource._call`; `parse_*` turn NVML's structs
-into values and call nothing.
+Rules of this module: it creates no CUDA context, so that kvdiag takes no GPU memory; it makes only calls that cost
+microseconds (MangoHud#2104 measured 4.5 ms of the driver's global lock for the graphics process list, 0.1 ms for a fan,
+12 us for memory); pynvml's exceptions do not leave `NvmlSource._call`; `parse_*` only convert NVML's structs.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from kvdiag.sources.host import program
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
-"""Starting NVML takes a second per GPU where no persistence daemon holds it: seldom, for what stays lost."""
+"""Starting NVML takes a second per GPU without a persistence daemon: retry rarely."""
 
 MOST_GPUS = 256
 MOST_SLICES = 8
-"""One more than a GPU can be cut into; tried one by one where the driver does not tell how many there may be."""
+"""Upper limit per GPU; tried one by one if the driver does not report how many there may be."""
 
 LARGEST_PID = 2**22
 """PID_MAX_LIMIT of Linux (include/linux/threads.h)."""
@@ -34,7 +33,7 @@ NO_INSTANCE = 2**32 - 1
 LARGEST_INSTANCE = 63
 """Ids of MIG instances are small, and NO_INSTANCE outside MIG (nvml.h, nvmlProcessInfo_t)."""
 
-# The version that nvidia-ml-py prefers; the one whose struct never changed; what a library without versions has.
+# nvidia-ml-py's preferred version; the one whose struct never changed; the name without a version.
 PROCESS_LISTS = tuple(f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("_v3", "_v2", ""))
 LIST_ATTEMPTS = 3
 
@@ -59,7 +58,7 @@ class _Code(IntEnum):
 _UNSUPPORTED = {_Code.NOT_SUPPORTED, _Code.FUNCTION_NOT_FOUND, _Code.ARGUMENT_VERSION_MISMATCH}
 _DRIVER_LOST = {_Code.UNINITIALIZED, _Code.DRIVER_NOT_LOADED, _Code.LIB_RM_VERSION_MISMATCH}
 _GPU_LOST = {_Code.GPU_IS_LOST, _Code.RESET_REQUIRED, _Code.UNKNOWN}
-# The numbering of slices has gaps, and a container is not told of slices that are not its own.
+# The numbering of slices has gaps, and a container does not see slices that are not its own.
 _NO_SLICE = {*_UNSUPPORTED, _Code.NOT_FOUND, _Code.NO_PERMISSION, _Code.INVALID_ARGUMENT}
 
 _WHY_NO_DRIVER: dict[int, str] = {
@@ -67,10 +66,10 @@ _WHY_NO_DRIVER: dict[int, str] = {
     "runtime and NVIDIA_DRIVER_CAPABILITIES=utility",
     _Code.DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`",
     _Code.NO_PERMISSION: "the NVIDIA driver refuses this user; check the permissions of /dev/nvidia*",
-    # A container's library is a file of the driver that was there when it started.
+    # A container keeps the library of the driver at its start.
     _Code.LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was replaced while its old library is in use; restart this "
     "container, or reboot",
-    # `systemctl daemon-reload` takes the devices of running containers away (nvidia-container-toolkit#48).
+    # `systemctl daemon-reload` removes the devices of running containers (nvidia-container-toolkit#48).
     _Code.UNKNOWN: "the NVIDIA driver answers Unknown Error; recreate a container that lost its GPUs",
 }
 
@@ -82,15 +81,15 @@ class _NvmlError(Exception):
 
 
 class _RefusedError(_NvmlError):
-    """A call that did not work."""
+    """A call that failed."""
 
 
 class _DriverLostError(_NvmlError):
-    """A call that did not work, as no other will until NVML is started anew."""
+    """A call that failed, as all others will until NVML is restarted."""
 
 
 _PROBLEMS = (_RefusedError, ValueError)
-"""What can be wrong with one device: a refusal, or figures and texts that cannot be."""
+"""Failures of one device: a refused call, or impossible figures or texts."""
 
 
 class _Gpu(NamedTuple):
@@ -101,7 +100,7 @@ class _Gpu(NamedTuple):
 
 
 def parse_memory(reading: Any) -> Memory:
-    """NVML's memory struct as a value; version 2 alone knows the driver's reservation. ValueError for nonsense."""
+    """NVML's memory struct as a value; only version 2 has the driver's reservation. ValueError if impossible."""
     reserved = getattr(reading, "reserved", None)
     return Memory(
         total_bytes=int(reading.total),
@@ -113,12 +112,11 @@ def parse_memory(reading: Any) -> Memory:
 def parse_processes(
     entries: Sequence[Any], names: Mapping[int, str], total_bytes: int | None = None
 ) -> tuple[Process, ...]:
-    """NVML's process entries as values, in order of their ids. ValueError for nonsense.
+    """NVML's process entries as values, in order of their ids. ValueError if impossible.
 
     Early R535 drivers widened an entry under an unchanged name (nvitop#79, #88), a 550 shortened it (nvitop#226): read
-    at the documented size, the first entry is right and the next ones show parts of their neighbours.
-    0 bytes are "unknown": so says a driver that finds the process but not its memory in this pid namespace
-    (HAMi-core#112), and a process with a CUDA context always has some.
+    at the documented size, the first entry is right and the next ones show parts of others. 0 bytes mean unknown: a
+    driver reports them if it cannot read the process's memory in this pid namespace (HAMi-core#112).
     """
     processes = []
     for entry in entries:
@@ -133,10 +131,10 @@ def parse_processes(
 
 
 class NvmlSource:
-    """Every GPU and MIG slice that NVML lists; nothing that NVML does makes it raise.
+    """Reads every GPU and MIG slice that NVML lists; no failure of NVML makes it raise.
 
-    `library` is pynvml or an object with functions, constants and an `NVMLError` of the same names (a function that it
-    lacks is one that the driver lacks). Without one, pynvml is imported at the first reading.
+    `library` is pynvml or an object with functions, constants and an `NVMLError` of the same names (a missing function
+    counts as one that the driver lacks). Without one, pynvml is imported at the first reading.
     """
 
     def __init__(self, library: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -152,10 +150,10 @@ class NvmlSource:
         self._retry_at_seconds = 0.0
 
     def read(self, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
-        """Every device in order of index, a GPU before its slices; `None` where the driver does not answer at all.
+        """Every device in order of index, a GPU before its slices; `None` if the driver does not answer at all.
 
-        A GPU that cannot be read stays, without memory and with a gap, once it is known. What is lost is left alone and
-        asked again by starting NVML anew: at once where the whole driver went, otherwise after pauses that grow.
+        A known GPU that cannot be read stays listed, without memory and with a gap. Lost devices are retried by
+        restarting NVML: at once if the whole driver was lost, otherwise after increasing pauses.
         """
         with self._reading:
             now_seconds = self._clock()
@@ -166,10 +164,10 @@ class NvmlSource:
             return self._read(now_seconds, processes=processes)
 
     def close(self) -> None:
-        """Let go of the GPUs, which cannot be reset while somebody has their handles (cadvisor#2035).
+        """Release the GPUs, which cannot be reset while a process has handles (cadvisor#2035).
 
-        A later reading starts anew. One that hangs in the driver keeps them: nvmlShutdown would wait for it, and the
-        process's end frees all.
+        A later reading restarts NVML. A reading that hangs in the driver keeps the handles: nvmlShutdown would wait for
+        it, and the end of the process releases them.
         """
         if self._reading.acquire(blocking=False):
             self._stop()
@@ -202,7 +200,7 @@ class NvmlSource:
 
     def _start(self) -> None:
         if self._library is None:
-            # Costs 0.15 s and 18 MiB, which `--help` and a run without GPUs should not pay.
+            # Costs 0.15 s and 18 MiB, which `--help` and a run without GPUs do not need.
             import pynvml  # noqa: PLC0415
 
             self._library = pynvml
@@ -217,10 +215,10 @@ class NvmlSource:
         self._down = None
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """One function of the library; its refusals come out as this module's exceptions.
+        """Call a function of the library; its errors become this module's exceptions.
 
-        pynvml's own are awkward: `NVMLError` has `__eq__` without `__hash__` and compares with nothing but its like,
-        codes that it does not know have no class, and the unversioned process list raises one that is no NVMLError.
+        pynvml's own are awkward: `NVMLError` has `__eq__` without `__hash__`, unknown codes have no class, and the
+        unversioned process list raises an exception that is not an NVMLError.
         """
         function = getattr(self._library, name, None)
         if function is None:
@@ -271,7 +269,7 @@ class NvmlSource:
         slices = self._slices(gpu, gpu.slots or (MOST_SLICES if hidden else 0), gaps)
         if problem:
             gaps.append(_memory_gap(gpu, problem, slices=len(slices)))
-        # With MIG, the GPU's own list repeats its slices' processes, without their memory.
+        # With MIG, the GPU's list repeats the processes of its slices, without their memory.
         running = self._processes(gpu, memory, gaps) if processes and not slices else None
         devices.append(replace(gpu.identity, memory=memory, processes=running))
         for part in slices:
@@ -284,8 +282,8 @@ class NvmlSource:
     def _slices(self, gpu: _Gpu, slots: int, gaps: list[Gap]) -> list[_Gpu]:
         """The GPU's MIG devices, which have its index, as `nvidia-smi -L` shows them.
 
-        Looked up anew each time: "Handles may be reused and their properties can change in the process" when instances
-        are made and destroyed (NVML doc of nvmlDeviceGetMigDeviceHandleByIndex).
+        Looked up each time: "Handles may be reused and their properties can change in the process" when instances are
+        created and destroyed (NVML documentation of nvmlDeviceGetMigDeviceHandleByIndex).
         """
         slices = []
         for slot in range(slots):
@@ -303,7 +301,7 @@ class NvmlSource:
         return slices
 
     def _memory(self, gpu: _Gpu) -> tuple[Memory | None, Exception | None]:
-        """The memory of a GPU or slice, or why there is none."""
+        """The memory of a GPU or slice, or the problem."""
         try:
             try:
                 reading = self._call("nvmlDeviceGetMemoryInfo", gpu.handle, version=self._library.nvmlMemory_v2)
@@ -331,7 +329,7 @@ class NvmlSource:
         return None
 
     def _listed(self, function: str, handle: Any) -> Sequence[Any]:
-        """The list; asked again where processes started between pynvml's sizing call and the one that fetches it."""
+        """The list; retried if processes started between pynvml's sizing call and the one that fetches it."""
         for attempt in range(1, LIST_ATTEMPTS + 1):
             try:
                 return tuple(self._call(function, handle))

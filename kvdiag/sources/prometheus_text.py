@@ -1,6 +1,6 @@
 """A metrics page in Prometheus's text format: bounded, and its labels parsed once while only its values change.
 
-A page is parsed piece by piece, so that whoever has other tasks can give them a turn in between, and stop at a budget.
+A page is parsed in pieces, so that the caller can run other tasks in between, and stop at a time limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LINE_CHARACTERS = 16 * 2**10
 """The longest line of 0.32, vllm:cache_config_info, has 1,400. The parser takes the square of a line's length."""
 
 MOST_KEPT_CHARACTERS = 256 * 2**10
-"""Of a page that is remembered until the next one: the whole page of 0.32 has 59 KB."""
+"""Of a page that is kept until the next one: the whole page of 0.32 has 59 KB."""
 
 PIECE_CHARACTERS = 16 * 2**10
 """Of a page that is parsed at a time, in 2 to 20 ms."""
@@ -46,12 +46,12 @@ Page = Mapping[str, tuple[Series, ...]]
 
 
 def series(labels: Mapping[str, str], value: float) -> Series:
-    """One line of a page, from wherever its labels and its value are known."""
+    """One line of a page, from its labels and its value."""
     return Series(engine=labels.get("engine", "0"), labels=labels, value=value)
 
 
 class TooLargeError(ValueError):
-    """A page with more lines or series than are read."""
+    """A page with more lines or series than the limit."""
 
 
 def parse_page(text: str) -> Page:
@@ -66,9 +66,9 @@ def parse_page(text: str) -> Page:
 
 
 class PageParser:
-    """Parses the same page again and again: where only values differ from the last time, only values are read.
+    """Parses one page repeatedly: if only values differ from the last time, only values are read.
 
-    Prometheus's parser takes 0.9 ms for what a tick asks for, which is a third of what a tick costs; this 0.1.
+    Prometheus's parser takes 0.9 ms for the page of a tick, a third of the tick's cost; this takes 0.1 ms.
     """
 
     def __init__(self) -> None:
@@ -76,23 +76,8 @@ class PageParser:
         self._heads: list[str] = []
         self._samples: list[tuple[str, Series]] = []
 
-    def parse(self, text: str) -> Page:
-        """The page's series by name, as `parse_page` finds them.
-
-        Raises:
-            ValueError: as `parse_page`.
-
-        """
-        steps = self.parsing(text)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Page = end.value
-                return found
-
     def parsing(self, text: str) -> Generator[None, None, Page]:
-        """`parse` in steps: pauses after each piece of the page.
+        """The page's series by name, as `parse_page` finds them, in steps: pauses after each piece of the page.
 
         Raises:
             ValueError: as `parse_page`.
@@ -110,7 +95,7 @@ class PageParser:
 
 
 def _split(text: str) -> tuple[list[str], list[str]] | None:
-    """Comments and what stands before each value, and the values; `None` for a page that is long or not that plain."""
+    """Comments and the text before each value, and the values; `None` for a long page or one with other lines."""
     if len(text) > MOST_KEPT_CHARACTERS:
         return None
     heads, values = [], []
@@ -128,7 +113,7 @@ def _split(text: str) -> tuple[list[str], list[str]] | None:
 
 
 def _renewed(samples: list[tuple[str, Series]], values: list[str]) -> list[tuple[str, Series]] | None:
-    """The samples with other values; `None` where these are not as many numbers, which is for the parser to say."""
+    """The samples with new values; `None` if the values are not as many numbers."""
     if len(samples) != len(values):
         return None
     try:
@@ -155,7 +140,7 @@ def _samples(text: str) -> Iterator[list[tuple[str, Series]]]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Whole lines at a time, under the last line that tells a type: the parser names a counter's samples by it."""
+    """Pieces of whole lines, each after the last TYPE line: the parser names a counter's samples by it."""
     start, under = 0, ""
     while start < len(text):
         end = text.find("\n", start + PIECE_CHARACTERS) + 1 or len(text)

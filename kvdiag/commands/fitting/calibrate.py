@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_weights, scenario_budgets
 from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout
-from kvdiag.kv.layout.dtypes import model_dtype_bytes
+from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles, read_model
@@ -87,8 +87,8 @@ def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
     architecture = _served(architecture, subject.report)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
-    wanted = chosen.max_num_batched_tokens
-    if wanted is None and chosen.max_in_flight_tokens is None and total is not None:
+    batched = chosen.max_num_batched_tokens
+    if batched is None and chosen.max_in_flight_tokens is None and total is not None:
         chosen = replace(chosen, max_num_batched_tokens=default_batched_tokens(total, name or ""))
     deployment = _deployment(architecture, subject.report, chosen)
     notes: list[str] = []
@@ -106,7 +106,7 @@ def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
             model=model_key(files.config, architecture, name=files.origin),
             tensor_parallel=deployment.tensor_parallel,
             pipeline_parallel=deployment.pipeline_parallel,
-            max_num_batched_tokens=wanted,
+            max_num_batched_tokens=batched,
         )
     profile = None if key is None else find_profile(known, key)
     expected = _expected(files, architecture, deployment, subject, chosen, total=total, profile=profile)
@@ -174,11 +174,7 @@ def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFil
 def _served(architecture: Architecture, report: EngineReport) -> Architecture:
     """The model in the dtype it is served in."""
     dtype = report.settings.dtype
-    try:
-        model_dtype_bytes(dtype or "")
-    except KvModelError:
-        return architecture
-    return architecture if dtype is None else replace(architecture, dtype=dtype)
+    return replace(architecture, dtype=dtype) if dtype in MODEL_DTYPE_BYTES else architecture
 
 
 def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
@@ -245,13 +241,13 @@ def _gpu(subject: Subject, options: FitOptions) -> tuple[int | None, str | None]
     reported = subject.report.total_bytes or subject.gpu_total_bytes
     if not _given("gpu"):
         return reported, subject.gpu_name
-    asked = gpu_bytes(options.gpu)
-    if reported is not None and abs(asked - reported) > _SAME_TOTAL_RATIO * asked:
+    given = gpu_bytes(options.gpu)
+    if reported is not None and abs(given - reported) > _SAME_TOTAL_RATIO * given:
         raise KvdiagError(
-            f"--gpu {options.gpu} has {format_bytes(asked)}, but {subject.origin} reports {format_bytes(reported)}: "
+            f"--gpu {options.gpu} has {format_bytes(given)}, but {subject.origin} reports {format_bytes(reported)}: "
             "pass the GPU that the engine ran on, or omit --gpu"
         )
-    return reported or asked, gpu_name(options.gpu) or subject.gpu_name
+    return reported or given, gpu_name(options.gpu) or subject.gpu_name
 
 
 def _expected(
@@ -331,17 +327,8 @@ def _profile(
             f"{format_bytes(key.gpu_total_bytes)}; check --gpu"
         )
     profile = Profile(
-        gpu_total_bytes=key.gpu_total_bytes,
-        gpu_name=key.gpu_name,
-        model=key.model,
-        tensor_parallel=key.tensor_parallel,
-        pipeline_parallel=key.pipeline_parallel,
-        max_num_batched_tokens=key.max_num_batched_tokens,
-        context_bytes=measured.context_bytes,
-        activation_bytes=measured.activation_bytes,
-        graph_bytes=measured.graph_bytes,
-        overhead_bytes=measured.overhead_bytes,
-        graphs_in_fraction=measured.graphs_in_fraction,
+        **{field.name: getattr(key, field.name) for field in fields(key)},
+        **asdict(measured),
         engine_version=settings.version,
         date=datetime.now(UTC).date().isoformat(),
         source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",

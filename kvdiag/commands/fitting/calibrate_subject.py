@@ -70,15 +70,15 @@ async def subject_of_server(options: FitOptions) -> Subject:
 
 async def _server_gpu(connection: Connection) -> tuple[Device | None, bool]:
     """The GPU with the least memory that holds the server's processes; where those are not visible, what all GPUs here
-    are, if they are alike. And whether the server was seen on it.
+    are, if they are alike. And whether the server's processes were found on it.
     """
     try:
         devices, _ = await connection.nvml.ask(DRIVER_SECONDS * 5, processes=True)
     except ReadTimeout:
         return None, False
-    seen = [device for device in devices or () if device.memory is not None]
+    visible = [device for device in devices or () if device.memory is not None]
     pids = set(connection.facts.server_pids or ())
-    own = [device for device in seen if pids & {process.pid for process in device.processes or ()}]
-    least = min(own or seen, key=lambda device: device.memory.total_bytes if device.memory else 0, default=None)
-    alike = len({(device.name, device.memory.total_bytes) for device in seen if device.memory}) == 1
+    own = [device for device in visible if pids & {process.pid for process in device.processes or ()}]
+    least = min(own or visible, key=lambda device: device.memory.total_bytes if device.memory else 0, default=None)
+    alike = len({(device.name, device.memory.total_bytes) for device in visible if device.memory}) == 1
     return (least if own or alike else None), bool(own)

@@ -12,8 +12,8 @@ from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, 
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name, parse_bytes
-from kvdiag.kv.fit.overheads import Overheads, generic_overheads, vllm_overheads
-from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Demand, Traffic, traffic_from_histogram
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
+from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
 from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
 from kvdiag.kv.layout.layers import CACHELESS_KINDS, Architecture, AttentionLayer
@@ -64,7 +64,7 @@ def check_options(options: FitOptions) -> None:
         )
 
 
-def check_asked(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
+def check_settings(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
@@ -110,19 +110,11 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
     )
 
 
-def fraction_of(fraction: float | None, engine: str) -> float:
-    """The share of a GPU that the engine takes."""
-    if fraction is not None:
-        return fraction
-    return DEFAULT_MEMORY_FRACTION if engine == "vllm" else 1.0
-
-
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
     """From a size, else from the checkpoint's headers, else counted from the config."""
-    asked = options.weights
-    if asked[:1].isdigit():
-        return GivenWeights(total_bytes=parse_bytes(asked, field="weights"))
-    weight_format = parse_weight_format(asked)
+    if options.weights[:1].isdigit():
+        return GivenWeights(total_bytes=parse_bytes(options.weights, field="weights"))
+    weight_format = parse_weight_format(options.weights)
     if files.headers and weight_format is None:
         kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
         tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
@@ -139,7 +131,7 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: FitOption
 
 def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions, *, graphs: bool = True) -> Overheads:
     """The estimate of context, activation and graphs; `graphs` where the engine keeps room for them."""
-    if options.engine == "generic" or options.kv_bytes_per_token is not None:
+    if options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return generic_overheads()
     text = text_fields(files.config)
     hidden = text.integer(*WIDTH_NAMES)
@@ -156,9 +148,8 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
 
 def context_of(architecture: Architecture, options: FitOptions) -> int:
     """The tokens of one request: as --context says, else the longest that the model supports."""
-    asked: int | None = options.context
-    if asked is not None:
-        return asked
+    if options.context is not None:
+        return options.context
     return architecture.max_context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
@@ -221,14 +212,14 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
 def profile_of(
     files: ModelFiles, architecture: Architecture, deployment: Deployment, options: FitOptions
 ) -> Profile | None:
-    """The measured profile for this model on this GPU, where there is one and it is wanted.
+    """The measured profile for this model on this GPU, where there is one, unless --no-profile.
 
     Raises:
         KvdiagError: the file of profiles is there and cannot be used.
 
     """
     known = known_profiles(options)
-    if not known or options.engine != "vllm" or options.kv_bytes_per_token is not None:
+    if not known or options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return None
     query = ProfileQuery(
         gpu_total_bytes=gpu_bytes(options.gpu),
@@ -247,7 +238,6 @@ def known_profiles(options: FitOptions) -> tuple[Profile, ...]:
         if options.profile is not None:
             raise click.UsageError("pass --profile or --no-profile, not both")
         return ()
-    given: Path | None = options.profile
-    path = default_path() if given is None else given
-    asked_for = given is not None and options.calibrate is None and options.from_log is None
-    return () if path is None else read_profiles(path, required=asked_for)
+    path = options.profile or default_path()
+    required = options.profile is not None and options.calibrate is None and options.from_log is None
+    return () if path is None else read_profiles(path, required=required)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvdiag.kv.fit.overheads import MODELLED_ENGINE
 from kvdiag.kv.layout.deployment import Platform
 
 
@@ -22,7 +23,7 @@ class FitOptions:
     kv_dtype: str = "auto"
     weights: str = "auto"
     memory_fraction: float | None = None
-    engine: str = "vllm"
+    engine: str = MODELLED_ENGINE
     request_rate: float | None = None
     prompt_tokens: float | None = None
     output_tokens: float | None = None

@@ -6,14 +6,13 @@ import re
 from types import MappingProxyType
 
 from kvdiag.engines.engine import Capabilities, EngineAdapter
-from kvdiag.engines.vllm import metrics, processes, requests, settings, startup_log
-from kvdiag.engines.vllm.client import VllmClient
+from kvdiag.engines.vllm import client, metrics, settings, startup_log
 
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
     capabilities=Capabilities(has_usage=True, has_blocks=True, has_salt=True, has_sleep=True),
-    client=VllmClient,
+    client=client.VllmClient,
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="vllm:",
     polled_metrics=metrics.POLLED_NAMES,
@@ -25,16 +24,16 @@ ENGINE = EngineAdapter(
     parse_pools=metrics.parse_pools,
     parse_caches=metrics.parse_caches,
     program="vllm",
-    process_title=processes.TITLE,
+    process_title=settings.PROCESS_TITLE,
     # A tag such as vllm/vllm-openai:v0.11.0; a digest has no version.
     image=re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
-    parallel_ranks=processes.parallel_ranks,
+    parallel_ranks=settings.parallel_ranks,
     parse_startup_log=startup_log.parse_log,
     parse_settings=settings.parse_settings,
     failed_pool_bytes=startup_log.failed_pool_bytes,
-    request_body=requests.body,
-    completions_path=requests.PATH,
-    first_engine_headers=MappingProxyType(requests.FIRST_ENGINE),
+    request_body=client.request_body,
+    completions_path=client.COMPLETIONS_PATH,
+    first_engine_headers=MappingProxyType(client.FIRST_ENGINE_HEADERS),
     flags=MappingProxyType(
         {
             "memory_fraction": "--gpu-memory-utilization",

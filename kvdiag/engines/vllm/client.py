@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
-from kvdiag.engines.vllm.lengths import LENGTH_NAMES, parse_lengths
-from kvdiag.engines.vllm.metrics import POLLED_NAMES, parse_engines
+from kvdiag.engines.vllm.metrics import LENGTH_NAMES, POLLED_NAMES, parse_engines, parse_lengths
 from kvdiag.model import MAX_COUNT, Gap, Lengths
 from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
@@ -21,6 +21,10 @@ MAX_PARSE_SECONDS = 0.25
 
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
+
+
+COMPLETIONS_PATH = "/v1/completions"
+FIRST_ENGINE_HEADERS = {"X-data-parallel-rank": "0"}
 
 
 def _text(value: object) -> str | None:
@@ -128,3 +132,25 @@ class VllmClient:
                 return again if self._filtered else (engines, self._why_none)
         self._empty += 1
         return None, self._why_none
+
+
+def request_body(
+    *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
+) -> dict[str, Any]:
+    """The JSON body of one request.
+
+    `ignore_eos` and `min_tokens` make the length exact; `continuous_usage_stats` puts an exact count into every chunk,
+    even where several tokens come in one.
+    """
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **({} if cache_salt is None else {"cache_salt": cache_salt}),
+        **({} if user is None else {"user": user}),
+    }

@@ -1,21 +1,22 @@
 """vLLM's metrics endpoint, 0.6 to 0.32, by one table of names. Pure.
 
-Three things are read: the state of each engine (`parse_engines`), its KV pool as it was configured (`parse_pools`), and
-the host caches that the configuration limits (`parse_caches`). Names and counting rules changed over the versions: of a
-field's names the newest that is present counts, and `_dialect` decides by the version, else by the names, whether
-there is a null block and whether the usage gauge counts it. Figures outside their range become gaps.
+Four things are read: the state of each engine (`parse_engines`), its KV pool as it was configured (`parse_pools`), the
+host caches that the configuration limits (`parse_caches`), and the lengths of finished requests (`parse_lengths`).
+Names and counting rules changed over the versions: of a field's names the newest that is present counts, and `_dialect`
+decides by the version, else by the names, whether there is a null block and whether the usage gauge counts it. Figures
+outside their range become gaps.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvdiag.engines.engine import SOURCE, EngineReading
-from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
+from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
 
@@ -34,16 +35,23 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
 }
-"""Field of `Engine` to the names it has had, newest first."""
+"""Field of `Engine` to its names, newest first."""
 
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 SLEEP_STATE = "vllm:engine_sleep_state"
 CONFIG = "vllm:cache_config_info"
 
+BUCKETS = "vllm:request_generation_tokens_bucket"
+PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
+LENGTH_NAMES = (BUCKETS, *PROMPTS)
+
+MAX_BUCKETS = 4096
+"""0.32 has fifteen for each engine and model name."""
+
 _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
-"""What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
+"""Requested at each tick: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
 NEEDED_NAMES: Mapping[str, tuple[str, ...]] = {
     "KV usage": USAGE_NAMES,
@@ -60,7 +68,7 @@ MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
 
 V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-"""Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
+"""Series of the V1 engine only; V0, selectable up to 0.10, has a hit rate instead."""
 
 
 def meanings() -> dict[str, Meaning]:
@@ -93,7 +101,7 @@ def _by_number(label: str) -> tuple[int, str]:
 
 
 def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
-    """A gap where the page has more series of a name than any server; every engine costs a look at all of them."""
+    """A gap if the page has more series of a name than any server has."""
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
             reason = f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server"
@@ -162,7 +170,7 @@ def _repeated(name: str, count: int, label: str) -> Gap:
 
 
 def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
-    """The KV pools that `vllm:cache_config_info` tells of, one per engine.
+    """The KV pools that `vllm:cache_config_info` reports, one per engine.
 
     `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, where the
     line has got its `engine` label (vllm/v1/engine/core_client.py; seen on 0.32 with two engines: both say 8192).
@@ -244,7 +252,7 @@ def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
         usage_blocks=total if dialect.usage_counts_null_block else usable,
         capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
         max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
-        # The label keeps the size asked for when the number of blocks is overridden (seen: 1 GiB for a pool of 40 MiB).
+        # The label keeps the size asked for when num_gpu_blocks is overridden (observed: 1 GiB for 40 MiB).
         pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
         cache_dtype=_label_word(labels, "cache_dtype"),
         sliding_window_tokens=_label_int(labels, "sliding_window") or None,
@@ -272,3 +280,27 @@ def _label_float(labels: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
+
+
+def parse_lengths(page: Page) -> Lengths | None:
+    """The lengths of all engines' finished requests together; `None` if the page has none, or impossible ones."""
+    lines = page.get(BUCKETS, ())
+    if not lines or len(lines) > MAX_BUCKETS:
+        return None
+    below: dict[float, float] = defaultdict(float)
+    try:
+        for line in lines:
+            below[float(line.labels.get("le", ""))] += line.value
+        uppers = tuple(sorted(below))
+        so_far = [round(below[upper]) for upper in uppers]
+        counts = tuple(here - before for before, here in zip([0, *so_far], so_far, strict=False))
+        return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=_mean_prompt_tokens(page))
+    except (ValueError, OverflowError):
+        # Bounds and counts that are none: what was never measured cannot be used.
+        return None
+
+
+def _mean_prompt_tokens(page: Page) -> float | None:
+    total, count = (sum(line.value for line in page.get(name, ())) for name in PROMPTS)
+    mean = total / count if count > 0 else math.nan
+    return mean if 0.0 < mean <= MAX_COUNT else None

@@ -1,76 +1,64 @@
-"""How a vLLM server says it was started: its arguments, its engine config line and what it resolves from them.
+"""The settings that a vLLM server logs: its arguments, its engine config line, the values that it resolves from them.
 
 Pure. The lines are Python's repr of dicts and objects; each value is found by its own bounded pattern, none is
-evaluated, and what has another form than expected is missing.
+evaluated, and a value of an unexpected form is missing.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 from kvdiag.kv.calibration.engine_report import EngineSettings
 
 MAX_TEXT_CHARACTERS = 512
 _MOST = 1 << 40
-_WHOLE = r"(\d{1,15})(?!\w|\.\d)"
-_FRACTION = r"(\d(?:\.\d{1,20})?(?:e-\d{1,2})?)(?!\w|\.\d)"
-_FLAG = r"(True|False)\b"
-_WORD = r"'?(?:torch\.)?([A-Za-z][\w.-]{0,60})'?"
-_TEXT = rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'"
+_FORMS = {
+    "whole": r"(\d{1,15})(?!\w|\.\d)",
+    "fraction": r"(\d(?:\.\d{1,20})?(?:e-\d{1,2})?)(?!\w|\.\d)",
+    "flag": r"(True|False)\b",
+    "word": r"'?(?:torch\.)?([A-Za-z][\w.-]{0,60})'?",
+    "text": rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'",
+}
 
-
-def _argument(name: str, form: str) -> re.Pattern[str]:
-    """`'name': value` of a dict, `name=value` of a Namespace or a config line."""
-    return re.compile(rf"(?<![\w])'?{name}'?(?:=|: ){form}")
-
-
-_ARGUMENTS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("model", _argument("model", _TEXT)),
-    ("dtype", _argument("dtype", _WORD)),
-    ("kv_dtype", _argument("kv_cache_dtype", _WORD)),
-    ("quantization", _argument("quantization", _WORD)),
-    ("tensor_parallel", _argument("tensor_parallel_size", _WHOLE)),
-    ("pipeline_parallel", _argument("pipeline_parallel_size", _WHOLE)),
-    ("decode_context_parallel", _argument("decode_context_parallel_size", _WHOLE)),
-    ("data_parallel", _argument("data_parallel_size", _WHOLE)),
-    ("max_model_len_tokens", _argument("max_model_len", _WHOLE)),
-    ("max_model_len_tokens", _argument("max_seq_len", _WHOLE)),
-    ("max_num_batched_tokens", _argument("max_num_batched_tokens", _WHOLE)),
-    ("block_size_tokens", _argument("block_size", _WHOLE)),
-    ("memory_fraction_ratio", _argument("gpu_memory_utilization", _FRACTION)),
-    ("pool_bytes", _argument("kv_cache_memory_bytes", _WHOLE)),
-    ("blocks_override", _argument("num_gpu_blocks_override", _WHOLE)),
-    ("speculative_tokens", _argument("num_(?:speculative|spec)_tokens", _WHOLE)),
-    ("prefix_caching", _argument("enable_prefix_caching", _FLAG)),
-    ("hybrid_manager", _argument("disable_hybrid_kv_cache_manager", _FLAG)),
-    ("async_scheduling", _argument("async_scheduling", _FLAG)),
-    ("state_cache_mode", _argument("mamba_cache_mode", _WORD)),
-    ("state_dtype", _argument("mamba_ssm_cache_dtype", _WORD)),
-    ("enforce_eager", _argument("enforce_eager", _FLAG)),
-    ("device", _argument("device_config", _WORD)),
+_ARGUMENTS = tuple(
+    # `'name': value` of a dict, `name=value` of a Namespace or a config line.
+    (field, form, re.compile(rf"(?<![\w])'?{name}'?(?:=|: ){_FORMS[form]}"))
+    for field, name, form in json.loads(resources.files("kvdiag.engines.vllm").joinpath("arguments.json").read_bytes())
 )
-"""Field of `EngineSettings` to how it stands among the arguments or in the config line."""
+"""Field of `EngineSettings`, form of its value, and its pattern among the arguments or in the config line."""
+
+PROCESS_TITLE = re.compile(r"vllm|enginecore|worker", re.IGNORECASE)
+"""vllm/utils/system_utils.py::set_process_title."""
+
+_PARALLEL = re.compile(r" (--tensor-parallel|--pipeline-parallel|-tp|-pp|--config|--distributed-executor)\b")
 
 _ARGUMENT_LINE = re.compile(r"\bnon-default args: |\bargs: Namespace\(")
 _CONFIG_LINE = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
 
-_RESOLVED: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("version", re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v?(\d[\w.+-]{0,60})\)")),
-    ("version", re.compile(r"vLLM API server version v?(\d[\w.+-]{0,60})")),
-    ("architecture", re.compile(r"Resolved architecture: (\w{1,80})")),
-    ("max_model_len_tokens", re.compile(rf"Using max model len {_WHOLE}")),
-    ("max_num_batched_tokens", re.compile(rf"prefill is enabled with max_num_batched_tokens={_WHOLE}")),
-    ("block_size_tokens", re.compile(r"Setting attention block size to (\d{1,9}) tokens")),
-    ("decode_context_parallel", re.compile(r"KV cache size by the dcp_world_size (\d{1,5})")),
-    ("memory_fraction_ratio", re.compile(rf"gpu_memory_utilization \({_FRACTION}\)")),
-    ("memory_fraction_ratio", re.compile(rf"Desired GPU memory utilization is \({_FRACTION},")),
-    ("memory_fraction_ratio", re.compile(rf"current --gpu-memory-utilization={_FRACTION} is equivalent")),
-    ("memory_fraction_ratio", re.compile(rf"\bkv_cache_size=[\d.]{{1,20}}GiB gpu_memory_utilization={_FRACTION}")),
+_WHOLE, _FRACTION = _FORMS["whole"], _FORMS["fraction"]
+_RESOLVED: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+    ("version", "text", re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v?(\d[\w.+-]{0,60})\)")),
+    ("version", "text", re.compile(r"vLLM API server version v?(\d[\w.+-]{0,60})")),
+    ("architecture", "text", re.compile(r"Resolved architecture: (\w{1,80})")),
+    ("max_model_len_tokens", "whole", re.compile(rf"Using max model len {_WHOLE}")),
+    ("max_num_batched_tokens", "whole", re.compile(rf"prefill is enabled with max_num_batched_tokens={_WHOLE}")),
+    ("block_size_tokens", "whole", re.compile(r"Setting attention block size to (\d{1,9}) tokens")),
+    ("decode_context_parallel", "whole", re.compile(r"KV cache size by the dcp_world_size (\d{1,5})")),
+    ("memory_fraction_ratio", "fraction", re.compile(rf"gpu_memory_utilization \({_FRACTION}\)")),
+    ("memory_fraction_ratio", "fraction", re.compile(rf"Desired GPU memory utilization is \({_FRACTION},")),
+    ("memory_fraction_ratio", "fraction", re.compile(rf"current --gpu-memory-utilization={_FRACTION} is equivalent")),
+    (
+        "memory_fraction_ratio",
+        "fraction",
+        re.compile(rf"\bkv_cache_size=[\d.]{{1,20}}GiB gpu_memory_utilization={_FRACTION}"),
+    ),
 )
-"""What the server prints once it has worked a setting out."""
+"""Printed by the server once it has resolved a setting."""
 
 _SWITCHES: tuple[tuple[str, re.Pattern[str], bool], ...] = (
     ("async_scheduling", re.compile(r"Asynchronous scheduling is enabled"), True),
@@ -82,22 +70,6 @@ _SWITCHES: tuple[tuple[str, re.Pattern[str], bool], ...] = (
         False,
     ),
 )
-
-_TEXTS = frozenset(
-    {
-        "model",
-        "dtype",
-        "kv_dtype",
-        "quantization",
-        "state_cache_mode",
-        "state_dtype",
-        "device",
-        "version",
-        "architecture",
-    }
-)
-_FLAGS = frozenset({"prefix_caching", "async_scheduling", "enforce_eager", "hybrid_manager"})
-_UNSET = frozenset({"None", "none"})
 
 
 def parse_settings(lines: Iterable[str]) -> EngineSettings:
@@ -121,23 +93,41 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     return replace(EngineSettings(), **{**arguments, **resolved, **config})
 
 
-def _found(table: Iterable[tuple[str, re.Pattern[str]]], line: str) -> dict[str, Any]:
+def _found(table: Iterable[tuple[str, str, re.Pattern[str]]], line: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, pattern in table:
+    for name, form, pattern in table:
         match = pattern.search(line)
-        if match is not None and name not in found and (value := _value(name, match[1])) is not None:
-            found[name] = value
+        if match is not None and name not in found and (value := _value(form, match[1])) is not None:
+            # The argument switches the hybrid manager off.
+            found[name] = not value if name == "hybrid_manager" else value
     return found
 
 
-def _value(name: str, text: str) -> Any:
-    if name in _TEXTS:
-        return None if text in _UNSET else text
-    if name in _FLAGS:
-        # The argument switches the hybrid manager off.
-        return (text == "True") is not (name == "hybrid_manager")
-    if name == "memory_fraction_ratio":
-        ratio = float(text)
-        return ratio if 0 < ratio <= 1 else None
-    number = int(text)
-    return number if 0 < number <= _MOST else None
+def _value(form: str, text: str) -> Any:
+    if form in ("text", "word"):
+        return None if text.lower() == "none" else text
+    if form == "flag":
+        return text == "True"
+    if form == "fraction":
+        return ratio if 0 < (ratio := float(text)) <= 1 else None
+    return number if 0 < (number := int(text)) <= _MOST else None
+
+
+def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
+    """Tensor-parallel and pipeline-parallel ranks of one engine; `None` where the processes do not show them.
+
+    Workers are called VLLM::Worker_PP1_TP3, without the part that has one rank only
+    (vllm/v1/executor/multiproc_executor.py::WorkerProc.setup_proc_title_and_log_prefix). An engine without workers is
+    one rank (UniProcExecutor), unless its command asks for more (Ray's workers are no children of the server).
+    Context parallelism is not modelled: `None`.
+    """
+    commands = list(commands)
+    workers = [command.removeprefix("VLLM::Worker") for command in commands if command.startswith("VLLM::Worker")]
+    if not workers:
+        alone = any(command.startswith("VLLM::EngineCore") for command in commands)
+        return (1, 1) if alone and not any(_PARALLEL.search(command) for command in commands) else None
+    parts = [dict(re.findall(r"_([A-Z]{2,3})(\d{1,4})", worker)) for worker in workers]
+    if any(name in part for part in parts for name in ("PCP", "DCP")):
+        return None
+    tensor, pipeline = (1 + max(int(part.get(name, 0)) for part in parts) for name in ("TP", "PP"))
+    return tensor, pipeline

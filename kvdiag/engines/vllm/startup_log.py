@@ -20,7 +20,7 @@ from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, 
 from kvdiag.sources.log_file import read_long_log
 
 MAX_LINE_CHARACTERS = 64 * 2**10
-"""The longest line, the engine's config, has 3,400 in 0.32; what lies beyond is not looked at."""
+"""The longest line, the engine's config, has 3,400 in 0.32; the rest of a line is ignored."""
 
 MAX_CONTINUATIONS = 6
 """Lines without a prefix of their own that are read together with the one they may be the wrapped rest of."""
@@ -105,7 +105,7 @@ class _Start:
 
     @property
     def tells_memory(self) -> bool:
-        """Whether any figure of this start was seen."""
+        """Whether this start has printed any figure."""
         sized = any(process.sizes or process.failed_pool for process in self.processes.values())
         return bool(sized or self.tokens or self.concurrencies or self.blocks)
 
@@ -176,7 +176,8 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
             held, joined = [], 0
         if own:
             # With a rank or a process id the same name is another process; without either it is the main one.
-            key, name = (found["pid"], _name(found)) if found else ("", "")
+            key, name = (found["pid"], found["name"]) if found else ("", "")
+            name += f" rank {found['rank']}" if found and found["rank"] else ""
         held.append(line)
         joined += 1
     yield from _told(key, name, held)
@@ -185,10 +186,6 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
 def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]]:
     if held and any(_INTERESTING.search(line) for line in held):
         yield key, name, " ".join(line.strip() for line in held)
-
-
-def _name(found: re.Match[str]) -> str:
-    return found["name"] if found["rank"] is None else f"{found['name']} rank {found['rank']}"
 
 
 def _take(start: _Start, key: str, name: str, record: str) -> None:
@@ -206,7 +203,7 @@ def _take(start: _Start, key: str, name: str, record: str) -> None:
         start.blocks[data_rank] = _count(found[1])
         start.is_v0 = start.is_v0 or _V0.search(record) is not None
     for found in _OVERRIDE.finditer(record):
-        # Workers print the same with a handful of blocks while they estimate their graphs, before any pool is told.
+        # Workers print the same with a handful of blocks while they estimate their graphs, before any pool size.
         if any("pool" in process.sizes for process in start.processes.values()):
             start.override = _count(found[1])
 
@@ -284,7 +281,7 @@ def _smallest_engine(start: _Start) -> int:
 
 
 def _ranks(processes: Iterable[_Process]) -> tuple[RankReport, ...]:
-    """The processes that told a size, two of the same name told apart by their order."""
+    """The processes that printed a size; those of the same name are numbered."""
     telling = [process for process in processes if process.sizes]
     names = Counter(process.name for process in telling)
     seen: Counter[str] = Counter()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import string
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -20,7 +21,7 @@ import httpx2
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sources.bounded_json import decode
-from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
+from kvdiag.sources.http import UNPACKED, HttpReader, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
 """torch's out-of-memory message with all its figures has about 500 characters."""
@@ -28,6 +29,9 @@ MAX_ERROR_CHARACTERS = 700
 CHUNKS_AT_ONCE = 256
 MAX_EVENT_BYTES = 2**20
 MAX_TOKENS = 2**31
+WORDS = 400
+MAX_ID = 2**24
+ANSWER_SECONDS = 10.0
 
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
@@ -130,27 +134,13 @@ class Requests:
                 for prompt in self._prompts(workload)
             ]
         done = [task.result() for task in tasks]
-        failed = [one for one in done if one.error is not None]
-        return Outcome(
-            completed=len(done) - len(failed),
-            failed=len(failed),
-            prompt_tokens=(len(done) - len(failed)) * workload.prompt_tokens,
-            generated_tokens=sum(one.generated_tokens for one in done),
-            errors=tuple(dict.fromkeys(one.error for one in failed if one.error is not None))[:4],
-        )
+        return _outcome(workload.prompt_tokens, *done)
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""
         done = await self._send(len(prompt.token_ids), max_tokens, prompt)
-        answered = done.error is None
-        return Outcome(
-            completed=int(answered),
-            failed=int(not answered),
-            prompt_tokens=len(prompt.token_ids) if answered else 0,
-            generated_tokens=done.generated_tokens,
-            errors=() if done.error is None else (done.error,),
-            first_token_seconds=done.first_token_seconds if answered else None,
-        )
+        outcome = _outcome(len(prompt.token_ids), done)
+        return outcome if outcome.failed else replace(outcome, first_token_seconds=done.first_token_seconds)
 
     def _prompts(self, workload: Workload) -> list[Prompt | None]:
         """A prompt for each request, those of the last repeated workload where it is repeated; `None` for a new one."""
@@ -213,6 +203,18 @@ class Requests:
             first_token_seconds=None if first is None else first - sent,
             decode_seconds=None if first is None else last - first,
         )
+
+
+def _outcome(prompt_tokens: int, *done: _Done) -> Outcome:
+    errors = [one.error for one in done if one.error is not None]
+    completed = len(done) - len(errors)
+    return Outcome(
+        completed=completed,
+        failed=len(errors),
+        prompt_tokens=completed * prompt_tokens,
+        generated_tokens=sum(one.generated_tokens for one in done),
+        errors=tuple(dict.fromkeys(errors))[:4],
+    )
 
 
 async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Outcome:
@@ -294,3 +296,24 @@ async def _error_of(response: httpx2.Response, path: str) -> str:
         decoded = None
     message = _message(decoded) if isinstance(decoded, dict) else None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"
+
+
+async def token_ids(
+    client: httpx2.AsyncClient, model: str, *, answer_seconds: float = ANSWER_SECONDS
+) -> tuple[int, ...]:
+    """Distinct ids of random words as the server's own /tokenize gives them; a safe range where it does not answer.
+
+    Special tokens are left out by asking for none and by taking only what words turn into.
+    """
+    draw = random.Random(7)  # noqa: S311 - any words will do
+    text = " ".join("".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(WORDS))
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    try:
+        answer = await HttpReader(client, answer_seconds).json("/tokenize", body=body)
+    except Unreadable:
+        return DEFAULT_TOKEN_IDS
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list):
+        return DEFAULT_TOKEN_IDS
+    known = {token for token in tokens if isinstance(token, int) and 0 < token < MAX_ID}
+    return tuple(sorted(known)) or DEFAULT_TOKEN_IDS

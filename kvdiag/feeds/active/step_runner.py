@@ -152,26 +152,26 @@ class ActiveFeed:
             await self.instead(await self._warm_up(), tell)
             return
         total = len(self.steps) + (self.soak is not None)
-        planned: tuple[PlannedStep, ...] = ()
-        speed: Speed | None = None
+        measured: list[Speed | None] = []
+
+        async def warmed_up(number: int, title: str) -> Speed | None:
+            if not measured:
+                self._tell(number, total, title, "warming up")
+                measured.append(await self._warm_up())
+            return measured[0]
+
         if not self.facts.forced and engine_samples(self.recorder.since(0))[-1].engines_idle is None:
             # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
-            self._tell(1, total, self.steps[0].title, "warming up")
-            speed = await self._warm_up()
-            planned = plan(self.steps, self.facts, speed)
+            await warmed_up(1, self.steps[0].title)
         for number, step in enumerate(self.steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
                 await self._hold_still(step)
-                continue
-            if not planned:
-                self._tell(number, total, step.title, "warming up")
-                speed = await self._warm_up()
-                planned = plan(self.steps, self.facts, speed)
-            await self._run_step(next(one for one in planned if one.step is step), number, total)
+            else:
+                (planned,) = plan((step,), self.facts, await warmed_up(number, step.title))
+                await self._run_step(planned, number, total)
         if self.soak is not None:
-            self._tell(total, total, SOAK.title, "warming up")
-            await self._run_soak(self.soak(speed if planned else await self._warm_up()), total)
+            await self._run_soak(self.soak(await warmed_up(total, SOAK.title)), total)
 
     async def _run_soak(self, soak: SoakPlan, number: int) -> None:
         """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""

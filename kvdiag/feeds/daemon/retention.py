@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvdiag.feeds.daemon.interning import Interning
 from kvdiag.model import Sample
@@ -96,30 +97,21 @@ def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
     engines = [at for at, sample in enumerate(minute) if sample.engines is not None]
     devices = [at for at, sample in enumerate(minute) if sample.devices is not None]
     listed = [at for at in devices if any(device.processes is not None for device in minute[at].devices or ())]
-    kept_engines = {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)}
-    kept_devices = {*(listed or devices)[-1:]}
-    kept_allocators = _newest(at for at, sample in enumerate(minute) if sample.allocators is not None)
-    kept_host = _newest(at for at, sample in enumerate(minute) if sample.host is not None)
+    kept = {
+        "engines": {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)},
+        "devices": {*(listed or devices)[-1:]},
+        "allocators": {*[at for at, sample in enumerate(minute) if sample.allocators is not None][-1:]},
+        "host": {*[at for at, sample in enumerate(minute) if sample.host is not None][-1:]},
+    }
     reported: set[tuple[str, str]] = set()
     found = []
     for at, sample in enumerate(minute):
         gaps = tuple(gap for gap in sample.gaps if (gap.source, gap.kind) not in reported)
         reported.update((gap.source, gap.kind) for gap in gaps)
-        parts = replace(
-            sample,
-            engines=sample.engines if at in kept_engines else None,
-            devices=sample.devices if at in kept_devices else None,
-            allocators=sample.allocators if at in kept_allocators else None,
-            host=sample.host if at in kept_host else None,
-            gaps=gaps,
-        )
-        if gaps or any(part is not None for part in (parts.engines, parts.devices, parts.allocators, parts.host)):
-            found.append(parts)
+        parts: dict[str, Any] = {part: getattr(sample, part) if at in places else None for part, places in kept.items()}
+        if gaps or any(value is not None for value in parts.values()):
+            found.append(replace(sample, gaps=gaps, **parts))
     return tuple(found)
-
-
-def _newest(places: Iterable[int]) -> set[int]:
-    return {*list(places)[-1:]}
 
 
 def _idle_pair(engines: list[int], minute: Sequence[Sample]) -> list[int]:

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,15 +33,9 @@ class Column:
         """The readings that are possible, and how many are not."""
         if not self.values or (least <= min(self.values) and max(self.values) <= most):
             return self, 0
-        kept = [place for place, value in enumerate(self.values) if least <= value <= most]
-        return self._at(kept), len(self.values) - len(kept)
-
-    def _at(self, places: Sequence[int]) -> Column:
-        return Column(
-            targets=self.targets,
-            times=array("d", [self.times[place] for place in places]),
-            values=array("d", [self.values[place] for place in places]),
-        )
+        possible = [least <= value <= most for value in self.values]
+        times, values = (array("d", compress(numbers, possible)) for numbers in (self.times, self.values))
+        return Column(targets=self.targets, times=times, values=values), possible.count(False)
 
     def since(self, seconds: float) -> Column:
         """The readings from a moment on."""

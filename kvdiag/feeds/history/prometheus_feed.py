@@ -86,15 +86,7 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     alone = await _series(source, [selector(_named(GPU), one) for one in chosen], window)
     pods = sorted({pod[2] for one in said if (pod := pod_of(one)) is not None})
     given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
-    around = await _series(
-        source,
-        [
-            selector(_named(CONTAINER), any_of(label, some))
-            for label in PODS
-            for some in _parts(sorted({*pods, *given}))
-        ],
-        window,
-    )
+    around = await _series(source, [*_by(CONTAINER, PODS, sorted({*pods, *given}))], window)
     if match:
         hosts = {host for one in said for host in hosts_of(one)}
         hosts |= {reported["node"] for labels in around if (reported := dict(labels)).get("node")}
@@ -111,26 +103,19 @@ async def _shared(source: PrometheusSource, reported: Iterable[Labels], window: 
     """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
     claimed = {pod for pods in pods_of_gpus(reported).values() if len(pods) > 1 for pod in pods}
     history = History()
-    for label in PODS if claimed else ():
-        for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
-            wanted = selector(_named(GPU), any_of(label, some))
-            await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
+    for wanted in _by(GPU, PODS, sorted({pod.rpartition("/")[2] for pod in claimed})):
+        await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
     return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
 
 
 def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], said: Iterable[dict[str, str]]) -> Iterator[str]:
     """Selectors of the GPUs that name the servers' pods, stand in their hosts, or have their UUIDs."""
-    for label in PODS:
-        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(pods))
-    for label in HOST_LABELS:
-        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(hosts))
-    for some in _parts(hosts):
-        yield selector(_named(GPU), any_of("instance", some, ending="(:[0-9]+)?"))
-    uuids = sorted({one[label] for one in said for label in UUID_LABELS if uuid_of(one) and one.get(label)})
-    for label in UUID_LABELS:
-        # nvidia_gpu_exporter leaves NVML's prefix out.
-        forms = sorted({form for uuid in uuids for form in (uuid, uuid.removeprefix("GPU-"))})
-        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(forms))
+    yield from _by(GPU, PODS, pods)
+    yield from _by(GPU, HOST_LABELS, hosts)
+    yield from _by(GPU, ("instance",), hosts, ending="(:[0-9]+)?")
+    uuids = {one[label] for one in said for label in UUID_LABELS if uuid_of(one) and one.get(label)}
+    # nvidia_gpu_exporter leaves NVML's prefix out.
+    yield from _by(GPU, UUID_LABELS, sorted(uuids | {uuid.removeprefix("GPU-") for uuid in uuids}))
 
 
 async def _series(source: PrometheusSource, selectors: Sequence[str], window: Window) -> set[Labels]:
@@ -145,9 +130,11 @@ def _named(names: Iterable[str]) -> str:
     return any_of("__name__", sorted(names))
 
 
-def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(values), NAMES_AT_ONCE):
-        yield values[start : start + NAMES_AT_ONCE]
+def _by(names: Iterable[str], labels: Iterable[str], values: Sequence[str], ending: str = "") -> Iterator[str]:
+    """Selectors of metrics of which one of these labels has one of these values, some values at a time."""
+    for label in labels:
+        for start in range(0, len(values), NAMES_AT_ONCE):
+            yield selector(_named(names), any_of(label, values[start : start + NAMES_AT_ONCE], ending=ending))
 
 
 async def read(

@@ -65,7 +65,8 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         whole, repeated = in_turn([_column(METRICS[metric], said, points) for _, metric, said, points in candidates])
         if repeated and len({metric for _, metric, _, _ in candidates}) < len(candidates):
             twice[candidates[0][1]] += repeated
-        kept, impossible = whole.between(0.0, _most(part, name))
+        most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
+        kept, impossible = whole.between(0.0, most)
         refused[candidates[0][1]] += impossible
         if kept.times:
             columns.parts.setdefault(part, {}).setdefault(key, {})[name] = kept
@@ -93,12 +94,6 @@ def _column(meaning: Meaning, said: Said, points: Points) -> Column:
     if meaning.scale != 1:
         values = type(values)("d", [value * meaning.scale for value in values])
     return Column(targets=frozenset({target_of(said)}), times=points.times, values=values)
-
-
-def _most(part: Part, name: str) -> float:
-    if name.endswith("_ratio") or part == "up":
-        return 1.0
-    return float(MAX_BYTES if name.endswith("_bytes") else MAX_COUNT)
 
 
 def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history.columns import readings, rows_of
-from kvdiag.feeds.history.replica_columns import Columns, Key, sort_out
+from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
 from kvdiag.feeds.history.replica_facts import (
     Pools,
     engine_of,
@@ -23,10 +23,9 @@ from kvdiag.feeds.history.replica_facts import (
     weights_bytes,
 )
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
-from kvdiag.feeds.history.replica_host import host_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
 from kvdiag.feeds.history.series_labels import METRICS, Said, only
-from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
+from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
 JOIN_SECONDS = 90.0
@@ -37,6 +36,9 @@ ENDED_SECONDS = 300.0
 
 MAX_LOST = 8
 """Of stretches that could not be read, told one by one."""
+
+API_SERVER = "API server"
+FIRST_LIFE = 1
 
 SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0)")
 
@@ -122,7 +124,7 @@ def _samples(
     engines = readings(*rows_of(dict(parts), tolerance_seconds), _engine)
     devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
     torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
-    host = host_of(columns, names, container, tolerance_seconds)
+    host = _host(columns, names, container, tolerance_seconds)
     failed = {
         moment
         for fields in columns.of("up").values()
@@ -152,6 +154,48 @@ def _engine(key: Key, figures: Mapping[str, float]) -> Engine | None:
         asleep=figures["awake"] == 0 if "awake" in figures else None,
         **{name: round(figures[name]) for name in ENGINE_COUNTS if name in figures},
     )
+
+
+def _host(
+    columns: Columns, names: Names, container: str | None, tolerance_seconds: float
+) -> dict[float, tuple[HostProcess, ...]]:
+    """The processes at each time that one of them was read, or their container where none is known by itself.
+
+    cAdvisor's container_memory_rss is the anonymous memory of the whole container (the cgroup's `rss`, `anon` in
+    version 2).
+    """
+    processes = {key[0]: fields for key, fields in columns.of("host").items()}
+    named = {who: fields for who, fields in processes.items() if who}
+    reported: dict[tuple[int, str], Fields] = {
+        (names.pids[who], who.removesuffix(f" {names.pids[who]}")): fields for who, fields in named.items()
+    }
+    if not any("anonymous_bytes" in fields for fields in named.values()):
+        reported |= {
+            (FIRST_LIFE, f"container {who}".rstrip()): one for who, one in _container(columns, container).items()
+        }
+        if "" in processes and not named:
+            reported[FIRST_LIFE, API_SERVER] = processes[""]
+    return readings(*rows_of(reported, tolerance_seconds), _process)
+
+
+def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
+    sizes = {name: round(value) for name, value in figures.items()}
+    # Two figures of two readings: what is anonymous is resident, whatever the other said a moment before.
+    resident_bytes = max(sizes.get("resident_bytes", 0), sizes.get("anonymous_bytes", 0))
+    return HostProcess(
+        pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=sizes.get("anonymous_bytes")
+    )
+
+
+def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:
+    """The server's container: the one that its own series name, else the only one, else the pod as a whole."""
+    seen = {key[0]: fields for key, fields in columns.of("container").items() if key[0] != "POD"}
+    if container is not None and container in seen:
+        return {container: seen[container]}
+    inside = [name for name in seen if name]
+    if len(inside) == 1:
+        return {inside[0]: seen[inside[0]]}
+    return {"": seen[""]} if "" in seen else {}
 
 
 def _born(columns: Columns) -> int:

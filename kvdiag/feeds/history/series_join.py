@@ -64,12 +64,12 @@ def container_of(replica: Replica) -> str | None:
     reported = [dict(labels) for labels in replica.series]
     own = {said["container"] for said in reported if said.get("__name__") in ENGINE_METRICS and said.get("container")}
     gpus = [said for said in reported if said.get("__name__") in GPU and workload_of(said) is not None]
-    given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
+    given = {
+        name
+        for said in gpus
+        if (name := said.get("exported_container") or ("" if said.get("exported_pod") else said.get("container")))
+    }
     return only(own or given)
-
-
-def _honoured(said: Said) -> str | None:
-    return None if said.get("exported_pod") else said.get("container") or None
 
 
 def image_of(replica: Replica) -> str | None:

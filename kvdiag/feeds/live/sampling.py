@@ -230,7 +230,8 @@ class Sampler:
             listed = number // every
             with self._own_mistakes("nvml"):
                 await self.read_devices(processes=processes)
-            took_seconds = self.clock.steady_seconds() - begun_seconds
+            # A call is given up after DRIVER_SECONDS: beyond that, on a busy machine, the delay is our own.
+            took_seconds = min(self.clock.steady_seconds() - begun_seconds, DRIVER_SECONDS)
             rest_until_seconds = begun_seconds + took_seconds / self.pace.most_driver_ratio
 
     async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:

@@ -182,7 +182,7 @@ class SegmentStore:
             return file
 
         for number in count(self._number + 1):
-            path = folder / _name(number)
+            path = folder / f"kvdiag-{number:08d}.jsonl.gz"
             try:
                 # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
                 if self.folder.is_dir():
@@ -300,10 +300,6 @@ def _make_history(folder: Path) -> None:
     except OSError as error:
         reason = files_.LINK if path.is_symlink() else error.strerror
         raise KvdiagError(f"cannot record to {path}: {reason}; give another --record-dir") from error
-
-
-def _name(number: int) -> str:
-    return f"kvdiag-{number:08d}.jsonl.gz"
 
 
 def _number(path: Path) -> int:

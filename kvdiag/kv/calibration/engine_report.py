@@ -6,10 +6,13 @@ A log prints GiB with two decimals, so a printed size is an interval, and what f
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.layout.pages import StateCacheMode
-from kvdiag.model import Facts, KvPool
+
+if TYPE_CHECKING:
+    from kvdiag.model import Facts
 
 GIB = 1 << 30
 # config/cache.py::CacheConfig.gpu_memory_utilization: 0.9 up to vLLM 0.19, 0.92 from 0.20.
@@ -174,7 +177,6 @@ def page_report(facts: Facts) -> EngineReport:
 
     The page has no sizes of weights or activation, and on a GPU none of the pool.
     """
-    pool = min(facts.pools, key=lambda one: one.total_blocks, default=None)
     settings = EngineSettings(
         version=facts.engine_version,
         model=facts.model,
@@ -182,25 +184,11 @@ def page_report(facts: Facts) -> EngineReport:
         tensor_parallel=facts.tensor_parallel,
         pipeline_parallel=facts.pipeline_parallel,
     )
+    pool = min(facts.pools, key=lambda one: one.total_blocks, default=None)
     if pool is None:
         return EngineReport(settings=settings)
-    several = f"{len(facts.pools)} data-parallel engines: compared with engine {pool.engine}, the smallest pool"
-    return EngineReport(
-        settings=_page_settings(settings, pool),
-        ranks=()
-        if pool.pool_bytes is None
-        else (RankReport(name="each rank", pool=PrintedSize(nominal_bytes=pool.pool_bytes)),),
-        num_blocks=pool.total_blocks,
-        tokens=pool.capacity_tokens,
-        concurrency=pool.max_concurrency,
-        is_v0=pool.usable_blocks == pool.total_blocks,
-        notes=(several,) if len(facts.pools) > 1 else (),
-    )
-
-
-def _page_settings(known: EngineSettings, pool: KvPool) -> EngineSettings:
-    return replace(
-        known,
+    settings = replace(
+        settings,
         kv_dtype=pool.cache_dtype,
         block_size_tokens=pool.block_tokens,
         memory_fraction_ratio=pool.memory_fraction_ratio,
@@ -208,4 +196,15 @@ def _page_settings(known: EngineSettings, pool: KvPool) -> EngineSettings:
         prefix_caching=pool.prefix_caching,
         state_cache_mode=pool.state_cache_mode if pool.state_cache_mode in _STATE_CACHE_MODES else None,
         state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+    )
+    size = None if pool.pool_bytes is None else PrintedSize(nominal_bytes=pool.pool_bytes)
+    several = f"{len(facts.pools)} data-parallel engines: compared with engine {pool.engine}, the smallest pool"
+    return EngineReport(
+        settings=settings,
+        ranks=() if size is None else (RankReport(name="each rank", pool=size),),
+        num_blocks=pool.total_blocks,
+        tokens=pool.capacity_tokens,
+        concurrency=pool.max_concurrency,
+        is_v0=pool.usable_blocks == pool.total_blocks,
+        notes=(several,) if len(facts.pools) > 1 else (),
     )

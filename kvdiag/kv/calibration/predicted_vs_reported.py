@@ -6,7 +6,7 @@ inside what its rounding allows has no drift.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -179,16 +179,12 @@ def compare(
     weights = tuple(_weights(report, expected, stages=layout.ranks))
     pool = tuple(_pool(layout, report, expected))
     capacity = capacity_comparisons(architecture, deployment, report)
+    reason = expected.why_no_weights
     return Calibration(
         comparisons=(*weights, *pool, *capacity),
         missing=_missing(report, expected),
-        notes=(*report.notes, *_unplanned(expected)),
+        notes=report.notes if reason is None else (*report.notes, f"weights and pool are not compared: {reason}"),
     )
-
-
-def _unplanned(expected: Expected) -> tuple[str, ...]:
-    reason = expected.why_no_weights
-    return () if reason is None else (f"weights and pool are not compared: {reason}",)
 
 
 def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterator[Comparison]:
@@ -205,12 +201,8 @@ def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterat
             figure=Figure.WEIGHTS,
             predicted=exactly(expected.weights_bytes[stage]),
             reported=between(size),
-            where=_ranks_of(names),
+            where=names[0] if len(names) == 1 else f"{len(names)} ranks",
         )
-
-
-def _ranks_of(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} ranks"
 
 
 def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iterator[Comparison]:
@@ -309,22 +301,20 @@ def capacity_comparisons(
         predicted = found.interval(found.nominal.num_blocks, found.low.num_blocks, found.high.num_blocks)
         comparisons.append(Comparison(figure=Figure.BLOCKS, predicted=predicted, reported=exactly(report.num_blocks)))
     if report.tokens is not None:
-        ways = [
-            Comparison(figure=Figure.TOKENS, predicted=predicted, reported=exactly(report.tokens))
-            for predicted in _tokens(found, layout, deployment, report)
-        ]
-        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+        ways = _tokens(found, layout, deployment, report)
+        comparisons.append(_nearest(Figure.TOKENS, ways, exactly(report.tokens)))
     if report.concurrency is not None:
         slack = report.concurrency_slack
         reported = Interval(
             nominal=report.concurrency, low=max(0.0, report.concurrency - slack), high=report.concurrency + slack
         )
-        ways = [
-            Comparison(figure=Figure.CONCURRENCY, predicted=predicted, reported=reported)
-            for predicted in _concurrency(found, layout, deployment, report)
-        ]
-        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+        comparisons.append(_nearest(Figure.CONCURRENCY, _concurrency(found, layout, deployment, report), reported))
     return tuple(comparisons)
+
+
+def _nearest(figure: Figure, predictions: Iterator[Interval], reported: Interval) -> Comparison:
+    comparisons = (Comparison(figure=figure, predicted=one, reported=reported) for one in predictions)
+    return min(comparisons, key=lambda one: abs(one.drift_ratio))
 
 
 def _tokens(

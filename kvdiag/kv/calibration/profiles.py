@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from kvdiag.errors import KvModelError
@@ -73,6 +73,8 @@ class Profile:
             check_range("profile", size or 0, 0, MOST_BYTES)
         counts = (self.tensor_parallel, self.pipeline_parallel, self.max_num_batched_tokens or 1)
         check_range("profile", min(self.gpu_total_bytes, *counts), 1, MOST_BYTES)
+        if any(len(text or "") > _MOST_TEXT for text in (self.gpu_name, self.engine_version, self.date, self.source)):
+            raise KvModelError(f"a profile has a text of more than {_MOST_TEXT} characters", "profile")
         if self.overhead_bytes is None and (self.context_bytes is None or self.activation_bytes is None):
             raise KvModelError("a profile needs context and activation bytes, or overhead bytes", "profile")
 
@@ -158,7 +160,7 @@ def with_profile(profiles: Sequence[Profile], new: Profile) -> tuple[Profile, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOverheads:
-    """The parts of one GPU's budget that an engine's own figures give."""
+    """The parts of one GPU's budget that an engine's own figures give, named as in a `Profile`."""
 
     context_bytes: int | None = None
     activation_bytes: int | None = None
@@ -218,12 +220,9 @@ def _context(rank: RankReport) -> int | None:
 
 def profiles_document(profiles: Sequence[Profile]) -> dict[str, Any]:
     """The JSON form."""
-    entries = []
-    for profile in profiles:
-        entry = {field.name: getattr(profile, field.name) for field in fields(profile)}
-        entry["model"] = {"digest": profile.model.digest, "name": profile.model.name}
-        entries.append(entry)
-    return {"schema_version": SCHEMA_VERSION, "profiles": entries}
+    from kvdiag.model import codec  # noqa: PLC0415 - with its package; most plans have no profile
+
+    return {"schema_version": SCHEMA_VERSION, "profiles": [codec.to_plain(profile) for profile in profiles]}
 
 
 def parse_profiles(document: object) -> tuple[Profile, ...]:
@@ -243,36 +242,12 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
     entries = document["profiles"]
     if len(entries) > MOST_PROFILES:
         raise KvModelError(f"it has {len(entries):,} profiles, at most {MOST_PROFILES:,} are supported", "profiles")
-    return tuple(_profile(entry, number) for number, entry in enumerate(entries, start=1))
+    from kvdiag.model import codec  # noqa: PLC0415 - as above
 
-
-_INTEGERS = ("gpu_total_bytes", "tensor_parallel", "pipeline_parallel")
-_MAYBE_INTEGERS = ("max_num_batched_tokens", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes")
-_TEXTS = ("date", "source")
-_MAYBE_TEXTS = ("gpu_name", "engine_version")
-
-
-def _profile(entry: object, number: int) -> Profile:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("model"), Mapping):
-        raise KvModelError(f"profile {number} is not an object with a model", "profiles")
-
-    def checked(source: Mapping[str, object], name: str, kind: type, *, required: bool) -> Any:
-        value = source.get(name)
-        if value is None and not required:
-            return None
-        if type(value) is not kind or (isinstance(value, str) and len(value) > _MOST_TEXT):
-            raise KvModelError(f"profile {number} has no valid {name}: it must be of type {kind.__name__}", name)
-        return value
-
-    model = entry["model"]
-    values: dict[str, Any] = {name: checked(entry, name, int, required=True) for name in _INTEGERS}
-    values |= {name: checked(entry, name, int, required=False) for name in _MAYBE_INTEGERS}
-    values |= {name: checked(entry, name, str, required=True) for name in _TEXTS}
-    values |= {name: checked(entry, name, str, required=False) for name in _MAYBE_TEXTS}
-    return Profile(
-        model=ModelKey(
-            digest=checked(model, "digest", str, required=True), name=checked(model, "name", str, required=True)
-        ),
-        graphs_in_fraction=checked(entry, "graphs_in_fraction", bool, required=True),
-        **values,
-    )
+    profiles = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            profiles.append(codec.from_plain(Profile, entry, lenient=True))
+        except ValueError as error:
+            raise KvModelError(f"profile {number}: {error}", "profiles") from error
+    return tuple(profiles)

@@ -146,8 +146,8 @@ def _deployments(facts: Facts) -> Iterator[Deployment]:
     """The settings that an engine with this pool may have, the usual ones first."""
     (pool,) = facts.pools
     mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
-    seen = facts.tensor_parallel
-    for ranks in (seen,) if seen is not None else RANKS if pool.pool_bytes is not None else (1,):
+    reported = facts.tensor_parallel
+    for ranks in (reported,) if reported is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
             for batched in USUAL_BATCHED_TOKENS:
                 yield Deployment(

@@ -54,7 +54,7 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
     if family is None:
         holder = text if text.has("model_type") else top
         raise holder.error("model_type", f"{model_type!r} is an unknown architecture: {_OVERRIDE}")
-    if _looks_both_ways(top, text, model_type):
+    if _is_bidirectional(top, text, model_type):
         family = encoder_only
     filled = _filled(text, model_type, nested=text is not top)
     model = family(filled)
@@ -119,7 +119,7 @@ def _model_type(top: Fields, text: Fields) -> str:
     return model_type
 
 
-def _looks_both_ways(top: Fields, text: Fields, model_type: str) -> bool:
+def _is_bidirectional(top: Fields, text: Fields, model_type: str) -> bool:
     classes = frozenset(top.strings("architectures") or ()) | frozenset(text.strings("architectures") or ())
     if classes & ENCODER_CLASSES:
         return True

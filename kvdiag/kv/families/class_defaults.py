@@ -10,8 +10,8 @@ the reason.
 
 import functools
 import json
+import pkgutil
 from collections.abc import Mapping
-from importlib import resources
 
 _UNUSABLE_CLASSES = frozenset(
     {
@@ -51,6 +51,6 @@ def class_defaults(model_type: str) -> Mapping[str, object]:
 
 @functools.cache
 def _recorded() -> Mapping[str, Mapping[str, object]]:
-    text = resources.files("kvdiag.kv.families").joinpath("class_defaults.json").read_text(encoding="utf-8")
-    defaults: Mapping[str, Mapping[str, object]] = json.loads(text)["defaults"]
+    recorded = pkgutil.get_data(__package__, "class_defaults.json") or b""
+    defaults: Mapping[str, Mapping[str, object]] = json.loads(recorded)["defaults"]
     return defaults

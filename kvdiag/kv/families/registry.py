@@ -6,6 +6,8 @@ any more: they are as in the last version that had one (0.10.2 to 0.25, registry
 Names are HF `model_type` values.
 """
 
+import json
+import pkgutil
 from collections.abc import Mapping
 
 from kvdiag.kv.families.attention import (
@@ -102,44 +104,8 @@ _TYPES: Mapping[Family, str] = {
 FAMILIES: Mapping[str, Family] = {name: family for family, names in _TYPES.items() for name in names.split()}
 
 # For configs whose model_type is a wrapper's or is missing: the classes that vLLM would load, by type.
-_CLASSES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM LLaMAForCausalLM LlamaBidirectionalModel LlamaBidirectionalForSequenceClassification",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM VoyageQwen3BidirectionalEmbedModel",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "deepseek_v32": "DeepseekV32ForCausalLM",
-    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
-    "nemotron-nas": "DeciLMForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "bailing_moe": "BailingMoeForCausalLM BailingMoeV2ForCausalLM",
-    "mimo": "MiMoForCausalLM",
-    "step3p5": "Step3p5ForCausalLM",
-    "longcat_flash": "LongcatCausalLM LongcatFlashForCausalLM",
-    "longcat_flash_ngram": "LongcatFlashNgramForCausalLM",
-    "bailing_hybrid": "BailingMoeV3ForCausalLM",
-    "hrm_text": "HrmTextForCausalLM",
-    "iquest_loopcoder": "IQuestLoopCoderForCausalLM",
-    "k2_horizon": "K2HorizonForCausalLM",
-    "molmo": "MolmoForCausalLM",
-    "param2moe": "Param2MoEForCausalLM",
-    "plamo3": "Plamo3ForCausalLM",
-    "sarvam_mla": "SarvamMLAForCausalLM",
-    "sarvam_moe": "SarvamMoEForCausalLM",
-    "step1": "Step1ForCausalLM",
-    "telechat2": "TeleChat2ForCausalLM",
-}
-TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSES.items() for name in names.split()}
+_CLASSES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "model_classes.json") or b"")
+TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSES.items() for name in names}
 
 # Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
 # classes for which it sets that itself (models/config.py).

@@ -3,12 +3,9 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from kvdiag.errors import KvModelError
-from kvdiag.kv.families.config_fields import Fields
+from typing import Any
 
 CATALOGUE_FILE = "models.json"
-_FORMAT = 1
 _SUGGESTIONS = 3
 
 
@@ -20,9 +17,10 @@ class CatalogueEntry:
     aliases: tuple[str, ...]
     config: Mapping[str, object]
 
-    def __post_init__(self) -> None:
-        if not self.name or not self.config:
-            raise KvModelError("a catalogue entry needs a name and a config", "models")
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What the model may be called, in the form in which names are compared."""
+        return tuple(_key(name) for name in (self.name, *self.aliases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +29,6 @@ class Catalogue:
 
     entries: tuple[CatalogueEntry, ...]
 
-    def __post_init__(self) -> None:
-        seen: set[str] = set()
-        for entry in self.entries:
-            for name in (entry.name, *entry.aliases):
-                key = _key(name)
-                if key in seen:
-                    raise KvModelError(f"the catalogue names {name!r} twice", "models")
-                seen.add(key)
-
     @property
     def names(self) -> tuple[str, ...]:
         """The entries' own names."""
@@ -47,30 +36,21 @@ class Catalogue:
 
     def find(self, name: str) -> CatalogueEntry | None:
         """The entry of that name, or None."""
-        key = _key(name)
-        return next(
-            (entry for entry in self.entries if key in {_key(known) for known in (entry.name, *entry.aliases)}), None
-        )
+        return next((entry for entry in self.entries if _key(name) in entry.keys), None)
 
     def similar(self, name: str) -> tuple[str, ...]:
         """Names close to one that is not there."""
-        known = {_key(alias): entry.name for entry in self.entries for alias in (entry.name, *entry.aliases)}
+        known = {key: entry.name for entry in self.entries for key in entry.keys}
         close = difflib.get_close_matches(_key(name), known, n=_SUGGESTIONS, cutoff=0.5)
         return tuple(dict.fromkeys(known[key] for key in close))
 
 
-def parse_catalogue(document: Mapping[str, object]) -> Catalogue:
-    """The catalogue from its parsed JSON file."""
-    fields = Fields(document)
-    if fields.integer("catalogue") != _FORMAT:
-        raise KvModelError(f"{CATALOGUE_FILE} must have format {_FORMAT}", "catalogue")
-    entries: list[CatalogueEntry] = []
-    for entry in fields.children("models") or ():
-        config = entry.raw("config")
-        name = entry.text("name")
-        if name is None or not isinstance(config, Mapping):
-            raise entry.error("config", "is not a model config")
-        entries.append(CatalogueEntry(name=name, aliases=entry.strings("aliases") or (), config=config))
+def parse_catalogue(document: Mapping[str, Any]) -> Catalogue:
+    """The catalogue from the package's own, parsed JSON file."""
+    entries = (
+        CatalogueEntry(name=entry["name"], aliases=tuple(entry.get("aliases", ())), config=entry["config"])
+        for entry in document["models"]
+    )
     return Catalogue(entries=tuple(entries))
 
 

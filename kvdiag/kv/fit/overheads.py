@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from kvdiag.kv.layout.layers import Architecture
 
 GIB = 1 << 30
+# What `--engine` may be: the engine that this package models, and any other, by the rule of thumb.
+MODELLED_ENGINE, GENERIC_ENGINE = "vllm", "generic"
 # The rule of thumb of "KV memory in production" and the audit article: CUDA context 1.5 GB, allocator 2 GB, activations
 # counted inside the latter; 80 - 35 - 1.5 - 2 = 41.5 GB for a 70B model at TP 4 on 80 GB.
 GENERIC_CONTEXT_BYTES = 1_500_000_000
 GENERIC_OVERHEAD_BYTES = 2_000_000_000
-# Seen in published vLLM logs: non-torch memory 0.01 to 0.46 GiB on one GPU, 2.1 GiB at TP 8 (NCCL).
+# Published vLLM logs have non-torch memory of 0.01 to 0.46 GiB on one GPU, 2.1 GiB at TP 8 (NCCL).
 _CONTEXT_BYTES = GIB * 35 // 100
 _NCCL_BYTES_PER_DOUBLING = GIB * 45 // 100
 # Graphs of decode batches: 0.04 to 2.24 GiB in published logs, 0.5 in the middle.
@@ -21,7 +23,7 @@ _GRAPH_BYTES = GIB // 2
 # feed-forward's two halves (fitted to 20 published profile lines; within a factor of two of each text model).
 _HIDDEN_COPIES = 6
 _SAMPLER_COPIES = 3
-DEFAULT_SEQUENCES = 256
+_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,12 @@ def vllm_overheads(
     vocabulary: int,
     tensor_parallel: int,
     batched_tokens: int,
-    sequences: int = DEFAULT_SEQUENCES,
     graphs: bool = True,
 ) -> Overheads:
     """An estimate of what vLLM's profile run finds: the largest of a full batch in one layer, and of sampling."""
     per_token = 2 * (_HIDDEN_COPIES * hidden_size + 3 * feed_forward_size // tensor_parallel)
     layer = batched_tokens * per_token
-    sampler = _SAMPLER_COPIES * sequences * vocabulary * 4
+    sampler = _SAMPLER_COPIES * _SEQUENCES * vocabulary * 4
     doublings = (tensor_parallel - 1).bit_length()
     return Overheads(
         context_bytes=_CONTEXT_BYTES + doublings * _NCCL_BYTES_PER_DOUBLING,

@@ -143,77 +143,49 @@ def make_plan(
 ) -> Plan:
     """Weigh a demand against the pools that the budgets leave. `budgets` has one entry per pipeline stage."""
     layout = deployed_layout(architecture, deployment)
-    if not layout.groups:
-        return _cacheless_plan(budgets, demand)
-    if len(budgets) != layout.ranks:
-        raise KvModelError(f"{len(budgets)} budgets for {layout.ranks} pipeline stages", "pipeline_parallel")
+    ranks = layout.ranks if layout.groups else len(budgets)
+    if len(budgets) != ranks:
+        raise KvModelError(f"{len(budgets)} budgets for {ranks} pipeline stages", "pipeline_parallel")
     terms = deployment.request_terms(architecture)
     pools = tuple(budget.pool_bytes for budget in budgets)
-    capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)
-    usable = max(0, capacity.num_blocks - NULL_BLOCKS)
+    if layout.groups:
+        capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)
+    else:
+        # A model that keeps no KV cache: weights and overheads decide alone.
+        capacity = Capacity(
+            num_blocks=0, bytes_per_block=(0,) * ranks, context_tokens=demand.context_tokens, blocks_per_request=0
+        )
     needed = capacity.blocks_per_request * demand.requests
-    limiting, headroom = _least_room(budgets, capacity, needed)
+    # The stage with the least headroom: pool bytes less what the demand and the null block take.
+    headroom, limiting = min(
+        (budget.pool_bytes - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes, stage)
+        for stage, (budget, block_bytes) in enumerate(zip(budgets, capacity.bytes_per_block, strict=True))
+    )
+    usable = max(0, capacity.num_blocks - NULL_BLOCKS)
     loads = not any(budget.shortfall_bytes for budget in budgets)
-    fits = loads and needed <= usable
-    longest = most_context_tokens or max(architecture.max_context_tokens or 0, demand.context_tokens)
     context = 0
-    if usable:
+    if usable and loads:
         context = longest_context_tokens(
             layout,
             num_blocks=capacity.num_blocks,
-            most_tokens=longest,
+            most_tokens=most_context_tokens or max(architecture.max_context_tokens or 0, demand.context_tokens),
             terms=terms,
             requests=demand.requests,
         )
     plan = Plan(
-        outcome=Outcome.FITS if fits else Outcome.DOES_NOT_FIT,
+        outcome=Outcome.FITS if loads and needed <= usable else Outcome.DOES_NOT_FIT,
         demand=demand,
         capacity=capacity,
         budgets=tuple(budgets),
         blocks_needed=needed,
         headroom_bytes=headroom,
         max_requests=capacity.whole_requests if loads else 0,
-        max_context_tokens=context if loads else 0,
+        max_context_tokens=context,
         limiting_stage=limiting,
     )
-    if fits and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
+    if plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
         return replace(plan, outcome=Outcome.TIGHT)
     return plan
-
-
-def _cacheless_plan(budgets: Sequence[Budget], demand: Demand) -> Plan:
-    """The plan of a model that keeps no KV cache: weights and overheads decide alone."""
-    headroom, limiting = min(
-        (budget.pool_bytes - budget.shortfall_bytes, stage) for stage, budget in enumerate(budgets)
-    )
-    plan = Plan(
-        outcome=Outcome.DOES_NOT_FIT if headroom < 0 else Outcome.FITS,
-        demand=demand,
-        capacity=Capacity(
-            num_blocks=0,
-            bytes_per_block=(0,) * len(budgets),
-            context_tokens=demand.context_tokens,
-            blocks_per_request=0,
-        ),
-        budgets=tuple(budgets),
-        blocks_needed=0,
-        headroom_bytes=headroom,
-        max_requests=0,
-        max_context_tokens=0,
-        limiting_stage=limiting,
-    )
-    tight = plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO
-    return replace(plan, outcome=Outcome.TIGHT) if tight else plan
-
-
-def _least_room(budgets: Sequence[Budget], capacity: Capacity, needed: int) -> tuple[int, int]:
-    """The stage with the least headroom and its headroom: pool bytes less what the demand and the null block take."""
-    rooms = []
-    for stage, (budget, block_bytes) in enumerate(zip(budgets, capacity.bytes_per_block, strict=True)):
-        room = budget.pool_bytes - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes
-        rooms.append((room, stage))
-    least, limiting = min(rooms)
-    return limiting, least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +236,10 @@ class Traffic:
             raise KvModelError(f"quantile is {quantile_ratio}: it must be above 0 and below 1", "quantile")
         mean = self.mean_requests
         if mean > _NORMAL_FROM:
-            return math.ceil(mean + _normal_quantile(quantile_ratio) * math.sqrt(mean))
+            # Imported here alone: statistics takes as long to load as a plan to make, and few plans have such traffic.
+            from statistics import NormalDist  # noqa: PLC0415
+
+            return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(quantile_ratio))
         term = math.exp(-mean)
         count, total = 0, term
         while total < quantile_ratio:
@@ -272,18 +247,6 @@ class Traffic:
             term *= mean / count
             total += term
         return max(1, count)
-
-
-def _normal_quantile(ratio: float) -> float:
-    """The normal quantile by bisection of math.erf; good to 1e-9."""
-    low, high = -10.0, 10.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        if (1 + math.erf(middle / math.sqrt(2))) / 2 < ratio:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def traffic_from_histogram(

@@ -1,6 +1,6 @@
 """A whole what-if: model, deployment, GPU, weights, demand; its plan; and the single changes that would make it fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
@@ -124,7 +124,7 @@ def scenario_plan(scenario: Scenario) -> Plan:
 def block_waste_ratio(scenario: Scenario) -> float:
     """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
     deployment = scenario.deployment
-    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.encoder_tokens)
+    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.max_num_batched_tokens)
     layout = deployed_layout(scenario.architecture, deployment)
     return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
 
@@ -144,119 +144,62 @@ def demand_grid(
 
 def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     """Every single change that helps: those that make it fit first, then by bytes gained."""
-    levers = [
-        *_cache_format_levers(scenario, plan),
-        *_demand_levers(scenario, plan),
-        *_parallel_levers(scenario, plan),
-        *_weight_levers(scenario, plan),
-        *_fraction_levers(scenario, plan),
-    ]
-    helping = [lever for lever in levers if lever.gained_bytes > 0]
+    levers = []
+    for name, change, price, changed in _changes(scenario, plan):
+        try:
+            better = scenario_plan(changed)
+        except KvModelError:
+            # Not possible: a TP that divides nothing, a format MLA lacks.
+            continue
+        gained = better.headroom_bytes - plan.headroom_bytes
+        if gained > 0:
+            levers.append(Lever(name=name, change=change, price=price, plan=better, gained_bytes=gained))
     return tuple(
-        sorted(
-            helping,
-            key=lambda lever: (lever.plan.outcome is Outcome.DOES_NOT_FIT, -lever.gained_bytes, lever.name),
-        )
+        sorted(levers, key=lambda one: (one.plan.outcome is Outcome.DOES_NOT_FIT, -one.gained_bytes, one.name))
     )
 
 
-def _lever(base: Plan, changed: Scenario, *, name: str, change: str, price: str) -> list[Lever]:
-    """The lever; None where the change is not possible (a TP that divides nothing, a format MLA lacks)."""
-    try:
-        plan = scenario_plan(changed)
-    except KvModelError:
-        return []
-    gained = plan.headroom_bytes - base.headroom_bytes
-    return [Lever(name=name, change=change, price=price, plan=plan, gained_bytes=gained)]
-
-
-def _cache_format_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
+def _changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Scenario]]:
+    """Name, change, price and changed scenario of every lever."""
     architecture, deployment = scenario.architecture, scenario.deployment
     current = resolve_kv_dtype(
         deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
     )
-    if current.element_bits <= _FP8_BITS:
-        return []
-    changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
-    return _lever(
-        plan,
-        changed,
-        name="fp8-kv",
-        change="--kv-cache-dtype fp8",
-        price="halves the cache; slight accuracy loss; the attention kernel must support it",
-    )
+    if current.element_bits > _FP8_BITS:
+        price = "halves the cache; slight accuracy loss; the attention kernel must support it"
+        changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
+        yield "fp8-kv", "--kv-cache-dtype fp8", price, changed
+    yield from _demand_changes(scenario, plan)
+    if scenario.gpus * 2 <= _MOST_GPUS:
+        ranks = deployment.tensor_parallel * 2
+        wider = replace(scenario, deployment=replace(deployment, tensor_parallel=ranks))
+        price = f"{wider.gpus} GPUs instead of {scenario.gpus}"
+        yield "tensor-parallel", f"--tensor-parallel-size {ranks}", price, wider
+    weights = scenario.weights
+    if isinstance(weights, CountedWeights) and not weights.quantization.quantizes:
+        for weight_format, price in (
+            (WeightFormat.FP8, "needs a quantized checkpoint; slight accuracy loss"),
+            (WeightFormat.INT4, "needs a quantized checkpoint; some accuracy loss, slower at large batches"),
+        ):
+            changed = replace(scenario, weights=replace(weights, quantization=usual_quantization(weight_format)))
+            yield f"{weight_format}-weights", f"{weight_format} weights", price, changed
+    if scenario.memory_fraction_ratio < _HIGHER_FRACTION_RATIO:
+        price = "leaves less room for spikes and other processes"
+        changed = replace(scenario, memory_fraction_ratio=_HIGHER_FRACTION_RATIO)
+        yield "memory-fraction", f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}", price, changed
 
 
-def _demand_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
-    found: list[Lever] = []
+def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Scenario]]:
     demand = scenario.demand
     if 0 < plan.max_requests < demand.requests:
+        price = f"{demand.requests - plan.max_requests:,} of {demand.requests:,} requests must wait"
         fewer = replace(scenario, demand=replace(demand, requests=plan.max_requests))
-        found += _lever(
-            plan,
-            fewer,
-            name="fewer-sequences",
-            change=f"--max-num-seqs {plan.max_requests}",
-            price=f"{demand.requests - plan.max_requests:,} of {demand.requests:,} requests must wait",
-        )
+        yield "fewer-sequences", f"--max-num-seqs {plan.max_requests}", price, fewer
     if 0 < plan.max_context_tokens < demand.context_tokens:
+        price = f"vLLM rejects requests of more than {plan.max_context_tokens:,} tokens"
         shorter = replace(scenario, demand=replace(demand, context_tokens=plan.max_context_tokens))
-        found += _lever(
-            plan,
-            shorter,
-            name="shorter-context",
-            change=f"--max-model-len {plan.max_context_tokens}",
-            price=f"vLLM rejects requests of more than {plan.max_context_tokens:,} tokens",
-        )
+        yield "shorter-context", f"--max-model-len {plan.max_context_tokens}", price, shorter
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
-    evicted = replace(scenario, demand=replace(demand, context_tokens=kept))
-    found += _lever(
-        plan,
-        evicted,
-        name="eviction-budget",
-        change=f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens",
-        price="attention becomes approximate; the engine must support eviction (vLLM 0.32 does not)",
-    )
-    return found
-
-
-def _parallel_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
-    deployment = scenario.deployment
-    if scenario.gpus * 2 > _MOST_GPUS:
-        return []
-    ranks = deployment.tensor_parallel * 2
-    wider = replace(scenario, deployment=replace(deployment, tensor_parallel=ranks))
-    return _lever(
-        plan,
-        wider,
-        name="tensor-parallel",
-        change=f"--tensor-parallel-size {ranks}",
-        price=f"{wider.gpus} GPUs instead of {scenario.gpus}",
-    )
-
-
-def _weight_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
-    weights = scenario.weights
-    if not isinstance(weights, CountedWeights) or weights.quantization.quantizes:
-        return []
-    found: list[Lever] = []
-    for weight_format, price in (
-        (WeightFormat.FP8, "needs a quantized checkpoint; slight accuracy loss"),
-        (WeightFormat.INT4, "needs a quantized checkpoint; some accuracy loss, slower at large batches"),
-    ):
-        changed = replace(scenario, weights=replace(weights, quantization=usual_quantization(weight_format)))
-        found += _lever(plan, changed, name=f"{weight_format}-weights", change=f"{weight_format} weights", price=price)
-    return found
-
-
-def _fraction_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
-    if scenario.memory_fraction_ratio >= _HIGHER_FRACTION_RATIO:
-        return []
-    changed = replace(scenario, memory_fraction_ratio=_HIGHER_FRACTION_RATIO)
-    return _lever(
-        plan,
-        changed,
-        name="memory-fraction",
-        change=f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}",
-        price="leaves less room for spikes and other processes",
-    )
+    change = f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens"
+    price = "attention becomes approximate; the engine must support eviction (vLLM 0.32 does not)"
+    yield "eviction-budget", change, price, replace(scenario, demand=replace(demand, context_tokens=kept))

@@ -6,6 +6,7 @@ full.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MOST_DRAFT_TOKENS, MOST_RANKS, MOST_TOKENS, check_range
@@ -58,14 +59,11 @@ class Deployment:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     decode_context_parallel: int = 1
-    pipeline_partition: tuple[int, ...] | None = None
     block_size_tokens: int | None = None
-    kernel_block_tokens: int | None = None
     kv_dtype: str = "auto"
     state_dtype: str | None = None
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     max_in_flight_tokens: int | None = None
-    max_encoder_tokens: int | None = None
     async_scheduling: bool | None = None
     prefix_caching: bool = True
     state_cache_mode: StateCacheMode | None = None
@@ -81,7 +79,6 @@ class Deployment:
             ("decode_context_parallel", self.decode_context_parallel, MOST_RANKS),
             ("max_num_batched_tokens", self.max_num_batched_tokens, MOST_TOKENS),
             ("block_size", self.block_size_tokens, _MOST_BLOCK_TOKENS),
-            ("kernel_block_tokens", self.kernel_block_tokens, _MOST_BLOCK_TOKENS),
             ("max_in_flight_tokens", self.max_in_flight_tokens, MOST_TOKENS),
         ):
             check_range(name, 1 if value is None else value, 1, high)
@@ -90,12 +87,6 @@ class Deployment:
         if ranks % shared:
             raise KvModelError(
                 f"decode_context_parallel {shared} must divide tensor_parallel {ranks}", "decode_context_parallel"
-            )
-        stages = self.pipeline_partition
-        if stages is not None and len(stages) != self.pipeline_parallel:
-            raise KvModelError(
-                f"pipeline_partition has {len(stages)} stages, pipeline_parallel is {self.pipeline_parallel}",
-                "pipeline_partition",
             )
 
     @property
@@ -113,16 +104,12 @@ class Deployment:
             return self.max_in_flight_tokens
         return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
 
-    @property
-    def encoder_tokens(self) -> int:
-        """Encoder tokens of a request: config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens."""
-        return self.max_num_batched_tokens if self.max_encoder_tokens is None else self.max_encoder_tokens
-
     def request_terms(self, architecture: Architecture) -> RequestTerms:
         """What decides the blocks planned for one request."""
         return RequestTerms(
             max_in_flight_tokens=self.in_flight_tokens,
-            max_encoder_tokens=self.encoder_tokens,
+            # config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens.
+            max_encoder_tokens=self.max_num_batched_tokens,
             decode_context_parallel=self.decode_context_parallel,
             state_cache_mode=self.resolved_state_cache_mode(architecture),
         )
@@ -130,7 +117,6 @@ class Deployment:
     def serving_terms(self, architecture: Architecture, *, encoder_tokens: int = 0) -> ServingTerms:
         """What decides the blocks a request really holds."""
         return ServingTerms(
-            prefill_chunk_tokens=self.max_num_batched_tokens,
             steps_in_flight=self.steps_in_flight,
             encoder_tokens=encoder_tokens,
             decode_context_parallel=self.decode_context_parallel,
@@ -164,13 +150,12 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
         block_tokens=_default_block_tokens(architecture, deployment),
     )
     context = replace(context, block_tokens=_coupled_block_tokens(context))
-    pages: list[PageSpec] = []
-    stages: list[int] = []
-    for layer, stage in placed:
-        for page in _layer_pages(layer, context):
-            pages.append(page)
-            stages.append(stage)
-    return plan_layout(pages, stages=stages, hybrid_manager=_hybrid_manager(architecture, deployment))
+    pages = [(page, stage) for layer, stage in placed for page in _layer_pages(layer, context)]
+    return plan_layout(
+        [page for page, _ in pages],
+        stages=[stage for _, stage in pages],
+        hybrid_manager=_hybrid_manager(architecture, deployment),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +230,9 @@ def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
     """
     stages = deployment.pipeline_parallel
     sizes = [depth // stages] * stages
-    if deployment.pipeline_partition is not None:
-        sizes = list(deployment.pipeline_partition)
-        if sum(sizes) != depth or min(sizes) < 0:
-            raise KvModelError(
-                f"pipeline_partition {deployment.pipeline_partition} must add up to num_hidden_layers {depth}",
-                "pipeline_partition",
-            )
-    else:
-        for place in range(2, depth % stages + 2):
-            sizes[-place] += 1
-    return tuple(sum(sizes[: number + 1]) for number in range(stages))
+    for place in range(2, depth % stages + 2):
+        sizes[-place] += 1
+    return tuple(accumulate(sizes))
 
 
 def _default_block_tokens(architecture: Architecture, deployment: Deployment) -> int:
@@ -287,7 +264,7 @@ def _coupled_block_tokens(context: _RankContext) -> int:
     rows = _attention_row_bytes(context)
     if not states or rows is None:
         return block
-    kernel = context.deployment.kernel_block_tokens or _KERNEL_BLOCK_TOKENS[context.deployment.platform]
+    kernel = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
     align = max(kernel, block)
     if context.architecture.uses_mla:
         align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
@@ -332,6 +309,11 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
             f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
             "tensor_parallel",
         )
+    # Several draft modules read tokens below a window again (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens,
+    # SlidingWindowSpec.extra_retained_tokens).
+    drafts = context.deployment.speculative_tokens
+    several = min(len(context.deployment.draft_layers), drafts) > 1
+    retained = drafts - 1 if several and layer.kind is LayerKind.SLIDING else 0
     return PageSpec(
         kind=kinds[layer.kind],
         block_size_tokens=context.block_tokens,
@@ -341,16 +323,8 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
         variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
         window_tokens=layer.window_tokens,
         chunk_tokens=layer.chunk_tokens,
-        retained_tokens=_retained_tokens(layer, context.deployment),
+        retained_tokens=retained,
     )
-
-
-def _retained_tokens(layer: AttentionLayer, deployment: Deployment) -> int:
-    """Tokens kept below a window because several draft modules read them again
-    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
-    """
-    modules = min(len(deployment.draft_layers), deployment.speculative_tokens)
-    return deployment.speculative_tokens - 1 if layer.kind is LayerKind.SLIDING and modules > 1 else 0
 
 
 def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:

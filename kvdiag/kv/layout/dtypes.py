@@ -16,7 +16,7 @@ _INLINE_SCALES_BYTES = 8
 _DS_MLA_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _DS_MLA_LATENT_SIZE = 576
 
-_MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
+MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
 
 
 class KvPacking(StrEnum):
@@ -69,29 +69,19 @@ class KvDtype:
                 )
 
 
-def _plain(name: str, bits: int) -> KvDtype:
-    return KvDtype(name=name, packing=KvPacking.PLAIN, element_bits=bits)
-
-
 _DTYPES: dict[str, KvDtype] = {
-    dtype.name: dtype
-    for dtype in (
-        _plain("float32", 32),
-        _plain("float16", 16),
-        _plain("bfloat16", 16),
-        _plain("fp8", 8),
-        _plain("fp8_e4m3", 8),
-        _plain("fp8_e5m2", 8),
-        _plain("fp8_inc", 8),
-        _plain("int8", 8),
-        KvDtype(name="int8_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=8),
-        KvDtype(name="fp8_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=8),
-        KvDtype(name="int4_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=4),
-        KvDtype(name="nvfp4", packing=KvPacking.NVFP4, element_bits=4),
-        KvDtype(name="nvfp4_4over6", packing=KvPacking.NVFP4, element_bits=4),
-        KvDtype(name="fp8_ds_mla", packing=KvPacking.DS_MLA, element_bits=8),
-        KvDtype(name="nvfp4_ds_mla", packing=KvPacking.DS_MLA, element_bits=4),
+    name: KvDtype(name=name, packing=packing, element_bits=bits)
+    for packing, bits, names in (
+        (KvPacking.PLAIN, 32, "float32"),
+        (KvPacking.PLAIN, 16, "float16 bfloat16"),
+        (KvPacking.PLAIN, 8, "fp8 fp8_e4m3 fp8_e5m2 fp8_inc int8"),
+        (KvPacking.PER_TOKEN_HEAD, 8, "int8_per_token_head fp8_per_token_head"),
+        (KvPacking.PER_TOKEN_HEAD, 4, "int4_per_token_head"),
+        (KvPacking.NVFP4, 4, "nvfp4 nvfp4_4over6"),
+        (KvPacking.DS_MLA, 8, "fp8_ds_mla"),
+        (KvPacking.DS_MLA, 4, "nvfp4_ds_mla"),
     )
+    for name in names.split()
 }
 _ALIASES = {
     "half": "float16",
@@ -123,6 +113,6 @@ def resolve_kv_dtype(name: str, *, model_dtype: str, declared: str | None = None
 
 def model_dtype_bytes(name: str) -> int:
     """Bytes of one element of a model dtype; vLLM runs a float32 checkpoint in 16 bits."""
-    if name not in _MODEL_DTYPE_BYTES:
-        raise KvModelError(f"unknown dtype {name!r}: pass one of {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
-    return _MODEL_DTYPE_BYTES[name]
+    if name not in MODEL_DTYPE_BYTES:
+        raise KvModelError(f"unknown dtype {name!r}: pass one of {', '.join(MODEL_DTYPE_BYTES)}", "dtype")
+    return MODEL_DTYPE_BYTES[name]

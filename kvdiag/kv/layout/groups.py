@@ -125,11 +125,9 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
     """Treat sliding and chunked layers as full attention (_promote_local_kv_cache_specs)."""
     if _same_type(specs):
         return list(specs)
-    full_blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
     promoted = list(specs)
-    if full_blocks:
-        block = full_blocks.pop() if len(full_blocks) == 1 else None
-        promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
+    if any(spec.kind in (PageKind.FULL, PageKind.MLA) for spec in specs):
+        promoted = _with_local_as_full(specs)
     if not _same_type(promoted):
         raise KvModelError(
             "the hybrid KV-cache manager can only be off where all layers are attention of one type",
@@ -138,10 +136,16 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
     return promoted
 
 
-def _as_full(spec: PageSpec, block_size_tokens: int) -> PageSpec:
-    if spec.kind not in (PageKind.SLIDING, PageKind.CHUNKED):
-        return spec
-    return replace(spec, kind=PageKind.FULL, retained_tokens=0, block_size_tokens=block_size_tokens)
+def _with_local_as_full(specs: Sequence[PageSpec]) -> list[PageSpec]:
+    """Sliding and chunked layers as full attention, in blocks of the full layers' size where those have one."""
+    blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
+    block = blocks.pop() if len(blocks) == 1 else None
+    return [
+        replace(spec, kind=PageKind.FULL, retained_tokens=0, block_size_tokens=block or spec.block_size_tokens)
+        if spec.kind in (PageKind.SLIDING, PageKind.CHUNKED)
+        else spec
+        for spec in specs
+    ]
 
 
 def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
@@ -174,9 +178,7 @@ def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
     kinds = {spec.kind for spec in specs}
     promoted: list[PageSpec] = []
     if PageKind.SLIDING in kinds and PageKind.CHUNKED not in kinds:
-        full_blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
-        block = full_blocks.pop() if len(full_blocks) == 1 else None
-        promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
+        promoted = _with_local_as_full(specs)
     if not promoted or not _same_type(promoted):
         raise KvModelError(
             "vLLM cannot make the page sizes of these layers equal: an MLA page does not divide the largest page",

@@ -17,10 +17,9 @@ class ServingTerms:
     """The settings that decide when blocks are freed.
 
     `steps_in_flight` is 1 with async scheduling (the default on GPUs) and 0 without (the CPU backend): blocks are freed
-    on the basis of tokens whose step has been processed. `prefill_chunk_tokens` is max_num_batched_tokens.
+    on the basis of tokens whose step has been processed.
     """
 
-    prefill_chunk_tokens: int
     steps_in_flight: int = 0
     encoder_tokens: int = 0
     decode_context_parallel: int = 1

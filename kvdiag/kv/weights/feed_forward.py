@@ -9,7 +9,6 @@ from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, block
 
-MOST_WIDTH = 1 << 24
 _MOST_EXPERTS = 1 << 16
 _MOST_DIGITS = 4
 # Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
@@ -40,23 +39,17 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         width = _expert_width(text, index)
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
-        inner = text.integer("routed_expert_hidden_size", default=hidden, high=MOST_WIDTH)
+        inner = text.integer("routed_expert_hidden_size", default=hidden)
         dense = LayerParameters()
         if architecture.model_type.startswith("gemma4"):
             # gemma4.py: experts in addition to a dense block, not instead of it.
-            dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
+            dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size"))
             shared = 0
         if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
-            dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
+            dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size")
             dense = block("mlps.0", inputs=hidden, width=dense_width_sum)
-        routed = _experts(experts, inputs=inner, width=width, matrices=matrices)
-        return (
-            LayerParameters(routed, plain=hidden * experts)
-            + _into_experts(hidden, inner)
-            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices)
-            + dense
-        )
+        return dense + _experts(experts, hidden=hidden, inner=inner, width=width, shared=shared, matrices=matrices)
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)
     width = dense_width(text, architecture.model_type, hidden)
@@ -72,24 +65,24 @@ def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
     return any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
 
 
-def _experts(count: int, *, inputs: int, width: int, matrices: int) -> tuple[Linear, ...]:
-    """All experts of a layer. Kernels for MXFP4 pad their sizes (gpt_oss.py)."""
+def _experts(
+    count: int, *, hidden: int, width: int, inner: int | None = None, shared: int = 0, matrices: int = 3
+) -> LayerParameters:
+    """All experts of a layer with their router, the shared experts, and the way into and out of the narrower space
+    (`inner`) that experts may work in. Kernels for MXFP4 pad their sizes (gpt_oss.py).
+    """
+    inputs = inner or hidden
     padded = count * _up(inputs, 256) * _up(width, 128)
-    return (
-        Linear(
-            "mlp.experts.0.gate_proj",
-            count * (matrices - 1) * inputs * width,
-            padded_parameters=(matrices - 1) * padded,
-        ),
+    gates = matrices - 1
+    linears: tuple[Linear, ...] = (
+        Linear("mlp.experts.0.gate_proj", count * gates * inputs * width, padded_parameters=gates * padded),
         Linear("mlp.experts.0.down_proj", count * inputs * width, padded_parameters=padded),
     )
-
-
-def _into_experts(hidden: int, inner: int) -> LayerParameters:
-    """The way into and out of the narrower space that experts may work in."""
-    if inner == hidden:
-        return LayerParameters()
-    return LayerParameters((Linear("mlp.fc1_latent_proj", 2 * hidden * inner),))
+    if inputs != hidden:
+        linears += (Linear("mlp.fc1_latent_proj", 2 * hidden * inputs),)
+    return LayerParameters(linears, plain=hidden * count) + block(
+        "mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices
+    )
 
 
 def _up(value: int, step: int) -> int:
@@ -101,12 +94,10 @@ def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParam
     """moondream3.py: ungated dense blocks below moe.start_layer, gated experts from there on."""
     moe = text.child("moe") or Fields({}, text.path("moe"))
     if index < moe.integer("start_layer", default=4, low=0, high=MOST_LAYERS):
-        width = text.integer("ff_dim", high=MOST_WIDTH)
+        width = text.integer("ff_dim")
         return block("mlp", inputs=hidden, width=width, matrices=2)
     count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
-    width = moe.integer("expert_inner_dim", default=1024, high=MOST_WIDTH)
-    routed = _experts(count, inputs=hidden, width=width, matrices=3)
-    return LayerParameters(routed, plain=hidden * count)
+    return _experts(count, hidden=hidden, width=moe.integer("expert_inner_dim", default=1024))
 
 
 def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -129,8 +120,7 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
     parts = block("mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
     for count, width, start, end in zip(counts, widths, starts, ends, strict=True):
         if start <= index <= end:
-            routed = _experts(count, inputs=hidden, width=width, matrices=3)
-            parts += LayerParameters(routed, plain=hidden * count)
+            parts += _experts(count, hidden=hidden, width=width)
         else:
             parts += dense
     return parts
@@ -139,9 +129,9 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
 def _each_kind(text: Fields, name: str, default: int | None) -> tuple[int, int]:
     """A number for text and one for images, or one for both."""
     if not isinstance(text.raw(name), list | tuple):
-        value = text.integer(name, default=default, low=0, high=MOST_WIDTH)
+        value = text.integer(name, default=default, low=0)
         return value, value
-    values = text.integers(name, high=MOST_WIDTH) or ()
+    values = text.integers(name) or ()
     if len(values) != 2:  # noqa: PLR2004 - text and images
         raise text.error(name, f"has {len(values)} entries: it must have two, for text and images")
     return values[0], values[1]
@@ -153,7 +143,7 @@ def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     ffn = blocks[index].child("ffn") if index < len(blocks) else None
     if ffn is None or ffn.flag("no_op", default=False):
         return LayerParameters()
-    width = ffn.maybe_integer("intermediate_size", high=MOST_WIDTH)
+    width = ffn.maybe_integer("intermediate_size")
     if width is None:
         multiple = ffn.number("ffn_mult", default=0.0, low=0.0, high=1024.0)
         width = _up(int(2 * multiple * hidden / 3), 256)
@@ -171,19 +161,14 @@ def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParame
     if index < len(blocks):
         text = text.filled({name: blocks[index].raw(name) for name in blocks[index].names()}, override=True)
     if letter == "-":
-        width = text.integer("intermediate_size", high=MOST_WIDTH)
+        width = text.integer("intermediate_size")
         return block("mlp", inputs=hidden, width=width, matrices=2)
     if letter == "E":
-        width = text.integer("moe_intermediate_size", high=MOST_WIDTH)
-        shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0, high=MOST_WIDTH)
+        width = text.integer("moe_intermediate_size")
+        shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0)
         shared *= text.integer("n_shared_experts", default=1, low=0, high=256)
-        inner = text.integer("moe_latent_size", default=hidden, high=MOST_WIDTH)
-        experts = expert_count(text)
-        return (
-            LayerParameters(_experts(experts, inputs=inner, width=width, matrices=2), plain=hidden * experts)
-            + _into_experts(hidden, inner)
-            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=2)
-        )
+        inner = text.integer("moe_latent_size", default=hidden)
+        return _experts(expert_count(text), hidden=hidden, inner=inner, width=width, shared=shared, matrices=2)
     return LayerParameters()
 
 
@@ -205,15 +190,13 @@ def _expert_width(text: Fields, index: int) -> int:
     ffn = text.child("ffn_config")
     if ffn is not None:
         # transformers DbrxFFNConfig
-        return ffn.integer("ffn_hidden_size", high=MOST_WIDTH)
+        return ffn.integer("ffn_hidden_size")
     if isinstance(text.raw("moe_intermediate_size"), list):
         widths = text.integers("moe_intermediate_size", low=1) or ()
         if index < len(widths):
             return widths[index]
         raise text.error("moe_intermediate_size", f"has {len(widths)} entries, but the model has a layer {index}")
-    return text.integer(
-        "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", high=MOST_WIDTH
-    )
+    return text.integer("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size")
 
 
 def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
@@ -266,7 +249,7 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
 
 def _shared_expert_width(text: Fields, model_type: str, width: int) -> int:
     if model_type == "llama4_text":
-        return text.integer("intermediate_size", high=MOST_WIDTH)
+        return text.integer("intermediate_size")
     own = text.maybe_integer(
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
@@ -299,7 +282,7 @@ def dense_width(text: Fields, model_type: str, hidden: int) -> int:
     if isinstance(widths, list):
         numbers = text.integers("intermediate_size") or (4 * hidden,)
         return sum(numbers) // len(numbers)
-    width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None, high=MOST_WIDTH)
+    width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None)
     if model_type == "molmo":
         # molmo.py::LanguageModelMLP: the field counts gate and up together.
         return width // 2

@@ -2,7 +2,6 @@
 
 from kvdiag.kv.families.base import MOST_LAYERS
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.weights.feed_forward import MOST_WIDTH
 
 # Layers, width and feed-forward width of vision towers that model files, and not configs, describe (molmo.py,
 # transformers_utils/configs/moondream3.py).
@@ -87,6 +86,6 @@ def _encoder(text: Fields, model_type: str, hidden: int) -> int:
     if model_type != "whisper":
         return 0
     depth = text.integer("encoder_layers", default=0, low=0, high=MOST_LAYERS)
-    width = text.integer("encoder_ffn_dim", default=4 * hidden, high=MOST_WIDTH)
+    width = text.integer("encoder_ffn_dim", default=4 * hidden)
     bins = text.integer("num_mel_bins", default=80, high=1 << 12)
     return depth * (4 * hidden * hidden + 2 * hidden * width) + 3 * hidden * (bins + hidden)

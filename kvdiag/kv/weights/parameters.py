@@ -12,7 +12,7 @@ from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
-from kvdiag.kv.weights.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
+from kvdiag.kv.weights.feed_forward import dense_width, feed_forward, is_expert_layer
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
 from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
 
@@ -37,7 +37,7 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
     top = Fields(config)
     text = text_fields(config)
-    hidden = text.integer(*WIDTH_NAMES, high=MOST_WIDTH)
+    hidden = text.integer(*WIDTH_NAMES)
     vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
     tied = _tied(text, top, architecture.model_type)
     # An encoder hands on its last hidden state; it has no output layer.
@@ -203,7 +203,7 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
         return LayerParameters()
     width = dense_width(text, architecture.model_type, hidden)
     # Zamba2LoRA: the adapters that differ between runs of a block.
-    rank = text.integer("adapter_rank", default=128, high=MOST_WIDTH)
+    rank = text.integer("adapter_rank", default=128)
     linears: tuple[Linear, ...] = (
         Linear("linear", hidden * hidden),
         Linear("mlp.gate_up_proj_adapter_list", rank * (hidden + 2 * width)),
@@ -278,7 +278,7 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
             inner = state.conv_channels
             rank = None
             if not any(isinstance(text.raw(name), str) for name in _STEP_RANKS):
-                rank = text.maybe_integer(*_STEP_RANKS, high=MOST_WIDTH)
+                rank = text.maybe_integer(*_STEP_RANKS)
             rank = rank or ceil_div(hidden, 16)
             small = inner * (rank + 2 * state.recurrent_head_elements) + rank * inner
             # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.

@@ -76,25 +76,16 @@ _ALIASES = {
 # ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
 # of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
 _ALGORITHMS: Mapping[str, tuple[int, int, int]] = {
-    "FP8": (8, 0, 0),
-    "FP8_PER_CHANNEL_PER_TOKEN": (8, 0, 0),
-    "FP8_PB_WO": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "FP8_BLOCK_SCALES": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "FP8_PB_REAL": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "MXFP8": (8, 8, _MX_GROUP),
-    "MXFP4": (4, 8, _MX_GROUP),
-    "W4A8_MXFP4_FP8": (4, 8, _MX_GROUP),
-    "NVFP4": (4, 8, _NVFP4_GROUP),
-    "NVFP4_AWQ": (4, 8, _NVFP4_GROUP),
-    "NVFP4_SVDQUANT": (4, 8, _NVFP4_GROUP),
-    "W4A16_NVFP4": (4, 8, _NVFP4_GROUP),
-    "W4A8_NVFP4_FP8": (4, 8, _NVFP4_GROUP),
-    "W4A8_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "W4A16_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "INT4_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "W8A16": (8, 0, 0),
-    "W8A16_AWQ": (8, 0, 0),
-    "W8A8_SQ_PER_CHANNEL": (8, 0, 0),
+    name: (bits, scale_bits, group)
+    for bits, scale_bits, group, names in (
+        (8, 0, 0, "FP8 FP8_PER_CHANNEL_PER_TOKEN W8A16 W8A16_AWQ W8A8_SQ_PER_CHANNEL"),
+        (8, _BLOCK_SCALE_BITS, 128 * 128, "FP8_PB_WO FP8_BLOCK_SCALES FP8_PB_REAL"),
+        (8, 8, _MX_GROUP, "MXFP8"),
+        (4, 8, _MX_GROUP, "MXFP4 W4A8_MXFP4_FP8"),
+        (4, 8, _NVFP4_GROUP, "NVFP4 NVFP4_AWQ NVFP4_SVDQUANT W4A16_NVFP4 W4A8_NVFP4_FP8"),
+        (4, _SCALE_BITS, _USUAL_GROUP, "W4A8_AWQ W4A16_AWQ INT4_AWQ"),
+    )
+    for name in names.split()
 }
 
 
@@ -176,11 +167,11 @@ def _declared(declared: Fields) -> Quantization:
     if not method and (declared.has("quant_algo") or declared.child("producer") is not None):
         # ModelOpt checkpoints may leave the method out (ModelArchConfigConvertorBase._normalize_quantization_config).
         method = "modelopt"
-    left = tuple(_left_alone(declared))
+    unquantized = tuple(_unquantized(declared))
     match method:
         case "awq" | "awq-marlin" | "auto-awq":
             bits = _grouped(declared, zeros=declared.flag("zero_point", default=True))
-            return Quantization(linear_bits=bits, exceptions=left)
+            return Quantization(linear_bits=bits, exceptions=unquantized)
         case "gptq" | "gptq-marlin" | "auto-gptq" | "auto-round" | "intel/auto-round" | "inc":
             # qzeros are stored whether the format is symmetric or not; with desc_act so is g_idx, 32 bits an input row.
             head = declared.flag("lm_head", default=False)
@@ -188,24 +179,24 @@ def _declared(declared: Fields) -> Quantization:
             return Quantization(
                 linear_bits=bits,
                 head_bits=bits if head else _PLAIN_BITS,
-                exceptions=(*left, *_per_layer(declared)),
+                exceptions=(*unquantized, *_per_layer(declared)),
             )
         case "fp8" | "fbgemm-fp8" | "deepspeedfp":
-            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=left)
+            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=unquantized)
         case "mxfp8":
-            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=left)
+            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=unquantized)
         case "mxfp4" | "gpt-oss-mxfp4":
             return usual_quantization(WeightFormat.MXFP4)
         case "bitsandbytes":
-            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=left)
+            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=unquantized)
         case "modelopt" | "modelopt-fp4" | "modelopt-mxfp8" | "modelopt-mixed":
-            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=left)
+            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=unquantized)
         case "compressed-tensors":
-            return _compressed(declared, left)
+            return _compressed(declared, unquantized)
     raise declared.error("quant_method", f"{method[:40]!a} is a format of unknown size: {_OVERRIDE}")
 
 
-def _left_alone(declared: Fields) -> Iterator[FormatOverride]:
+def _unquantized(declared: Fields) -> Iterator[FormatOverride]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
     for holder in (declared, declared.child("quantization")):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
@@ -305,7 +296,7 @@ def _modelopt_bits(declared: Fields, method: str) -> float:
     return bits + _per_group(scale_bits, group)
 
 
-def _compressed(declared: Fields, left: tuple[FormatOverride, ...]) -> Quantization:
+def _compressed(declared: Fields, unquantized: tuple[FormatOverride, ...]) -> Quantization:
     """compressed-tensors: groups of layers with settings of their own; a target is a class of layers, a name or an
     expression.
     """
@@ -325,7 +316,7 @@ def _compressed(declared: Fields, left: tuple[FormatOverride, ...]) -> Quantizat
             named.append(FormatOverride(names=parse_module_names(targets, field=group.path("targets")), bits=bits))
     if whole is None and not named:
         raise declared.error("config_groups", f"has no weights: {_OVERRIDE}")
-    return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*left, *named))
+    return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*unquantized, *named))
 
 
 def _compressed_bits(weights: Fields) -> float:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from kvdiag.sim import SCENARIOS, Drill
-from tests.fixtures.hostile import eventually
+from tests.fixtures.hostile import eventually, free_port
 from tests.fixtures.require import require
 from tests.integration.alerts.paging import FASTER, chain, shorter, shorter_rules
 from tests.integration.alerts.rules import FILES, alerts
 from tests.integration.prometheus.alertmanager import alert_programs
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.server import PrometheusEnvError
-from tests.unit.commands.test_serve import daemon, free_port
+from tests.unit.commands.test_serve import daemon
 from tests.unit.sim.client import Client
 
 LEAK = "KvdiagLeakKvBlocks"

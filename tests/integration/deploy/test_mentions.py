@@ -53,12 +53,12 @@ def _arguments(value: Any) -> Iterator[list[str]]:
 def test_a_command_line_is_understood(where: str, arguments: list[str]) -> None:
     """The command exists, and so do its options, with values that they take."""
     name, *rest = arguments
-    with click.Context(cli) as context:
+    with click.Context(cli, **cli.context_settings) as context:
         command = cli.get_command(context, name)
         if isinstance(command, click.Group):
             command = command.get_command(context, rest.pop(0))
     assert command is not None, where
-    with command.make_context(name, rest) as parsed:
+    with command.make_context(name, rest, parent=context) as parsed:
         assert not parsed.args
 
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.prometheus.server import free_port, own_or_installed, unpack_package, wait_until_ready
+from tests.fixtures.hostile import free_port
+from tests.integration.prometheus.server import own_or_installed, unpack_package, wait_until_ready
 
 NAMES = ("prometheus-alertmanager", "amtool")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.debian import NoPackageError, unpack
+from tests.fixtures.hostile import free_port
 from tests.fixtures.once import cache, made_once
 
 READY_SECONDS = 180.0
@@ -123,14 +123,6 @@ def serving(storage: Path, *options: str, config: str = "") -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.builders import series
-from tests.fixtures.require import require
 from tests.integration.prometheus import openmetrics
-from tests.integration.prometheus.conftest import Judged
+from tests.integration.prometheus.conftest import Judged, require_prometheus
 from tests.integration.prometheus.openmetrics import line
-from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
+from tests.integration.prometheus.server import serving, write_history
 from tests.integration.prometheus.test_history import VALIDATOR
 from tests.integration.prometheus.worlds import END_SECONDS, FACTS, card, ending, exporter, on, server
 
@@ -49,10 +48,7 @@ def replica(version: str, number: int, leak_mb_per_hour: float) -> Iterator[str]
 @pytest.fixture(scope="module")
 def upgrade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus with twelve replicas of either version."""
-    try:
-        programs()
-    except PrometheusEnvError as error:
-        require(ok=False, what=f"Prometheus ({error})")
+    require_prometheus()
     storage = tmp_path_factory.mktemp("upgrade") / "data"
     versions = (("0.9.2", 0.0), ("0.10.0", LEAK_MB_PER_HOUR))
     write_history(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
@@ -20,16 +19,15 @@ from kvdiag.commands import main
 from kvdiag.feeds.history.prometheus_feed import Window, read, survey
 from kvdiag.sources.prometheus_api import PrometheusSource
 from tests.builders.answers import containing
-from tests.fixtures.hostile import refused_port
+from tests.fixtures.hostile import LONG_SECONDS, eventually, refused_port
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.server import serving
 
 PAGE = (Path(__file__).parents[2] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-tp2-idle.prom").read_text()
 WAITING = "vllm:num_requests_waiting{"
-LONG_SECONDS = 60.0
 
 CONFIG = """
-global: {{scrape_interval: 100ms, scrape_timeout: 90ms}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
 scrape_configs:
   - job_name: vllm
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
@@ -62,14 +60,6 @@ def value(url: str, query: str) -> float | None:
     return float(result[0]["value"][1]) if result else None
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that a server does in its own time."""
-    deadline = time.monotonic() + LONG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 async def waiting(url: str) -> list[int | None]:
     """The waiting requests in every sample of the one engine."""
     window = Window(start_seconds=time.time() - 300.0, end_seconds=time.time())
@@ -99,13 +89,13 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
         Thread(target=page.serve_forever, daemon=True).start()
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
             # Some scrapes, then some without a series, then some that fail.
-            until(lambda: (value(url, "count_over_time(vllm:num_requests_waiting[1m])") or 0) >= 3)
+            assert eventually(lambda: (value(url, "count_over_time(vllm:num_requests_waiting[1m])") or 0) >= 3)
             scraped = held(url, capsys)
             Now.without = WAITING
-            until(lambda: value(url, "vllm:num_requests_waiting") is None)
-            until(lambda: (value(url, "sum(count_over_time(vllm:num_requests_running[1m]))") or 0) >= 8)
+            assert eventually(lambda: value(url, "vllm:num_requests_waiting") is None)
+            assert eventually(lambda: (value(url, "sum(count_over_time(vllm:num_requests_running[1m]))") or 0) >= 8)
             Now.fails = True
-            until(lambda: (value(url, "count_over_time(up[1m]) - sum_over_time(up[1m])") or 0) >= 4)
+            assert eventually(lambda: value(url, "max_over_time(up[3s])") == 0)
 
             code = main(["diagnose", "--prometheus", url, "--window", "5m", "--output", "json"])
             told = asyncio.run(waiting(url))
@@ -133,7 +123,7 @@ def test_what_kvdiag_tells_of_devices_is_enough(tmp_path: Path, capsys: Any) -> 
     with ThreadingHTTPServer(("127.0.0.1", 0), Watched) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
-            until(lambda: value(url, "kvdiag_gpu_memory_total_bytes") is not None)
+            assert eventually(lambda: value(url, "kvdiag_gpu_memory_total_bytes") is not None)
             actual = held(url, capsys)
         page.shutdown()
     assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "pass", "kvdiag": "pass"} == actual

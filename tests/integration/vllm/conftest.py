@@ -91,7 +91,7 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 HERE = Path(__file__).parent
-SHARED = ("meddling", "workers", "guarded_server", "engine_told")
+SHARED = ("meddling", "workers", "guarded_server", "engine_reports")
 """What tests share, the everyday server first."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.fixtures.hostile import free_port
 from tests.integration.vllm import sessions
 
 # Three processes import vLLM one after the other: 15 to 20 s on two idle cores, minutes where others share them.
@@ -42,7 +42,7 @@ class Engine:
     ) -> None:
         """Prepare the command; nothing is started."""
         self.log = log
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
             str(vllm_env / "bin" / "python"),
@@ -134,13 +134,6 @@ def engine_environment(vllm_env: Path, *, kv_space_gib: int) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _title(pid: int) -> str:

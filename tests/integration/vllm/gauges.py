@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import urllib.request
 from collections.abc import Callable
 from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
-POLL_SECONDS = 0.05
+from tests.fixtures.hostile import eventually
 
 Reading = dict[str, float]
 """By metric name, summed over the engines."""
@@ -40,14 +39,9 @@ def block_tokens(url: str) -> int:
     return int(labels["block_size"])
 
 
-def wait_until(url: str, reached: Callable[[Reading], bool], *, limit_seconds: float) -> float:
-    """Poll until `reached`, and return the seconds it took."""
-    start = time.monotonic()
-    while not reached(reading := read(url)):
-        if time.monotonic() - start > limit_seconds:
-            raise TimeoutError(f"not reached within {limit_seconds} s: {reading}")
-        time.sleep(POLL_SECONDS)
-    return time.monotonic() - start
+def wait_until(url: str, reached: Callable[[Reading], bool]) -> None:
+    """Poll until `reached`."""
+    assert eventually(lambda: reached(read(url))), read(url)
 
 
 def loaded(reading: Reading) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.fixtures.hostile import eventually
 from tests.integration.vllm.engine import Engine
 
 PLUGINS = Path(__file__).with_name("plugins")
-LIMIT_SECONDS = 180.0
 
 
 def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -63,7 +62,7 @@ class Meddling:
         draft = self.folder / "word.new"
         draft.write_text(f"{self._number} {word}")
         draft.replace(self.folder / "word")
-        wait_for(lambda: all(answer["done"] == self._number for answer in self.answers().values()))
+        assert eventually(lambda: all(answer["done"] == self._number for answer in self.answers().values()))
 
     @contextmanager
     def leaking(self, blocks_per_request: int) -> Iterator[None]:
@@ -82,7 +81,7 @@ class Meddling:
     def wait_for_tries(self, more: int) -> None:
         """Wait until each process's agent has tried so many times more."""
         before = self.tried()
-        wait_for(lambda: all(count >= before[pid] + more for pid, count in self.tried().items()))
+        assert eventually(lambda: all(count >= before[pid] + more for pid, count in self.tried().items()))
 
     def counted(self) -> list[Counted]:
         """What each process has noted since it was told to count steps."""
@@ -104,17 +103,3 @@ def published(folder: Path) -> dict[int, dict[str, Any]]:
     """Every publication of agents by its process."""
     told = [json.loads(path.read_text()) for path in folder.glob("agent-*.json")] if folder.is_dir() else []
     return {one["process"]["pid"]: one for one in told}
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    """Poll until `reached`.
-
-    Raises:
-        TimeoutError: it is not.
-
-    """
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not reached():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not reached within {LIMIT_SECONDS} s")
-        time.sleep(0.05)

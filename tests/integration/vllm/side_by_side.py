@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from tests.fixtures.hostile import LONG_SECONDS
 from tests.integration.vllm.engine import MODEL_NAME, Engine
-from tests.integration.vllm.meddling import LIMIT_SECONDS
 
 REQUESTS = 6
 TURNS = (False, True, True, False)
@@ -65,7 +65,7 @@ def completion(server: Engine) -> str:
     request = urllib.request.Request(
         f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=LONG_SECONDS) as answer:
         text: str = json.load(answer)["choices"][0]["text"]
     return text
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvdiag.sources.agents import TorchAllocatorSource
+from tests.fixtures.hostile import eventually
 from tests.integration.vllm import gauges, harms
 from tests.integration.vllm.cli import kvdiag, started
-from tests.integration.vllm.meddling import LIMIT_SECONDS, Meddling, published, wait_for
+from tests.integration.vllm.meddling import Meddling, published
 from tests.integration.vllm.side_by_side import asked, completion, side_by_side
 
 pytestmark = pytest.mark.real_vllm
@@ -29,7 +30,9 @@ def assert_published(meddling: Meddling, tensor_ranks: list[int]) -> None:
     """API server, engine core and workers have a file each, which is renewed; without a GPU it has no device."""
     server, folder = meddling.server, meddling.published
     first = published(folder)
-    wait_for(lambda: all(published(folder)[pid]["sequence"] >= one["sequence"] + 2 for pid, one in first.items()))
+    assert eventually(
+        lambda: all(published(folder)[pid]["sequence"] >= one["sequence"] + 2 for pid, one in first.items())
+    )
     living = [one for pid, one in published(folder).items() if pid in server.pids()]
     workers = [one["ranks"] for one in living if "Worker" in one["process"]["title"]]
     assert meddling.processes == sorted(one["process"]["title"] for one in living)
@@ -59,7 +62,7 @@ def sequence(folder: Path, pid: int) -> int:
 def test_server_does_not_feel_what_happens_to_the_agent(workers: Meddling, folder: Path, harm: harms.Harm) -> None:
     """Answers are the same and take as long, in turns with what happens and without, and the agents go on after it."""
     server, held = workers.server, dict[int, int]()
-    wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(workers.processes))
+    assert eventually(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(workers.processes))
     worker_pids = server.pids("VLLM::Worker")
 
     @contextmanager
@@ -87,7 +90,7 @@ def test_server_does_not_feel_what_happens_to_the_agent(workers: Meddling, folde
     assert not actual.slower, actual
     # The next publication may have begun while things were still as they were.
     healed = workers.tried()
-    wait_for(lambda: all(sequence(folder, pid) > count + 1 for pid, count in healed.items()))
+    assert eventually(lambda: all(sequence(folder, pid) > count + 1 for pid, count in healed.items()))
     assert [{}] * len(workers.processes) == [
         one["errors"] for pid, one in published(folder).items() if pid in server.pids()
     ]
@@ -102,7 +105,7 @@ def test_stopped_worker_is_told_as_stuck(workers: Meddling, folder: Path) -> Non
 
     os.kill(worker, signal.SIGSTOP)
     try:
-        wait_for(lambda: any("stuck" in gap.reason for gap in source.read()[1]))
+        assert eventually(lambda: any("stuck" in gap.reason for gap in source.read()[1]))
         result = kvdiag("audit", "--url", server.url, "--agent-dir", str(folder), "--output", "json")
     finally:
         os.kill(worker, signal.SIGCONT)
@@ -111,7 +114,7 @@ def test_stopped_worker_is_told_as_stuck(workers: Meddling, folder: Path) -> Non
     assert 1 == len(told)
     assert f"VLLM::Worker_TP1 {worker} " in told[0]
     assert expected == completion(server)
-    wait_for(lambda: not any("stuck" in gap.reason for gap in source.read()[1]))
+    assert eventually(lambda: not any("stuck" in gap.reason for gap in source.read()[1]))
 
 
 def test_stopped_reader_is_not_felt(workers: Meddling, folder: Path) -> None:
@@ -119,13 +122,13 @@ def test_stopped_reader_is_not_felt(workers: Meddling, folder: Path) -> None:
     server = workers.server
     expected = asked(server, 2).texts
     with started("run", "--url", server.url, "--agent-dir", str(folder)) as reader:
-        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.loaded)
         os.kill(reader.pid, signal.SIGSTOP)
         # What it had asked for is answered, though nobody reads it.
-        gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.idle)
         while_stopped = asked(server, 6)
     assert expected == while_stopped.texts
-    gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
+    gauges.wait_until(server.url, gauges.idle)
 
 
 def test_reader_knows_that_a_server_without_a_gpu_holds_none(meddling: Meddling) -> None:

@@ -28,11 +28,11 @@ PROGRAM = Path(__file__).with_name("capacities.py")
 CONFIGS = tuple(sorted((Path(__file__).parent / "architectures").glob("*.json")))
 LIMIT_SECONDS = 600.0
 
-EngineTold = Callable[[Path], dict[str, Any]]
+EngineReports = Callable[[Path], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def engine_told(vllm: VllmHome) -> EngineTold:
+def engine_reports(vllm: VllmHome) -> EngineReports:
     """What the engine reports of an architecture, from one run of `capacities.py` for all of them."""
     environment = engine_environment(vllm.env, kv_space_gib=1)
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -60,9 +60,9 @@ def asked_blocks(architecture: Architecture, reported: dict[str, Any]) -> int | 
 
 
 @of_each_architecture
-def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_told: EngineTold) -> None:
+def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_reports: EngineReports) -> None:
     """Of a pool of so many bytes the model makes the very numbers that the engine reports."""
-    reported = engine_told(config)
+    reported = engine_reports(config)
     block = asked_blocks(parse_architecture(json.loads(config.read_text(encoding="utf-8"))), reported)
     result = kvdiag(
         "fit",
@@ -76,9 +76,9 @@ def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_
 
 
 @of_each_architecture
-def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_told: EngineTold) -> None:
+def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_reports: EngineReports) -> None:
     """After every step of a request its blocks are those predicted for its tokens, and at most those of its prefill."""
-    reported = engine_told(config)
+    reported = engine_reports(config)
     architecture = parse_architecture(json.loads(config.read_text(encoding="utf-8")))
     deployment = Deployment(
         platform=Platform.CPU,

@@ -17,7 +17,7 @@ from tests.integration.vllm.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, 
 from tests.integration.vllm.engine import Engine
 from tests.integration.vllm.meddling import Meddling, published
 from tests.integration.vllm.side_by_side import completion
-from tests.integration.vllm.traffic import LOAD_LIMIT_SECONDS, SETTLE_LIMIT_SECONDS, other_traffic
+from tests.integration.vllm.traffic import other_traffic
 
 pytestmark = pytest.mark.real_vllm
 
@@ -79,7 +79,7 @@ def test_blocks_that_stay_held_are_a_leak(meddling: Meddling) -> None:
         held_blocks = gauges.held_blocks(url)
     assert_leak(result, held_blocks)
     completion(meddling.server)
-    gauges.wait_until(url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+    gauges.wait_until(url, gauges.idle)
 
 
 @pytest.mark.parametrize("subject_run", ["leak"], indirect=True)
@@ -178,7 +178,7 @@ def test_killed_server_is_unknown_and_leaves_stale_files(workers: Meddling) -> N
     server, folder = workers.server, workers.published
     pids = {pid for pid in published(folder) if pid in server.pids()}
     with started("run", "--url", server.url, "--output", "json") as run:
-        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.loaded)
         server.kill()
         result = finished(run)
     assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
@@ -196,12 +196,12 @@ def test_interrupted_run_cancels_its_requests_and_keeps_what_it_saw(server: Engi
     """Ctrl-C in the middle of a step ends its requests, closes the trace and exits with 3."""
     trace = tmp_path / "partial.jsonl.gz"
     with started("run", "--url", server.url, "--record", str(trace)) as run:
-        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.loaded)
 
         run.send_signal(signal.SIGINT)
         result = finished(run)
 
-    gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+    gauges.wait_until(server.url, gauges.idle)
     assert result.code == 3, result.stdout
     assert "interrupted" in result.stderr
     assert "Traceback" not in result.stderr

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     Gemma3TextConfig,
-    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
-    Qwen3NextConfig,
 )
 
 VOCABULARY_TOKENS = 1024
@@ -41,59 +38,20 @@ GROUPED_QUERY: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 64}
 SLIDING_WINDOW_TOKENS = 1024
 
 
-def llama() -> PreTrainedConfig:
-    """Full attention in every layer: 2 x 4 layers x 2 heads x 64 x 2 bytes = 2,048 bytes a token."""
-    return LlamaConfig(**COMMON, **GROUPED_QUERY, num_hidden_layers=4)
-
-
-def mistral_sliding() -> PreTrainedConfig:
-    """A sliding window in every layer."""
-    return MistralConfig(**COMMON, **GROUPED_QUERY, num_hidden_layers=4, sliding_window=SLIDING_WINDOW_TOKENS)
-
-
-def gemma3() -> PreTrainedConfig:
-    """Five sliding layers to one full layer, as Gemma 3."""
-    return Gemma3TextConfig(
-        **COMMON,
-        **GROUPED_QUERY,
-        num_hidden_layers=6,
-        sliding_window=SLIDING_WINDOW_TOKENS,
-        query_pre_attn_scalar=64,
-    )
-
-
-def gpt_oss() -> PreTrainedConfig:
-    """Sliding and full layers by turns, as gpt-oss: two groups of KV cache."""
-    return GptOssConfig(
-        **COMMON,
-        **GROUPED_QUERY,
-        num_hidden_layers=4,
-        sliding_window=128,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-    )
-
-
-def qwen3_next() -> PreTrainedConfig:
-    """Three linear-attention layers, which keep a state of constant size, to one full layer, as Qwen3-Next."""
-    return Qwen3NextConfig(
-        **COMMON,
-        **GROUPED_QUERY,
-        num_hidden_layers=4,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=128,
-        shared_expert_intermediate_size=128,
-    )
-
-
-def mla() -> PreTrainedConfig:
-    """Multi-head latent attention, as DeepSeek V2; the CPU kernel takes no other head size than 512 + 64."""
-    return DeepseekV2Config(
+MODELS: dict[str, PreTrainedConfig] = {
+    # Full attention in every layer: 2 x 4 layers x 2 heads x 64 x 2 bytes = 2,048 bytes a token.
+    "llama": LlamaConfig(**COMMON, **GROUPED_QUERY, num_hidden_layers=4),
+    # A sliding window in every layer.
+    "mistral-sliding": MistralConfig(
+        **COMMON, **GROUPED_QUERY, num_hidden_layers=4, sliding_window=SLIDING_WINDOW_TOKENS
+    ),
+    # Five sliding layers to one full layer.
+    "gemma3": Gemma3TextConfig(
+        **COMMON, **GROUPED_QUERY, num_hidden_layers=6, sliding_window=SLIDING_WINDOW_TOKENS, query_pre_attn_scalar=64
+    ),
+    # Multi-head latent attention, as DeepSeek V2; the CPU kernel takes no other head size than 512 + 64. Dense layers
+    # only: experts add nothing to the KV cache.
+    "mla": DeepseekV2Config(
         **COMMON,
         num_hidden_layers=2,
         num_key_value_heads=4,
@@ -102,23 +60,13 @@ def mla() -> PreTrainedConfig:
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-        # Dense layers only: experts add nothing to the KV cache.
         first_k_dense_replace=2,
         n_routed_experts=4,
         num_experts_per_tok=2,
         n_group=1,
         topk_group=1,
         moe_intermediate_size=64,
-    )
-
-
-MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": llama,
-    "mistral-sliding": mistral_sliding,
-    "gemma3": gemma3,
-    "gpt-oss": gpt_oss,
-    "qwen3-next": qwen3_next,
-    "mla": mla,
+    ),
 }
 
 
@@ -147,4 +95,4 @@ def write_tokenizer(folder: Path) -> None:
 
 if __name__ == "__main__":
     for name, config in MODELS.items():
-        write_model(config(), Path(sys.argv[1]) / name)
+        write_model(config, Path(sys.argv[1]) / name)

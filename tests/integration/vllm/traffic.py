@@ -24,8 +24,6 @@ BODY = {
     "stream": True,
 }
 PAUSE_SECONDS = 0.3
-LOAD_LIMIT_SECONDS = 120.0
-SETTLE_LIMIT_SECONDS = 120.0
 
 
 @contextmanager
@@ -35,12 +33,12 @@ def other_traffic(server: Engine) -> Iterator[None]:
     client = threading.Thread(target=_generate, args=(server.url, stop))
     client.start()
     try:
-        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.loaded)
         yield
     finally:
         stop.set()
         client.join()
-    gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+    gauges.wait_until(server.url, gauges.idle)
 
 
 def _generate(url: str, stop: threading.Event) -> None:

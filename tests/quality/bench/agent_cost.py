@@ -18,11 +18,11 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tests.fixtures.hostile import eventually
 from tests.integration.vllm import engine_env
 from tests.integration.vllm.engine import MODEL_NAME, Engine
-from tests.integration.vllm.meddling import Counted, Meddling, wait_for
+from tests.integration.vllm.meddling import Counted, Meddling, published
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.quality.bench.steps import SETTLING, SURE, USUAL_RATIO, Steps, Stretch, compared, touched
 from tests.quality.bench.table import note
@@ -233,11 +233,11 @@ def noise(windows: Sequence[Window]) -> float:
 def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
     """Generations with the agents and without, in turns."""
     installed(work / "agent")
-    published = work / "published"
-    agent = {"KVDIAG_AGENT_DIR": str(published), "PYTHONPATH": str(work / "agent")}
+    folder = work / "published"
+    agent = {"KVDIAG_AGENT_DIR": str(folder), "PYTHONPATH": str(work / "agent")}
     found = []
     with Engine(env, model, work / "vllm.log", env=meddling_env(agent, work / "meddle")) as engine:
-        meddling = Meddling(engine, work / "meddle", published)
+        meddling = Meddling(engine, work / "meddle", folder)
         complete(engine)
         meddling.tell("count_steps")
         for number in range(windows):
@@ -246,8 +246,8 @@ def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
             if beside:
                 meddling.tell("agent_on")
                 # Its first publication finds out what later ones know.
-                wait_for(
-                    lambda: sum(told["sequence"] > 1 for told in publications(published)) >= len(meddling.answers())
+                assert eventually(
+                    lambda: sum(one["sequence"] > 1 for one in published(folder).values()) >= len(meddling.answers())
                 )
             else:
                 meddling.tell("agent_off")
@@ -268,11 +268,6 @@ def window(counted: Sequence[Counted], *, beside: bool) -> Window:
         stretch=Stretch(begun=begun, publications=[(each.began_nanoseconds, each.ended_nanoseconds) for each in made]),
         busy_seconds=tuple(each.busy_nanoseconds / 1e9 for each in made),
     )
-
-
-def publications(folder: Path) -> list[dict[str, Any]]:
-    """What every agent has published last."""
-    return [json.loads(path.read_text()) for path in folder.glob("agent-*.json")]
 
 
 def complete(engine: Engine) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.fixtures.hostile import eventually
+from tests.fixtures.hostile import eventually, free_port
 from tests.fixtures.once import cache, made_once
 from tests.quality.bench.serve_day import facts_of, gpu, record_a_day, vllm
 from tests.quality.bench.table import note, processor
@@ -263,14 +262,6 @@ def cpu_seconds(pid: int) -> float:
 def resident_bytes(pid: int) -> int:
     """Memory that is resident."""
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

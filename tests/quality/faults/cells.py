@@ -7,10 +7,11 @@ tests/integration/prometheus/test_bad_server.py.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from tests.fixtures.hostile import eventually
 from tests.quality.faults.stage import Stage
 
 SHOWN: Mapping[str, str | None] = {
@@ -34,7 +35,6 @@ NO_SUCH_THING: Mapping[tuple[str, str], str] = {
     ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/unit/feeds/test_recorder.py",
     ("recorder", "garbage"): "it is not read while it runs; torn folders: tests/unit/feeds/test_recorder.py",
 }
-LIMIT_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,10 @@ CELLS: tuple[Cell, ...] = (
     Cell(source="recorder", condition="flapping", up=None),
     Cell(source="recorder", condition="absent", up=0.0, named=""),
 )
+
+
+comes = partial(eventually, every_seconds=0.15)
+"""Each look asks the daemon."""
 
 
 def play(stage: Stage, cell: Cell) -> str:
@@ -138,13 +142,3 @@ def _gaps(stage: Stage, source: str) -> list[str]:
 
 def _seen(stage: Stage, source: str) -> str:
     return f"up {stage.serving.up().get((source,))}, shown {_shown(stage, source)}, gaps {_gaps(stage, source)}"
-
-
-def comes(condition: Callable[[], bool]) -> bool:
-    """Whether the condition comes true in time; each look asks the daemon."""
-    until = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.15)
-    return True

@@ -56,7 +56,6 @@ def test_gpustat_reads_it(stand_in: StandIn) -> None:
 def test_nvitop_reads_it(stand_in: StandIn) -> None:
     """Nvitop shows the stand-in's GPUs, its slice and its process, and complains of nothing."""
     shown = monitor(stand_in, "nvitop", "--once")
-
     figures = ("70.00GiB / 80.00GiB", "1024MiB / 80.00GiB", "7168MiB / 10240MiB", "60.00GiB")
     assert dict.fromkeys(figures, True) == {figure: figure in shown for figure in figures}
 

@@ -70,7 +70,6 @@ def test_failed_allocation_leaves_what_there_was(agent: Path, tmp_path: Path) ->
 def test_server_gets_the_same_error_whatever_happens(agent: Path, tmp_path: Path, damage: str) -> None:
     """A black box that cannot be written takes no error's place: vLLM knows running out of memory by its type."""
     actual = run(SERVER + damage + "\nprint(json.dumps(ask(1000 * MIB)))", environment(agent, tmp_path / "published"))
-
     assert "OutOfMemoryError" == actual
 
 
@@ -92,9 +91,7 @@ def test_one_box_a_second_and_the_newest_eight(agent: Path, tmp_path: Path) -> N
 def test_allocator_that_takes_no_observer_is_told(agent: Path, tmp_path: Path) -> None:
     """Under cudaMallocAsync there is no black box; the publication says so, and is whole."""
     program = SERVER.replace("torch.cuda.init()", "torch.cuda.init(); WORLD.backend = 'cudaMallocAsync'")
-
     run(program + "agent.publish()", environment(agent, tmp_path))
-
     (file,) = tmp_path.iterdir()
     told = json.loads(file.read_text())
     assert ("cudaMallocAsync", 2) == (told["torch"]["backend"], told["sequence"])
@@ -104,7 +101,6 @@ def test_allocator_that_takes_no_observer_is_told(agent: Path, tmp_path: Path) -
 def test_driver_that_hangs_is_not_asked(agent: Path, tmp_path: Path) -> None:
     """The server waits for its black box, so nothing in it comes from NVML, which may never answer."""
     run(SERVER + "ask(1000 * MIB)", environment(agent, tmp_path))
-
     (box,) = boxes(tmp_path)
     assert "driver" not in box["document"]["devices"][0]
     assert "driver" not in box["document"]["errors"]

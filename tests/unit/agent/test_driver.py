@@ -60,7 +60,6 @@ def told(stand_in: StandIn, state: State, uuid: str = UUID) -> Any:
 def test_memory_and_processes_are_those_of_the_device(stand_in: StandIn) -> None:
     """A device is found by CUDA's identifier, with the driver's reservation and what it tells of each process."""
     actual = told(stand_in, State(gpus=(Gpu(uuid="GPU-other", total_bytes=GIB, free_bytes=0), GPU)))
-
     memory = {"total_bytes": 80 * GIB, "free_bytes": 4 * GIB, "driver_reserved_bytes": GIB // 2}
     assert [memory, [[7, 70 * GIB], [8, None]]] == actual
 
@@ -68,18 +67,15 @@ def test_memory_and_processes_are_those_of_the_device(stand_in: StandIn) -> None
 def test_slice_is_found_too(stand_in: StandIn) -> None:
     """The identifier of a MIG slice means the slice and not its GPU."""
     part = Slice(slot=0, uuid="MIG-slice", total_bytes=10 * GIB, free_bytes=GIB)
-
     memory, _ = told(
         stand_in, State(gpus=(Gpu(uuid="GPU-cut", total_bytes=80 * GIB, free_bytes=0, slices=(part,)),)), "slice"
     )
-
     assert (10 * GIB, GIB) == (memory["total_bytes"], memory["free_bytes"])
 
 
 def test_older_drivers_tell_memory_without_their_reservation(stand_in: StandIn) -> None:
     """Where the second version of the struct is not known the first one serves."""
     memory, _ = told(stand_in, State(gpus=(GPU,), failures=(Failure("nvmlDeviceGetMemoryInfo_v2", 25),)))
-
     assert {"total_bytes": 80 * GIB, "free_bytes": 4 * GIB} == memory
 
 

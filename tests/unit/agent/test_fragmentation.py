@@ -59,7 +59,6 @@ def test_gap_is_a_problem_or_is_not(
 ) -> None:
     """Of five gaps beyond 2 GiB or near it, only the comb in fixed segments keeps 512 MiB from fitting."""
     actual = summarise(segments, device=0, device_free_bytes=200 * MIB)
-
     assert pytest.approx(stranded_gib, abs=0.01) == actual["stranded_bytes"] / GIB
     assert fits == actual["fits"]
     assert pytest.approx(unusable, abs=0.01) == actual["unusable_ratio"]
@@ -84,33 +83,27 @@ def test_pinned_segments_and_largest_blocks_are_told() -> None:
 def test_both_names_of_pending_blocks_are_known() -> None:
     """The library's and the documentation's word for a block that another stream may still use are the same state."""
     actual = summarise([segment(*[(20 * MIB, state) for state in PENDING])], device=0, device_free_bytes=0)
-
     assert (40 * MIB, 0) == (actual["pending_bytes"], actual["stranded_bytes"])
 
 
 def test_free_block_of_another_stream_is_of_no_use() -> None:
     """A hole that would fit serves the stream that it belongs to alone."""
     segments = [segment((4 * GIB, LIVE), stream=7), segment((600 * MIB, FREE), (2 * MIB, LIVE), stream=8)]
-
     actual = summarise(segments, device=0, device_free_bytes=0)
-
     assert (False, 1.0) == (actual["fits"], actual["unusable_ratio"])
 
 
 def test_other_devices_are_left_out() -> None:
     """A snapshot is of every device, a summary of one."""
     actual = summarise([segment((GIB, LIVE), device=1)], device=0, device_free_bytes=GIB)
-
     assert (0, 0, 0.0) == (actual["reserved_bytes"], actual["segments"], actual["unusable_ratio"])
 
 
 def test_without_the_drivers_free_bytes_only_what_they_cannot_change_is_told() -> None:
     """A block that fits is enough to say yes; without one, and without the driver's bytes, nothing is said."""
     hole = segment((600 * MIB, FREE), (2 * MIB, LIVE))
-
     fitting = summarise([hole], device=0, device_free_bytes=None)
     unknown = summarise([hole], device=0, device_free_bytes=None, request_bytes=GIB)
-
     assert (True, None) == (fitting["fits"], fitting["unusable_ratio"])
     assert (None, None) == (unknown["fits"], unknown["unusable_ratio"])
 
@@ -128,7 +121,6 @@ def test_other_shapes_are_refused(broken: dict[str, Any], error: type[Exception]
     """Segments that are not as torch tells them are not summed up to something that looks right."""
     segments = [{**segment((2 * MIB, LIVE)), **broken}]
     segments = [{name: value for name, value in each.items() if value is not ...} for each in segments]
-
     with pytest.raises(error):
         summarise(segments, device=0, device_free_bytes=0)
 

@@ -174,7 +174,6 @@ def test_no_snapshot_is_taken_that_would_hold_the_server_up(
 ) -> None:
     """With too many blocks, or a history that would come along, the split is left out, and why is said."""
     snapshots = run(BUSY + change + ONCE + "agent.publish(); print(WORLD.snapshots)", environment(agent, tmp_path))
-
     (told,) = published(tmp_path)
     assert 0 == snapshots
     assert reason in told["errors"]["fragmentation"]
@@ -207,9 +206,7 @@ def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Pat
 def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> None:
     """A server whose Python lacks what the agent needs goes on, with one line in its log."""
     program = BUSY + "sys.modules['kvdiag_agent.thread'] = None; import kvdiag_agent; kvdiag_agent.register(); print(1)"
-
     out, said = outcome(program, environment(agent, tmp_path))
-
     (line,) = said.splitlines()
     assert "1\n" == out
     assert line.startswith("kvdiag agent in process ")
@@ -266,8 +263,6 @@ def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Pa
 def test_any_python_that_serves_models_can_read_it() -> None:
     """Nothing in it is written in a syntax that Python 3.9 does not know."""
     paths = sorted(Path(kvdiag.agent.__file__).parent.glob("*.py"))
-
     parsed = [ast.parse(path.read_text(), feature_version=OLDEST_PYTHON) for path in paths]
-
     assert "thread.py" in {path.name for path in paths}
     assert all(module.body for module in parsed)

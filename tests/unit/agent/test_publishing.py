@@ -94,7 +94,6 @@ def test_without_its_variable_it_does_nothing(agent: Path) -> None:
     """A server that merely has the agent on its path starts no thread and imports nothing of it but the way in."""
     program = "import json, sys, threading, kvdiag_agent; kvdiag_agent.register()\n"
     tell = "print(json.dumps([threading.active_count(), [name for name in sys.modules if 'kvdiag' in name]]))"
-
     assert [1, ["kvdiag_agent"]] == run(program + tell, environment(agent, None))
 
 
@@ -173,7 +172,6 @@ def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
 def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask: str) -> None:
     """Whatever the server's umask, the file has mode 0640, and a folder that had to be made 0750."""
     run(BUSY + f"os.umask({umask})\n" + ONCE + "agent.publish()", environment(agent, tmp_path / "made"))
-
     (file,) = (tmp_path / "made").iterdir()
     assert (0o640, 0o750) == (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE((tmp_path / "made").stat().st_mode))
 
@@ -271,7 +269,6 @@ def test_files_of_agents_long_gone_are_removed(agent: Path, tmp_path: Path) -> N
 def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:
     """Of a process only its short name is told: keys stand on command lines."""
     run(BUSY + ONCE + "agent.publish()  # --api-key=secret", environment(agent, tmp_path))
-
     (file,) = tmp_path.iterdir()
     assert "secret" not in file.read_text()
     assert json.loads(file.read_text())["process"]["title"].startswith("python")
@@ -294,10 +291,8 @@ def test_other_servers_get_it_from_sitecustomize(agent: Path, tmp_path: Path) ->
 def test_a_part_that_changes_is_written_anew() -> None:
     """What is as it was is not made JSON again; what is another, or another part, is what it is now."""
     seldom = Seldom()
-
     parts = (("a", {"x": [1]}), ("a", {"x": [1]}), ("a", {"x": [2]}), ("b", {"x": [1]}))
     told = [seldom.encoded(*one) for one in parts]
-
     assert ['{"x":[1]}', '{"x":[1]}', '{"x":[2]}', '{"x":[1]}'] == told
     assert told[0] is told[1]
     assert "null" == seldom.encoded("a", None)

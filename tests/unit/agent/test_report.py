@@ -34,7 +34,6 @@ def server() -> dict[str, str]:
 def test_report_has_the_agents_figures(server: dict[str, str]) -> None:
     """One call gives torch's statistics and the split of the reserved bytes, without any agent or daemon."""
     report = run(SERVER + "print(json.dumps(kvdiag.memory_report()))", server)
-
     (device,) = report["devices"]
     mib = 2**20
     assert 596 * mib == device["statistics"]["reserved_bytes"]["current"]
@@ -50,7 +49,6 @@ def test_one_line_per_gpu_is_logged(server: dict[str, str]) -> None:
         "kvdiag.log_memory('after load')",
         server,
     )
-
     split = "20 MiB releasable, 60 MiB stranded, 0 MiB private"
     assert f"kvdiag after load: GPU 0: 516 MiB allocated, 596 MiB reserved, {split}" == line
 
@@ -69,7 +67,6 @@ def test_without_torch_nothing_is_held_and_nothing_imported(caplog: pytest.LogCa
     """In a process that has no torch the report has no device, and no torch is imported for it."""
     with caplog.at_level(logging.INFO, logger="kvdiag"):
         report = kvdiag.log_memory()
-
     assert ([], None, False) == (report["devices"], report["torch"], "torch" in sys.modules)
     assert [containing("no GPU memory")] == caplog.messages
     assert json.dumps(report)

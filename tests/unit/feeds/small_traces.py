@@ -15,10 +15,7 @@ from kvdiag.model.codec import to_plain
 from tests.builders.answers import containing
 
 FACTS_SEEN = Facts(url="http://127.0.0.1:8000", model="tiny")
-CUT_OFF = replace(
-    FACTS_SEEN,
-    gaps=(Gap("trace", "failed", containing("the trace is incomplete")),),
-)
+CUT_OFF = replace(FACTS_SEEN, gaps=(Gap("trace", "failed", containing("the trace is incomplete")),))
 SAMPLES = tuple(
     Sample(at_seconds=float(number), engines=(Engine(engine="0", requests_running=number),)) for number in range(5)
 )

@@ -109,9 +109,7 @@ STREAM = head(content_type="text/event-stream")
         pytest.param(silent(), f"a completion of 512 tokens failed: {NO_ANSWER}", id="silence"),
         pytest.param(silent(STREAM), f"a completion of 512 tokens failed: {NO_ANSWER}", id="a silent stream"),
         pytest.param(
-            reply_json({"error": {"message": "no such model"}}, status=404),
-            "HTTP 404: no such model",
-            id="404",
+            reply_json({"error": {"message": "no such model"}}, status=404), "HTTP 404: no such model", id="404"
         ),
         pytest.param(reply("x" * 500, status=400), f"HTTP 400: {'x' * 190}", id="a long reason"),
     ],
@@ -120,27 +118,16 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
     """A server that does not answer its first request, or refuses it, is asked for no other."""
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": IDLE, "/v1/completions": completions})
-
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("page", "message"),
     [
+        pytest.param(page_with("vllm:num_requests_waiting", "2.0"), "other traffic (2 requests", id="other traffic"),
+        pytest.param(page_with("vllm:kv_cache_usage_perc", "NaN"), "engine 0 is nan", id="a usage that cannot be"),
         pytest.param(
-            page_with("vllm:num_requests_waiting", "2.0"),
-            "other traffic (2 requests",
-            id="other traffic",
-        ),
-        pytest.param(
-            page_with("vllm:kv_cache_usage_perc", "NaN"),
-            "engine 0 is nan",
-            id="a usage that cannot be",
-        ),
-        pytest.param(
-            PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
-            "the engine is asleep",
-            id="asleep",
+            PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'), "the engine is asleep", id="asleep"
         ),
     ],
 )
@@ -148,7 +135,6 @@ def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> N
     """Where the steps could not tell anything none is offered."""
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": reply(page)})
-
     assert message in str(caught.value)
 
 
@@ -167,9 +153,7 @@ def test_other_traffic_on_a_slow_server_is_refused() -> None:
 def test_failing_requests_are_recorded() -> None:
     """A server that fails each request leaves every span with its outcome, for the diagnosis to judge."""
     failing = raw(STREAM, b'data: {"error": {"message": "CUDA out of memory"}}\n\n')
-
     actual = run({"/metrics/": IDLE, "/v1/completions": failing})
-
     spans = actual.spans("single_request")
     assert SINGLE.cycles == len(spans)
     assert all(span.complete for span in spans)
@@ -205,9 +189,7 @@ def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
 
 def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     """Where no page was seen while the first load ran, the next ones generate more, until one is seen whole."""
-    # Half a second of the measured speed, some 100 tokens, is too short
     actual = run(slow_page_server(blind_tokens=150))
-
     spans = actual.spans("single_request")
     seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
     tokens = [span.workload.max_tokens for span in spans if span.workload is not None]

@@ -37,7 +37,6 @@ COLUMNS = st.builds(
 def test_a_page_is_joined_exactly() -> None:
     """Of one page a field that is missing is missing, however near the last one was."""
     times, rows = side_by_side({"a": column((1, 10), (2, 20), (3, 30)), "b": column((1, 1), (3, 3))}, 90.0)
-
     assert ([1, 2, 3], [10, 20, 30], [1, None, 3]) == (list(times), list(rows["a"]), list(rows["b"]))
 
 
@@ -45,14 +44,12 @@ def test_another_page_is_joined_as_of_a_moment() -> None:
     """The newest reading that is not too old stands beside; none from the future does."""
     lead = column((100, 1), (130, 2), (160, 3), (190, 4))
     times, rows = side_by_side({"a": lead, "b": column((125, 7), target=OTHER)}, 40.0)
-
     assert ([100, 130, 160, 190], [None, 7, 7, None]) == (list(times), list(rows["b"]))
 
 
 def test_readings_far_from_the_leading_page_have_rows_of_their_own() -> None:
     """While one exporter was down the other was not."""
     times, rows = side_by_side({"a": column((100, 1), (130, 2), (160, 3)), "b": column((500, 7), target=OTHER)}, 90.0)
-
     assert ([100, 130, 160, 500], [1, 2, 3, None]) == (list(times), list(rows["a"]))
     assert [None, None, None, 7] == list(rows["b"])
 
@@ -71,7 +68,6 @@ def test_a_second_column_fills_what_lies_outside(
 ) -> None:
     """What says the same at the same time counts once, and is counted."""
     whole, repeated = in_turn([column((1, 1), (2, 2), (3, 3)), column(*second, target=OTHER)])
-
     assert (expected, twice) == (readings(whole), repeated)
 
 
@@ -79,7 +75,6 @@ def test_a_second_column_fills_what_lies_outside(
 def test_turns_ascend_and_invent_nothing(columns: list[Column]) -> None:
     """Whatever is put one after the other: time ascends, and every reading is one that there was."""
     whole, _ = in_turn(columns)
-
     assert sorted(set(whole.times)) == list(whole.times)
     assert set(readings(whole)) <= {reading for one in columns for reading in readings(one)}
 
@@ -88,7 +83,6 @@ def test_turns_ascend_and_invent_nothing(columns: list[Column]) -> None:
 def test_rows_are_near_their_readings(columns: list[Column], tolerance: float) -> None:
     """Every value in a row was read then, or at most so long before it; no reading of the longest column is lost."""
     times, rows = side_by_side(dict(enumerate(columns)), tolerance)
-
     assert sorted(set(times)) == list(times)
     for values in rows.values():
         for moment, value in zip(times, values, strict=True):
@@ -101,6 +95,5 @@ def test_rows_are_near_their_readings(columns: list[Column], tolerance: float) -
 def test_impossible_readings_are_counted(whole: Column, least: float, most: float) -> None:
     """What lies outside is left out, and their number is told."""
     kept, refused = whole.between(least, most)
-
     assert len(whole.times) == len(kept.times) + refused
     assert all(least <= value <= most for value in kept.values)

@@ -36,7 +36,6 @@ def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> 
 def test_the_server_and_its_host_are_told_together() -> None:
     """Version and model come from the server, its processes from the host: here the one that listens."""
     facts = gathered(host_reader, LONG_SECONDS)
-
     assert ("0.32.0", "tiny", 20_000) == (facts.engine_version, facts.model, facts.max_model_len_tokens)
     assert facts.server_pids
 

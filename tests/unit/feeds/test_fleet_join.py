@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.history.series_join import Replica, gpus_assigned, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_answers import History, Labels, Points
@@ -135,9 +135,7 @@ def test_a_gpu_is_given_to_the_one_server_it_can_be_of(
 def test_a_gpu_of_several_pods_is_of_none() -> None:
     """What an exporter gives to two pods at once is said to be missing at the server that is one of them."""
     both = tuple(dcgm(exported_namespace="a", exported_pod=pod, Hostname="n1") for pod in ("p", "notebook"))
-
     replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
-
     reason = containing("GPU 1 of n1", "a/notebook, a/p")
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
     assert (Gap("nvml", "absent", reason),) == gaps
@@ -154,9 +152,7 @@ def test_shared_gpus_are_known_by_either_label(named: tuple[str, str]) -> None:
     """Whether a Prometheus honours the exporter's labels or renames them: two pods at once have a GPU together."""
     space, pod = named
     both = tuple(dcgm(**{space: "a", pod: one, "Hostname": "n1"}) for one in ("p", "q"))
-
     replicas, gaps = join((POD, TWIN, *both), both, pods_of_gpus(both))
-
     assert {"1": {"a/p", "a/q"}} == pods_of_gpus(both)
     assert ["gpu 1", "pod /a/p", "pod /a/q"] == [one.key for one in replicas]
     assert [True] == ["is shared by a/p, a/q" in gap.reason for gap in gaps]
@@ -169,7 +165,6 @@ def test_shared_gpus_are_known_by_either_label(named: tuple[str, str]) -> None:
 def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
     """What a target is called itself is no workload, whether or not the exporter was replaced meanwhile."""
     gpus = (dcgm(**own), dcgm(**{**own, "pod": f"{own['pod']}-2"}))
-
     assert {} == pods_of_gpus(gpus)
     assert ["gpu 1"] == [one.key for one in join((memory_of(**own), *gpus), gpus)[0]]
 
@@ -177,13 +172,10 @@ def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
 @pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
 def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     """Its exporter gives it two GPUs, its node tells its memory: one subject, by the pod, and no engine is seen."""
-    # A pod like that, and one whose memory nobody tells
     space, pod = named
     given = {space: "a", pod: "trtllm-0"}
     gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
-
     replicas, _ = join((memory_of("trtllm-0"), memory_of("web-0"), *gpus), gpus)
-
     assert ["gpu 3", "pod /a/trtllm-0"] == [one.key for one in replicas]
     server = replicas[1]
     assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
@@ -204,11 +196,9 @@ def test_a_uuid_under_another_label_is_one() -> None:
 @pytest.mark.parametrize("name", ["region", "case"])
 def test_what_every_series_tells_apart_is_apart(name: str) -> None:
     """Labels that a Prometheus puts on all it sends: the same pod, host and UUID in two regions are two."""
-    # The same names twice
     series = tuple(
         one for where in ("a", "b") for one in (vllm(instance="gpu-1:8000", **{name: where}), dcgm(**{name: where}))
     )
-
     assert {f"instance /gpu-1:8000 [{name}=a]": {"GPU-1"}, f"instance /gpu-1:8000 [{name}=b]": {"GPU-1"}} == joined(
         *series, gpus=series[1::2]
     )
@@ -244,7 +234,6 @@ def test_servers_are_told_apart(series: tuple[Labels, ...], keys: list[str]) -> 
 def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
     """Neither GPUs nor host memory: the rules say why they cannot tell."""
     (replica,), gaps = join([POD])
-
     assert [("nvml", "absent"), ("host", "absent")] == [(gap.source, gap.kind) for gap in replica.gaps]
     assert () == gaps
 
@@ -256,10 +245,8 @@ def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[in
     history = History()
     for one in (POD, config):
         history.series[one] = Points(times=array("d", [30.0, 60.0]), values=array("d", [1.0, 1.0]))
-
     (replica,), _ = join([POD, config])
     _, facts = timeline_of(replica, history, 90.0)
-
     assert expected == (None if facts.host_caches is None else tuple(one.limit_bytes for one in facts.host_caches))
 
 
@@ -284,7 +271,6 @@ def test_the_order_of_series_changes_nothing(series: list[Labels], chance: rando
     """A Prometheus lists them in any order."""
     shuffled = list(series)
     chance.shuffle(shuffled)
-
     assert join(series, series) == join(shuffled, shuffled)
 
 
@@ -292,7 +278,6 @@ def test_the_order_of_series_changes_nothing(series: list[Labels], chance: rando
 def test_no_series_is_of_two(series: list[Labels]) -> None:
     """Each is of one replica or of none."""
     replicas, _ = join(series, series)
-
     given_out = [one for replica in replicas for one in replica.series]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= set(series)
@@ -310,9 +295,24 @@ def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None
         times = sorted(data.draw(st.sets(st.integers(1, 40), max_size=6)))
         values = [data.draw(NUMBERS) for _ in times]
         history.series[one] = Points(times=array("d", [30.0 * moment for moment in times]), values=array("d", values))
-
     replicas: tuple[Replica, ...] = join(series, series)[0]
     for replica in replicas:
         timeline, facts = timeline_of(replica, history, 1500.0)
         found = diagnose(timeline, facts)
         assert len(timeline.samples) == found.samples
+
+
+@pytest.mark.parametrize(
+    ("gpus", "certain"),
+    [
+        ((dcgm("GPU-a", exported_namespace="ml", exported_pod="llm-0"),), True),
+        ((dcgm("GPU-b", instance="10.0.0.5:9400"),), False),
+        ((), False),
+    ],
+    ids=["named by its exporter", "on the same host", "none"],
+)
+def test_gpus_are_the_servers_own_where_its_pod_is_named(gpus: tuple[Labels, ...], certain: bool) -> None:
+    """An exporter that names the pod says whose the GPU is; the same host may have idle GPUs beside it."""
+    own = vllm(instance="10.0.0.5:8000", node="n1", namespace="ml", pod="llm-0")
+    (server,) = [one for one in join([own, *gpus], gpus)[0] if one.key.startswith("pod ")]
+    assert certain is gpus_assigned(server)

@@ -68,7 +68,6 @@ class Listener:
 def test_default_probe() -> None:
     """Six rounds with salts and six without; who asks second takes turns."""
     actual = plan_isolation(Facts(pools=(pool(8192),)))
-
     kinds = [one.probe.kind for one in actual.requests if one.probe]
     assert (30, 61_470, ()) == (len(actual.requests), actual.tokens, actual.notes)
     assert {6} == set(Counter(kinds).values())
@@ -87,7 +86,6 @@ def test_default_probe() -> None:
 def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
     """Prompts hold whole blocks, which are large in hybrid models, and are cut to what context and pool admit."""
     actual = plan_isolation(facts)
-
     assert {tokens} == {one.prompt_tokens for one in actual.requests}
     assert (note is None) == (actual.notes == ())
     assert note is None or note in actual.notes[0]
@@ -102,9 +100,7 @@ def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
 def test_load_is_bounded(blocks: int, block_tokens: int, longest: int | None, measured: Speed | None) -> None:
     """Whatever the server: thirty requests, each admitted, a round of which fits in the pool."""
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens),))
-
     actual = plan_isolation(facts, measured)
-
     prompt = actual.requests[0].prompt_tokens
     assert 30 == len(actual.requests)
     assert 1 <= prompt <= max(2048, 4 * block_tokens + 1)
@@ -140,7 +136,6 @@ def test_tenants_ask_the_same_with_what_is_theirs() -> None:
 
 def test_failing_requests_end_the_probe() -> None:
     """A server that refuses the probe is not asked thirty times."""
-    # A server whose warm-up goes well
     listener = Listener()
     failing = raw(STREAM, b'data: {"error": {"message": "no"}}\n\n')
 

@@ -32,27 +32,19 @@ def ticked(period_seconds: float, busy_seconds: list[float]) -> list[tuple[int, 
 
 def test_quick_work_is_ticked_at_each_time() -> None:
     """Work that is done before the next tick never shifts it."""
-    actual = ticked(0.5, [0.1, 0.4, 0.0, 0.49])
-
-    assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == actual
+    assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == ticked(0.5, [0.1, 0.4, 0.0, 0.49])
 
 
 def test_missed_ticks_are_skipped() -> None:
     """After work that took several ticks the next one comes at its own time, and none is made up for."""
-    actual = ticked(0.5, [1.25, 0.1, 0.75])
-
-    assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == actual
+    assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == ticked(0.5, [1.25, 0.1, 0.75])
 
 
 @settings(deadline=None)
-@given(
-    period=st.sampled_from([0.1, 0.3, 1.0, 5.0]),
-    busy=st.lists(st.floats(0.0, 20.0), max_size=20),
-)
+@given(period=st.sampled_from([0.1, 0.3, 1.0, 5.0]), busy=st.lists(st.floats(0.0, 20.0), max_size=20))
 def test_ticks_never_drift(period: float, busy: list[float]) -> None:
     """Whatever the work takes, tick n comes at n periods, each later than the one before."""
     seen = ticked(period, busy)
-
     numbers = [number for number, _ in seen]
     assert sorted(set(numbers)) == numbers
     assert [pytest.approx(number * period, abs=1e-6) for number in numbers] == [at for _, at in seen]
@@ -91,9 +83,7 @@ def test_waiting_ends_with_what_is_waited_for() -> None:
             at_seconds = now_seconds()
         return found, running_in(asked[-1]), at_seconds
 
-    actual = run(work())
-
-    assert (True, [1, 2, 3], 3.0) == actual
+    assert (True, [1, 2, 3], 3.0) == run(work())
 
 
 def test_waiting_ends_at_its_limit() -> None:
@@ -115,9 +105,7 @@ def test_waiting_ends_at_its_limit() -> None:
             recording.cancel()
         return silent, busy, at_seconds
 
-    actual = run(work())
-
-    assert (False, False, 10.0) == actual
+    assert (False, False, 10.0) == run(work())
 
 
 def test_what_is_true_already_is_not_waited_for() -> None:
@@ -126,9 +114,7 @@ def test_what_is_true_already_is_not_waited_for() -> None:
     async def work() -> tuple[bool, float]:
         return await TimelineBuilder().wait_for(lambda samples: True, 5.0), now_seconds()
 
-    actual = run(work())
-
-    assert (True, 0.0) == actual
+    assert (True, 0.0) == run(work())
 
 
 def test_all_who_wait_are_woken() -> None:
@@ -149,9 +135,7 @@ def test_all_who_wait_are_woken() -> None:
         await record()
         return [await task for task in waiting]
 
-    actual = run(work())
-
-    assert [True, True, True, False] == actual
+    assert [True, True, True, False] == run(work())
 
 
 def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
@@ -178,8 +162,6 @@ def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
 def test_clock_runs_forward() -> None:
     """The clock gives seconds since the epoch, and never less than before."""
     clock = Clock()
-
     seen = [clock.now_seconds() for _ in range(1000)]
-
     assert sorted(seen) == seen
     assert seen[0] > 1_700_000_000

@@ -49,7 +49,6 @@ def test_parts_of_several_samples_are_put_together() -> None:
 def test_an_engine_that_does_not_answer_is_gone_at_once() -> None:
     """Its last figures are not shown as if they were of now."""
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)), Sample(at_seconds=2.0, gaps=(NO_ANSWER,)))
-
     assert Sample(at_seconds=2.0, gaps=(NO_ANSWER,)) == newest.sample()
     assert {"engine": (False, 1)} == health(newest)
 
@@ -57,7 +56,6 @@ def test_an_engine_that_does_not_answer_is_gone_at_once() -> None:
 def test_a_source_heals() -> None:
     """The next reading brings everything back, and the errors stay counted."""
     newest = after(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)), Sample(at_seconds=2.0, engines=(engine(),)))
-
     assert Sample(at_seconds=2.0, engines=(engine(),)) == newest.sample()
     assert {"engine": (True, 1)} == health(newest)
 
@@ -65,7 +63,6 @@ def test_a_source_heals() -> None:
 def test_a_removed_device_is_gone() -> None:
     """What the newest reading does not list is not there."""
     newest = after(Sample(at_seconds=1.0, devices=(device(0), device(1))), Sample(at_seconds=2.0, devices=(device(1),)))
-
     assert (device(1),) == newest.sample().devices
 
 
@@ -76,7 +73,6 @@ def test_a_stuck_driver_is_down() -> None:
         Sample(at_seconds=2.0, engines=(engine(),)),
         Sample(at_seconds=3.0, gaps=(STUCK,)),
     )
-
     assert newest.sample().devices is None
     assert {"nvml": (False, 1), "engine": (True, 0)} == health(newest)
 
@@ -86,14 +82,12 @@ def test_what_is_not_renewed_is_not_shown() -> None:
     newest = after(
         Sample(at_seconds=1.0, devices=(device(),)), Sample(at_seconds=1.5 + SHOWN_SECONDS, engines=(engine(),))
     )
-
     assert newest.sample().devices is None
 
 
 def test_a_starting_server_is_no_error() -> None:
     """It is not up, and nothing has failed."""
     newest = after(Sample(at_seconds=1.0, gaps=(STARTING,)))
-
     assert {"engine": (False, 0)} == health(newest)
 
 
@@ -104,7 +98,6 @@ def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
         Sample(at_seconds=1.5, devices=(device(),), allocators=(allocator(),)),
         Sample(at_seconds=2.0, gaps=(NO_NVML,)),
     )
-
     assert {"torch_allocator": (True, 0), "engine": (False, 0)} == health(newest)
     assert (device(),) == newest.sample().devices
 
@@ -112,7 +105,6 @@ def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
 def test_news_come_once() -> None:
     """A gap that goes on is told when it begins, and when it is of another kind."""
     newest = LatestReadings()
-
     assert (STARTING,) == newest.add(Sample(at_seconds=1.0, gaps=(STARTING,)))
     assert () == newest.add(Sample(at_seconds=2.0, gaps=(STARTING,)))
     assert (NO_ANSWER,) == newest.add(Sample(at_seconds=3.0, gaps=(NO_ANSWER,)))
@@ -121,7 +113,6 @@ def test_news_come_once() -> None:
 def test_durations_are_told_of_their_sources() -> None:
     """How long the newest reading took stands beside its source."""
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)))
-
     assert (SourceHealth(source="engine", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
         {"engine": 0.5, "nvml": 0.1}
     )

@@ -47,21 +47,16 @@ def planned(step: str, facts: Facts, speed: Speed | None = None) -> PlannedStep:
 def test_server_with_room_gets_the_steps_as_they_are_defined(facts: Facts) -> None:
     """Where everything fits, or nothing is known of the limits, nothing is changed and nothing is noted."""
     actual = plan(STEPS, facts)
-
     assert tuple(PlannedStep(step=step, workload=step.workload, cycles=step.cycles) for step in STEPS) == actual
 
 
 def test_short_context_cuts_the_prompts() -> None:
     """A server of 2,048 tokens gets prompts that leave room for their outputs; what fits stays as it is."""
     actual = plan(STEPS, Facts(max_model_len_tokens=2048))
-
     expected = [
         (BY_ID["baseline"].workload, ()),
         (BY_ID["single_request"].workload, ()),
-        (
-            replace(BY_ID["concurrent"].workload, prompt_tokens=1792),
-            (containing("2,048 tokens", "to 1,792:"),),
-        ),
+        (replace(BY_ID["concurrent"].workload, prompt_tokens=1792), (containing("2,048 tokens", "to 1,792:"),)),
         (
             replace(BY_ID["long_context"].workload, prompt_tokens=1920),
             (containing("16,384 tokens", "to 1,920:", "2,048 tokens"),),
@@ -73,9 +68,7 @@ def test_short_context_cuts_the_prompts() -> None:
 def test_small_pool_cuts_the_prompts() -> None:
     """No request is offered that is longer than the smallest engine's pool."""
     facts = Facts(max_model_len_tokens=32768, pools=(pool(1000), pool(400, engine="1")))
-
     actual = planned("long_context", facts)
-
     assert Workload(requests=1, prompt_tokens=6272, max_tokens=128, hold_seconds=1.5) == actual.workload
     assert (containing("prompt of 16,384", "to 6,272:", "6,400 tokens"),) == actual.notes
 
@@ -83,9 +76,7 @@ def test_small_pool_cuts_the_prompts() -> None:
 def test_pool_of_windowed_layers_does_not_cut() -> None:
     """Where every layer slides a pool holds longer requests than it has tokens."""
     facts = Facts(max_model_len_tokens=32768, pools=(pool(400, window=4096),))
-
     actual = planned("long_context", facts)
-
     assert (BY_ID["long_context"].workload, ()) == (actual.workload, actual.notes)
 
 
@@ -93,9 +84,7 @@ def test_shorter_output_alone_is_said_too() -> None:
     """Where only the output has to be cut the note says that, and not that the prompt was."""
     # A fast server, which gets outputs of 500 tokens, and admits 800
     speed = Speed(first_token_seconds=0.01, tokens_per_second=1000.0)
-
     actual = planned("single_request", Facts(max_model_len_tokens=800), speed)
-
     assert Workload(requests=1, prompt_tokens=512, max_tokens=200, hold_seconds=0.5) == actual.workload
     assert (containing("output of 500", "to 200:", "800 tokens"),) == actual.notes
 
@@ -112,9 +101,7 @@ def test_nothing_is_offered_that_does_not_fit(
     """Every request fits the server's longest and its pool, asks for something, and a cut one is noted."""
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens=block_tokens),))
     limit = min(longest, blocks * block_tokens)
-
     steps = plan(STEPS, facts, speed)
-
     for one in steps[1:]:
         load, defined = one.workload, one.step.workload
         assert load.prompt_tokens + load.max_tokens <= limit
@@ -139,7 +126,6 @@ def test_nothing_is_offered_that_does_not_fit(
 def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int) -> None:
     """Outputs are as long as it takes this server to hold the step's requests together for its hold."""
     actual = planned(step, ROOMY, Speed(first_token_seconds=0.1, tokens_per_second=tokens_per_second))
-
     assert tokens == actual.workload.max_tokens
 
 
@@ -154,9 +140,7 @@ def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int)
 def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, notes: tuple[str, ...]) -> None:
     """The cycles of a step fit into their time together, but for those without which nothing can be judged."""
     speed = Speed(first_token_seconds=first_token_seconds, tokens_per_second=400.0)
-
     actual = planned("single_request", ROOMY, speed)
-
     assert (cycles, notes) == (actual.cycles, actual.notes)
     assert 25.0 == CYCLES_SECONDS
 
@@ -164,5 +148,4 @@ def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, 
 def test_single_cycle_is_always_offered() -> None:
     """Steps of one cycle are offered once, however slow the server."""
     actual = plan(STEPS, ROOMY, Speed(first_token_seconds=60.0, tokens_per_second=0.1))
-
     assert [1, LEAST_CYCLES, 1, 1] == [one.cycles for one in actual]

@@ -57,9 +57,7 @@ def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
     for sample in came:
         segments.add(sample)
     segments.close()
-
     timeline, facts = read_segments(segments.folder)
-
     assert (tuple(came), FACTS) == (timeline.samples, facts)
     assert 2 == len(files(segments.folder))
 
@@ -70,7 +68,6 @@ def test_size_is_kept_and_the_newest_with_it(segments: SegmentStore) -> None:
     other = segments.folder / "notes.txt"
     other.write_text("mine")
 
-    # Far more comes than there is room for
     most, came = 0, readings(2500)
     for sample in came:
         segments.add(sample)
@@ -88,9 +85,7 @@ def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
     """What is too much then is removed."""
     for sample in readings(3000):
         segments.add(sample)
-
     segments.resize(4 * 2**10)
-
     assert size(segments.folder) <= 4 * 2**10
 
 
@@ -98,7 +93,6 @@ def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
 @given(left=st.integers(0, 4000))
 def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFactory, left: int) -> None:
     """Wherever a file ends: what was written whole before it is read, in order, and the next start can go on."""
-    # A segment that was never ended, cut anywhere
     folder = tmp_path_factory.mktemp("record")
     segments = SegmentStore(folder, max_bytes=MIB)
     segments.begin(FACTS)
@@ -120,10 +114,8 @@ def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFacto
 def test_every_sample_is_on_disk_when_the_next_one_comes(segments: SegmentStore) -> None:
     """Nothing waits in a buffer: a kill at any moment leaves what came before."""
     came = readings(5)
-
     for sample in came:
         segments.add(sample)
-
     before = reload(segments.folder, now_seconds=1100.0, url=URL)
     assert before is not None
     assert tuple(came) == before.tail
@@ -134,7 +126,6 @@ def test_two_recorders_never_share_a_folder(segments: SegmentStore) -> None:
     with pytest.raises(KvdiagError, match="another kvdiag records to") as refusal:
         SegmentStore(segments.folder, max_bytes=MIB)
     segments.close()
-
     assert "--record-dir" in str(refusal.value)
     SegmentStore(segments.folder, max_bytes=MIB).close()
 
@@ -143,7 +134,6 @@ def test_two_recorders_never_share_a_folder(segments: SegmentStore) -> None:
 def test_what_is_no_folder_is_an_error(tmp_path: Path, folder: str) -> None:
     """In one line, with the next step."""
     (tmp_path / "file").write_text("")
-
     with pytest.raises(KvdiagError, match=r"^cannot record to .* --record-dir$"):
         SegmentStore(tmp_path / folder, max_bytes=MIB)
 
@@ -178,9 +168,7 @@ def filled(before: Before | None) -> Retention:
 def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     """After a day and a kill the next daemon has in memory what the one before had."""
     tiers, now_seconds = recorded_day(tmp_path)
-
     before = reload(tmp_path, now_seconds=now_seconds, url=URL)
-
     earliest_seconds = now_seconds - 86_400.0
     expected = tuple(one for one in tiers.samples() if one.at_seconds >= earliest_seconds)
     assert expected == filled(before).samples()
@@ -191,7 +179,6 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
 def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
     """Each start takes over the history in one file of its own; it neither grows nor shrinks by that."""
     tiers, now_seconds = recorded_day(tmp_path, hours=3.0)
-
     for _ in range(5):
         before = reload(tmp_path, now_seconds=now_seconds, url=URL)
         assert before is not None
@@ -199,7 +186,6 @@ def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
         segments.begin(before.facts)
         segments.renew_history(before.thinned)
         segments.close()
-
     assert tiers.samples() == filled(reload(tmp_path, now_seconds=now_seconds, url=URL)).samples()
     assert 1 == len(files(tmp_path / HISTORY))
 
@@ -207,11 +193,9 @@ def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
 def test_what_is_old_of_another_or_of_the_future_is_left(tmp_path: Path) -> None:
     """A day later, for another server, or by a clock that has been put back since, nothing of it counts."""
     _, now_seconds = recorded_day(tmp_path, hours=1.0)
-
     later = reload(tmp_path, now_seconds=now_seconds + 90_000.0, url=URL)
     other = reload(tmp_path, now_seconds=now_seconds, url="http://127.0.0.1:9000")
     earlier = reload(tmp_path, now_seconds=2000.0, url=None)
-
     assert (None, None) == (later, other)
     assert earlier is not None
     assert all(sample.at_seconds <= 2000.0 for sample in (*earlier.thinned, *earlier.tail))
@@ -222,9 +206,7 @@ def test_a_broken_history_costs_itself_alone(tmp_path: Path) -> None:
     _, now_seconds = recorded_day(tmp_path, hours=1.0)
     (history,) = files(tmp_path / HISTORY)
     history.write_bytes(b"\x1f\x8b nothing that was ever packed")
-
     before = reload(tmp_path, now_seconds=now_seconds, url=URL)
-
     assert before is not None
     assert () == before.thinned
     assert before.tail[-1].at_seconds == now_seconds
@@ -235,28 +217,33 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     came = readings(20)
     for sample in came[:10]:
         segments.add(sample)
-
-    # The clock is set back
     segments.clock_was_set(-3600.0)
     for sample in came[10:]:
         segments.add(replace(sample, at_seconds=sample.at_seconds - 600.0))
     segments.close()
-
-    # What was before has been moved with it
     timeline, _ = read_segments(segments.folder)
     expected = [*(one.at_seconds - 3600.0 for one in came[:10]), *(one.at_seconds - 600.0 for one in came[10:])]
     assert [max(each, 0.0) for each in expected] == [one.at_seconds for one in timeline.samples]
     assert "clock_set_seconds" in json.loads(gzip.decompress(files(segments.folder)[1].read_bytes()).splitlines()[0])
 
 
-def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
-    """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
-    # A recorder with an open segment and an open history
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(4)
+Recording = tuple[DiskRecorder, list[float], list[Sample]]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Recording:
+    """A recorder that has written the first of some samples, with a clock that stands until it is set."""
+    now, came = [0.0], readings(4)
+    recorder = DiskRecorder(SegmentStore(tmp_path / "record", max_bytes=MIB), clock=lambda: now[0])
     recorder.begin(FACTS)
     recorder.add(came[0])
+    recorder.drained()
+    return recorder, now, came
+
+
+def test_files_that_are_taken_away_are_missed(tmp_path: Path, watched: Recording) -> None:
+    """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
+    folder, (recorder, now, came) = tmp_path / "record", watched
     recorder.keep(came[:1])
     recorder.drained()
     for path in (*files(folder), *files(folder / HISTORY)):
@@ -268,7 +255,6 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
 
     assert (1, True) == (recorder.lost_total, "was removed" in (recorder.problem or ""))
 
-    # The next ones come
     recorder.keep(came[1:2])
     recorder.drained()
     now[0] = 2.0
@@ -281,15 +267,9 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     assert [came[2]] == [one for path in files(folder / HISTORY) for one in read_trace(path)[0].samples]
 
 
-def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
+def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path, watched: Recording) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
-    # A recorder whose folder goes away
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(6)
-    recorder.begin(FACTS)
-    recorder.add(came[0])
-    recorder.drained()
+    folder, (recorder, now, came) = tmp_path / "record", watched
     folder.rename(tmp_path / "gone")
     recorder.begin(replace(FACTS, model="other"))
 
@@ -300,7 +280,6 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     assert 2 == recorder.lost_total
     assert (recorder.problem or "").startswith(f"cannot record to {folder}/kvdiag-")
 
-    # It is back, and some time has passed
     (tmp_path / "gone").rename(folder)
     now[0] = 2.0
     recorder.add(came[3])
@@ -310,15 +289,9 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     assert [came[0], came[3]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
 
 
-def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
+def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path, watched: Recording) -> None:
     """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
-    # A recorder in the midst of a segment, whose folder somebody removes
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(4)
-    recorder.begin(FACTS)
-    recorder.add(came[0])
-    recorder.drained()
+    folder, (recorder, now, came) = tmp_path / "record", watched
     shutil.rmtree(folder)
 
     recorder.add(came[1])
@@ -327,7 +300,6 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     assert 1 == recorder.lost_total
     assert "was removed" in (recorder.problem or "")
 
-    # There is one again
     folder.mkdir()
     now[0] = 2.0
     recorder.add(came[2])

@@ -13,62 +13,37 @@ from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
 from tests.unit.feeds.completions import MODEL, STREAM, chunk, event, failure, offered, one
 
+SENSELESS: tuple[object, ...] = (-1, 2**40, "3", 2.5, None, [], 1)
+"""Usages that are no count, or smaller than before."""
 
-def test_tokens_are_counted_by_usage() -> None:
-    """Several tokens in one chunk are as many as its usage says."""
-    answer = raw(STREAM, chunk(1), chunk(6), chunk(10), b"data: [DONE]\n\n")
+PIECES = (
+    chunk(1) + b": a comment\r\n\r\n" + chunk(2).replace(b"\n", b"\r\n") + b"event: x\ndata: {\ndata: 5\n\n" + chunk(3)
+)
 
+
+@pytest.mark.parametrize(
+    ("answer", "max_tokens", "tokens"),
+    [
+        pytest.param(raw(STREAM, chunk(1), chunk(6), chunk(10), b"data: [DONE]\n\n"), 10, 10, id="by usage"),
+        pytest.param(raw(STREAM, *[chunk()] * 4, b"data: [DONE]\n\n"), 4, 4, id="by chunk"),
+        *(
+            pytest.param(
+                raw(STREAM, chunk(), chunk(), event({"choices": [], "usage": {"completion_tokens": count}})),
+                9,
+                2,
+                id=f"a usage of {count}",
+            )
+            for count in SENSELESS
+        ),
+        pytest.param(endless(STREAM + chunk(4), b": still here\n\n", pause_seconds=0.01), 4, 4, id="left at the last"),
+        pytest.param(raw(STREAM, *(bytes([byte]) for byte in PIECES)), 3, 3, id="in pieces, with either line ending"),
+    ],
+)
+def test_tokens_are_counted(answer: Answer, max_tokens: int, tokens: int) -> None:
+    """By the usage of a chunk if it is a larger count, else one for a chunk; the last token ends the request."""
     with Hostile(answer) as server:
-        actual = offered(server.url, one(max_tokens=10))
-
-    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=10) == actual
-
-
-def test_tokens_are_counted_by_chunk() -> None:
-    """A server that sends no usage has sent a token with each chunk."""
-    answer = raw(STREAM, *[chunk()] * 4, b"data: [DONE]\n\n")
-
-    with Hostile(answer) as server:
-        actual = offered(server.url, one(max_tokens=4))
-
-    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=4) == actual
-
-
-@pytest.mark.parametrize("count", [-1, 2**40, "3", 2.5, None, [], 1])
-def test_senseless_usage_does_not_count(count: object) -> None:
-    """A usage that is no count, or smaller than before, takes nothing away."""
-    answer = raw(STREAM, chunk(), chunk(), event({"choices": [], "usage": {"completion_tokens": count}}))
-
-    with Hostile(answer) as server:
-        actual = offered(server.url, one(max_tokens=9))
-
-    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=2) == actual
-
-
-def test_stream_is_left_with_its_last_token() -> None:
-    """When all tokens are there nothing more is waited for, whatever the server still sends or does not."""
-    answer = endless(STREAM + chunk(4), b": still here\n\n", pause_seconds=0.01)
-
-    with Hostile(answer) as server:
-        actual = offered(server.url, one(max_tokens=4))
-
-    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=4) == actual
-
-
-def test_lines_come_in_any_pieces() -> None:
-    """Events are told apart wherever the network cuts them, with either line ending; what is none is passed over."""
-    text = (
-        chunk(1)
-        + b": a comment\r\n\r\n"
-        + chunk(2).replace(b"\n", b"\r\n")
-        + b"event: x\ndata: {\ndata: 5\n\n"
-        + chunk(3)
-    )
-
-    with Hostile(raw(STREAM, *(bytes([byte]) for byte in text))) as server:
-        actual = offered(server.url, one(max_tokens=3))
-
-    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=3) == actual
+        actual = offered(server.url, one(max_tokens=max_tokens))
+    assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=tokens) == actual
 
 
 LONG_TEXT = "out of memory " * 1000
@@ -93,14 +68,10 @@ FAILURES = [
         reply(LONG_TEXT, status=500), f"HTTP 500: {LONG_TEXT[:MAX_ERROR_CHARACTERS]}", id="a long text is cut"
     ),
     pytest.param(
-        endless(head(500), b"x" * 65536),
-        f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}",
-        id="an endless error text",
+        endless(head(500), b"x" * 65536), f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}", id="an endless error text"
     ),
     pytest.param(
-        reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"),
-        "compressed (gzip)",
-        id="a packed error",
+        reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"), "compressed (gzip)", id="a packed error"
     ),
     pytest.param(
         raw(STREAM, event({"error": {"message": "CUDA out of memory"}})), "CUDA out of memory", id="in stream"
@@ -125,16 +96,10 @@ FAILURES = [
         raw(STREAM, event({"choices": [{"text": "x" * MAX_EVENT_BYTES}]}), chunk()), TOO_LONG, id="a huge event"
     ),
     pytest.param(
-        raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))),
-        "compressed (gzip)",
-        id="a packed stream",
+        raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))), "compressed (gzip)", id="a packed stream"
     ),
     pytest.param(raw(), "Server disconnected", id="hangs up at once"),
-    pytest.param(
-        raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"),
-        "incomplete chunked",
-        id="breaks off",
-    ),
+    pytest.param(raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"), "incomplete chunked", id="breaks off"),
     pytest.param(
         reply("", status=307, Location="http://127.0.0.1:1/"), "HTTP 307: no text", id="redirect is not followed"
     ),
@@ -146,7 +111,6 @@ def test_failure_is_told(answer: Answer, error: str) -> None:
     """Whatever goes wrong with a request is its error's text, bounded in length, and nothing is raised."""
     with Hostile(answer) as server:
         actual = offered(server.url, one())
-
     assert failure(error) == actual
 
 
@@ -163,17 +127,14 @@ def test_silence_is_given_up(answer: Answer) -> None:
     """A server that falls silent is given up after the time allowed for it."""
     with Hostile(answer) as server:
         actual = offered(server.url, one(), silence_seconds=0.3)
-
     assert (containing("no answer in time"),) == actual.errors
 
 
 def test_partial_output_of_a_failure_is_counted() -> None:
     """Tokens that came before an error are told beside it, and do not make the request complete."""
     answer = raw(STREAM, chunk(), chunk(), event({"error": {"message": "aborted"}}))
-
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=9))
-
     expected = Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=2, errors=("aborted",))
     assert expected == actual
 

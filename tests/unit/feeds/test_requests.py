@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx2
+import pytest
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests, Speed, token_ids
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
 from tests.builders.answers import containing
+from tests.fixtures.hostile import Answer, Hostile, endless, head, raw, reply, reply_json
 from tests.unit.feeds.completions import MODEL, offered, with_client
 
 
@@ -72,9 +74,7 @@ def test_prompts_are_never_cached(drill: str) -> None:
         (after,) = (await source.read())[0] or ()
         return (after.prefix_hits_total or 0) - (before.prefix_hits_total or 0)
 
-    actual = with_client(drill, hits)
-
-    assert 0 == actual
+    assert 0 == with_client(drill, hits)
 
 
 def test_repeated_prompts_are_the_same(drill: str) -> None:
@@ -91,10 +91,7 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
         return hits
 
     # A third request joins at the end, which is new
-    actual = with_client(drill, work)
-
-    # Whole blocks of 16 of all but the last token
-    assert [0, 128, 0, 128] == actual
+    assert [0, 128, 0, 128] == with_client(drill, work)
 
 
 async def _hits(source: EngineClient) -> int:
@@ -117,7 +114,6 @@ def test_load_tells_what_is_resident(drill: str) -> None:
 
     first, *between, last = with_client(drill, loads)
 
-    # The newest token of each has not been through the model
     assert (Load(requests=0), Load(requests=0)) == (first, last)
     resident = [tokens for load in between for tokens in load.resident_tokens]
     assert 2 == max(len(load.resident_tokens) for load in between)
@@ -137,15 +133,12 @@ def test_cancelling_frees_the_server(drill: str) -> None:
             await asyncio.gather(offering, return_exceptions=True)
             return ran, await until(lambda running: running == 0), requests.load()
 
-    actual = with_client(drill, cancel)
-
-    assert (4, 0, Load(requests=0)) == actual
+    assert (4, 0, Load(requests=0)) == with_client(drill, cancel)
 
 
 def test_speed_is_measured(drill: str) -> None:
     """One request alone tells how long the first token takes, and how many follow in a second."""
     actual = with_client(drill, lambda client: Requests(client, MODEL, engine=ENGINE).measure(256, 16))
-
     assert isinstance(actual, Speed)
     assert actual.first_token_seconds > 0
     assert 1 < actual.tokens_per_second < 100_000
@@ -154,7 +147,6 @@ def test_speed_is_measured(drill: str) -> None:
 def test_request_that_is_too_long_is_told(drill: str) -> None:
     """The server's own words come with the status."""
     actual = offered(drill, Workload(requests=1, prompt_tokens=40_000, max_tokens=1))
-
     assert (0, 1) == (actual.completed, actual.failed)
     assert "maximum context length is 32768" in actual.errors[0]
 
@@ -162,7 +154,6 @@ def test_request_that_is_too_long_is_told(drill: str) -> None:
 def test_unknown_model_is_told(drill: str) -> None:
     """A model that the server does not have is an error that a run ends with."""
     actual = with_client(drill, lambda client: Requests(client, "other", engine=ENGINE).measure(8, 2))
-
     assert containing("HTTP 404: ", "`other`", "drill") == actual
 
 
@@ -170,6 +161,43 @@ def test_running_out_of_memory_is_told() -> None:
     """An error in the middle of the stream comes in torch's own words."""
     with Drill(SCENARIOS["long-context-oom"]) as serving:
         actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
-
     assert (0, 1, 0) == (actual.completed, actual.failed, actual.generated_tokens)
     assert "CUDA out of memory" in actual.errors[0]
+
+
+def test_vocabulary_is_the_servers(drill: str) -> None:
+    """Token ids for prompts are those that the server's own tokenizer makes of words."""
+    actual = with_client(drill, lambda client: token_ids(client, MODEL))
+    assert {3 + byte for byte in b"abcdefghijklmnopqrstuvwxyz "} == set(actual)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(reply("", status=404), id="not there"),
+        pytest.param(reply("<html>"), id="HTML"),
+        pytest.param(reply_json([]), id="a list"),
+        pytest.param(reply_json({"tokens": 5}), id="a number for tokens"),
+        pytest.param(reply_json({"tokens": {"a": 1}}), id="an object for tokens"),
+        pytest.param(reply_json({"tokens": []}), id="no tokens"),
+        pytest.param(reply_json({"tokens": [-1, 0, 2**40, "5", 1.5, None]}), id="tokens that are none"),
+        pytest.param(reply("[" * 100_000), id="nested without end"),
+        pytest.param(endless(head(), b" " * 65536, limit_bytes=100 * 2**20), id="100 MB"),
+        pytest.param(raw(), id="hangs up"),
+    ],
+)
+def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
+    """A /tokenize that cannot be had, whatever it answers, leaves ids that are text in every vocabulary."""
+    with Hostile({"/tokenize": answer}) as server:
+        actual = with_client(server.url, lambda client: token_ids(client, MODEL))
+        sent_bytes = server.sent_bytes
+    assert DEFAULT_TOKEN_IDS == actual
+    assert sent_bytes < 50 * 2**20
+
+
+def test_vocabulary_that_never_ends_is_given_up() -> None:
+    """A /tokenize that keeps sending a little is given up, and not waited for as long as it sends."""
+    answer = endless(head(), b" ", pause_seconds=0.05)
+    with Hostile({"/tokenize": answer}) as server:
+        actual = with_client(server.url, lambda client: token_ids(client, MODEL, answer_seconds=0.3))
+    assert DEFAULT_TOKEN_IDS == actual

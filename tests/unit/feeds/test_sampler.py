@@ -16,15 +16,18 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
     HOST_SECONDS,
+    AllocatorReading,
     Clock,
     DeviceReading,
     HostReading,
     Pace,
     Sampler,
     TimelineBuilder,
+    read_agents,
 )
-from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
+from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Memory, Sample
 from kvdiag.sources import host
+from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.answers import containing
@@ -45,6 +48,7 @@ def sampled(
     read_devices: Callable[..., DeviceReading] = lambda **_: ((GPU,), ()),
     pids: tuple[int, ...] | None = None,
     read_host: Callable[..., HostReading] | None = None,
+    agents: ThreadedReader[AllocatorReading] | None = None,
     answer_seconds: float = LONG_SECONDS,
     pace: Pace = QUICK,
 ) -> list[Sample]:
@@ -57,6 +61,7 @@ def sampled(
             sampler = Sampler(
                 engine=ENGINE.open(HttpReader(client, answer_seconds)),
                 nvml=nvml,
+                agents=agents,
                 processes=ThreadedReader(read_host or host.read, "host"),
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
@@ -114,7 +119,6 @@ def test_sampler_reads_each_part_at_its_pace() -> None:
 def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
-
     gap = Gap("engine", "failed", containing("500 on /metrics/"))
     failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
     assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
@@ -123,13 +127,9 @@ def test_server_that_fails_leaves_gaps() -> None:
 def test_page_that_never_ends_holds_up_nothing_else() -> None:
     """While the engine's page does not end the devices are read on."""
     page = endless(head(), b"#", pause_seconds=0.01)
-
     samples = sampled(
-        page,
-        until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3,
-        answer_seconds=0.2,
+        page, until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3, answer_seconds=0.2
     )
-
     gap = Gap("engine", "failed", containing("0.2 s on /metrics/"))
     assert all((gap,) == one.gaps for one in engine_readings(samples))
 
@@ -198,7 +198,6 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
 
 def test_a_reading_that_broke_took_its_time_too() -> None:
     """How long the newest reading of a source took is told of one that ended in a mistake, not of the one before it."""
-    # A driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
     now = [0.0]
 
     def breaks_later(*, processes: bool) -> DeviceReading:
@@ -235,7 +234,6 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
 
 def test_slow_driver_is_asked_seldom() -> None:
     """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
-    # A call that takes 20 ms, and a tenth of the time for all of them
     asked: list[tuple[float, bool]] = []
 
     def slow(*, processes: bool) -> DeviceReading:
@@ -250,7 +248,6 @@ def test_slow_driver_is_asked_seldom() -> None:
         pace=replace(QUICK, device_seconds=0.01, process_seconds=0.03, most_driver_ratio=0.1),
     )
 
-    # A call comes no sooner than ten times its length after the one before
     assert all(later - earlier > 0.19 for (earlier, _), (later, _) in pairwise(asked))
     assert {True} == {processes for _, processes in asked}
 
@@ -272,7 +269,6 @@ def test_filter_that_is_not_known_is_given_up() -> None:
 
 def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
     """A page that shows nothing, with a filter or without, says nothing about filters: they are used once it does."""
-    # A server whose first pages have no engine
     asked: list[bool] = []
 
     def page(peer: Peer) -> None:
@@ -283,3 +279,63 @@ def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
 
     assert [True, False, True, True, True, True] == asked[:6]
     assert (None, (SEEN,)) == (engine_readings(samples)[0].engines, engine_readings(samples)[-1].engines)
+
+
+HELD = Allocator(
+    device_uuid="1", pid=7, pid_seen=True, start_ticks=1, age_seconds=0.2, allocated_bytes=5, reserved_bytes=6
+)
+
+
+def agent_readings(
+    reading: AllocatorReading,
+    enough: Callable[[list[Sample]], bool],
+    read_devices: Callable[..., DeviceReading] = lambda **_: (None, ()),
+) -> list[Sample]:
+    """Samples that the agents were due in, until there are enough."""
+
+    def due(samples: list[Sample]) -> list[Sample]:
+        return [one for one in samples if one.allocators or any(gap.source == "torch_allocator" for gap in one.gaps)]
+
+    seen = sampled(
+        reply(PAGE),
+        until=lambda samples: enough(due(samples)),
+        read_devices=read_devices,
+        agents=ThreadedReader(lambda: reading, "agents"),
+        pace=Pace(engine_seconds=LONG_SECONDS, device_seconds=LONG_SECONDS, agent_seconds=0.02),
+    )
+    return due(seen)
+
+
+def test_agents_are_read_at_their_pace() -> None:
+    """Each reading of the folder is a sample of its own, with its gaps."""
+    gap = Gap("torch_allocator", "failed", "agent-1-1.json: not a file")
+    samples = agent_readings(((HELD,), (gap,)), lambda seen: len(seen) >= 3)
+    assert {((HELD,), (gap,), None, None)} == {(one.allocators, one.gaps, one.engines, one.devices) for one in samples}
+
+
+def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
+    """Where there is no NVML here, what it tells inside the server makes the devices; where it only failed, nothing."""
+    inside = replace(HELD, memory=Memory(total_bytes=9, free_bytes=2), process_bytes=7)
+    absent = Gap("nvml", "absent", "no libnvidia-ml.so.1 here")
+
+    def seen(gap: Gap, enough: Callable[[list[Sample]], bool]) -> Sample:
+        return agent_readings(((inside,), ()), enough, lambda **_: (None, (gap,)))[-1]
+
+    without = seen(absent, lambda samples: samples[-1:] != [] and samples[-1].devices is not None)
+    failing = seen(replace(absent, kind="failed"), lambda samples: len(samples) >= 10)
+    assert (devices_inside((inside,)), None) == (without.devices, failing.devices)
+
+
+def test_volume_that_hangs_is_a_gap() -> None:
+    """A folder on a file system that does not answer is reported, and not waited for."""
+    release = threading.Event()
+
+    def hang() -> AllocatorReading:
+        release.wait(LONG_SECONDS)
+        return None, ()
+
+    try:
+        found, gaps = asyncio.run(read_agents(ThreadedReader(hang, "agents"), 0.05))
+    finally:
+        release.set()
+    assert (None, (Gap("torch_allocator", "failed", containing("the agents' folder", "0 s")),)) == (found, gaps)

@@ -47,9 +47,7 @@ def test_segments_are_put_together_by_time(
     edges = [0, *sorted(cuts), len(SAMPLES)]
     for name, first, last in zip(names, edges, edges[1:], strict=False):
         write(folder / f"{name}.jsonl{'.gz' if first % 2 else ''}", *SAMPLES[first:last])
-
     timeline, facts = read_segments(folder)
-
     assert SAMPLES == timeline.samples
     assert FACTS == facts
 
@@ -57,14 +55,11 @@ def test_segments_are_put_together_by_time(
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str) -> None:
     """A torn line in any segment ends that segment, which is said; it makes no run that was cut off."""
-    # Two segments, the first one torn within its last sample
     torn = write(tmp_path / "a.jsonl", *SAMPLES[:6])
     lines = torn.read_bytes().splitlines(keepends=True)
     torn.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
     write(tmp_path / f"b.jsonl{packed}", *SAMPLES[6:])
-
     timeline, facts = read_segments(tmp_path)
-
     assert SAMPLES[:5] + SAMPLES[6:] == timeline.samples
     assert [containing("a.jsonl is incomplete")] == [gap.reason for gap in facts.gaps]
     assert {("recorder", "absent")} == {(gap.source, gap.kind) for gap in facts.gaps}
@@ -77,9 +72,7 @@ def test_a_segment_that_was_just_begun_holds_nothing(tmp_path: Path, name: str, 
     write(tmp_path / "a.jsonl", *SAMPLES)
     begun = write(tmp_path / name, *SAMPLES)
     begun.write_bytes(begun.read_bytes()[:left])
-
     timeline, facts = read_segments(tmp_path)
-
     assert SAMPLES == timeline.samples
     assert [containing(f"{name} is empty")] == [gap.reason for gap in facts.gaps]
 
@@ -89,9 +82,7 @@ def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", *SAMPLES[:6], facts=replace(FACTS, pools=(pool(usable_blocks=99),), server_pids=(3,)))
     write(tmp_path / "b.jsonl", *SAMPLES[6:9])
     write(tmp_path / "c.jsonl", *SAMPLES[9:], facts=replace(FACTS, server_pids=(8,)))
-
     timeline, facts = read_segments(tmp_path)
-
     assert (SAMPLES[6:], (7, 8)) == (timeline.samples, facts.server_pids)
     assert [containing("b.jsonl", "KV pool")] == [gap.reason for gap in facts.gaps]
 
@@ -125,7 +116,6 @@ def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> Non
             replace(first, at_seconds=last.at_seconds - back),
             facts=replace(FACTS, url=None),
         )
-
     assert "a.jsonl and b.jsonl in" in refusal(tmp_path / "fleet")
     assert 3 == len(read_segments(tmp_path / "clock")[0].samples)
 
@@ -134,7 +124,6 @@ def test_too_many_segments_are_refused(tmp_path: Path) -> None:
     """A folder is bounded, as every input."""
     for number in range(MAX_SEGMENTS + 1):
         (tmp_path / f"{number}.jsonl").touch()
-
     assert "1025 segments, more than 1024" in refusal(tmp_path)
 
 
@@ -144,12 +133,10 @@ def test_a_folder_is_judged_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     write(tmp_path / "folder" / "a.jsonl", *SAMPLES[:6])
     write(tmp_path / "folder" / "b.jsonl", *SAMPLES[6:])
     write(tmp_path / "whole.jsonl", *SAMPLES)
-
     said = []
     for name in ("folder", "whole.jsonl"):
         code = main(["diagnose", str(tmp_path / name), "--output", "json"])
         said.append((code, json.loads(capsys.readouterr().out)))
-
     assert said[0] == said[1]
     assert (0, "ok") == (said[0][0], said[0][1]["worst"])
 
@@ -159,8 +146,6 @@ def test_a_segment_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
     # A name in the folder behind which there is nothing any more
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
     write(tmp_path / "b.jsonl", *SAMPLES)
-
     timeline, facts = read_segments(tmp_path)
-
     assert SAMPLES == timeline.samples
     assert [containing("1 of 2 segments")] == [gap.reason for gap in facts.gaps if "removed" in gap.reason]

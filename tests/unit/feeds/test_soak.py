@@ -40,7 +40,6 @@ def pools(blocks: int) -> tuple[KvPool, ...]:
 def test_default_soak() -> None:
     """Twelve minutes: thirty pairs, of which five repeat their contents, the warm-up's largest shape first."""
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts())
-
     assert (60, 12.0, 720.0) == (len(actual.cycles), actual.cycle_seconds, actual.seconds)
     assert [16, 8, 4] == [load.requests for load in actual.warmup]
     assert 5 == sum(load.repeated for load in actual.cycles)
@@ -51,7 +50,6 @@ def test_default_soak() -> None:
 def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longest: int | None) -> None:
     """Whatever the server, a soak has its length, enough cycles, and a bound on requests and prompts."""
     actual = plan_soak(seconds, Facts(max_model_len_tokens=longest, pools=pools(blocks)), speed)
-
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
     assert len(loads) <= MOST_PAIRS
@@ -67,7 +65,6 @@ def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longe
 def test_largest_dose_fits_in_the_pool(seconds: float, blocks: int) -> None:
     """Nobody has to wait for room: a queue would be part of what is measured."""
     load = plan_soak(seconds, Facts(pools=pools(blocks))).warmup[0]
-
     each = -(-(load.prompt_tokens + load.max_tokens) // 16)
     assert load.requests * each <= blocks or load.prompt_tokens == LEAST_PROMPT_TOKENS
 
@@ -76,7 +73,6 @@ def test_largest_dose_fits_in_the_pool(seconds: float, blocks: int) -> None:
 def test_doses_are_permuted(seconds: float) -> None:
     """Each dose once in three loads of new content, and no order twice in a row."""
     doses = [load.requests // 4 for load in plan_soak(seconds, Facts()).cycles if load.requests and not load.repeated]
-
     triples = [tuple(doses[place : place + 3]) for place in range(0, len(doses) - 2, 3)]
     assert {(1, 2, 4)} == {tuple(sorted(triple)) for triple in triples}
     assert all(one != other for one, other in pairwise(triples))
@@ -84,11 +80,8 @@ def test_doses_are_permuted(seconds: float) -> None:
 
 def test_slow_server_gets_shorter_prompts() -> None:
     """What a server cannot take within its cycle is not offered, and it is said."""
-    # A server that reads 500 tokens a second
     speed = Speed(first_token_seconds=1.0, tokens_per_second=20.0, prompt_tokens_per_second=500.0)
-
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts(), speed)
-
     assert 150 == actual.cycles[1].prompt_tokens
     assert (containing("prompt of 2,048", "to 150:"),) == actual.notes
 
@@ -123,13 +116,10 @@ class Company:
 
 def test_other_traffic_ends_the_soak() -> None:
     """A few spoilt cycles in a row are enough: minutes more would be as much in vain, and the verdict says why."""
-    # Somebody who comes with the second load of the soak and stays
     company = Company(alone_for=2 + 28 + 4)
     facts = Facts(max_model_len_tokens=4096)
     soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.2)
-
     timeline = run({"/metrics/": company.page, "/v1/completions": company.completions}, facts, steps=1, soak=soak)
-
     spans = timeline.spans("soak")
     assert 3 + SPOILT_CYCLES >= len(spans)
     result = step(diagnose(timeline, facts), "soak")

@@ -23,34 +23,27 @@ def reading(at_seconds: float, usage: float = 0.0, running: int = 0) -> Sample:
 
 def test_the_newest_minutes_are_whole() -> None:
     """Within the newest five minutes every sample is there, as it came."""
-    # A sample a second, for an hour
     tiers = Retention()
     came = [reading(float(second), usage=second % 100 / 100) for second in range(3600)]
     for sample in came:
         tiers.add(sample)
-
     kept = tiers.samples()
-
     assert tuple(came[-300:]) == kept[-300:]
     assert len(kept) < 300 + 60 + 3 * 60
 
 
 def test_a_day_is_kept_and_no_more() -> None:
     """The oldest sample is of a day ago, and the number of all is bounded."""
-    # Two days of a sample every ten seconds
     tiers = Retention()
     for second in range(0, 2 * 86_400, 10):
         tiers.add(reading(float(second), running=second % 3))
-
     kept = tiers.samples()
-
     assert 86_400 - 120 <= kept[0].at_seconds <= 86_400
     assert len(kept) <= 3 * 1440 + 36
 
 
 def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
     """The last idle pair, the fullest reading, devices with their processes, host, and each kind of gap once."""
-    # A minute of every kind of sample
     listed = Sample(at_seconds=5.0, devices=(device(processes=(process(1, 1),)),))
     host = Sample(at_seconds=58.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=1),))
     fullest, pair = reading(30.0, usage=0.9, running=5), (reading(56.0), reading(57.0))
@@ -70,11 +63,8 @@ def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
 
 def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
     """Two readings in its middle saw what is held while nothing runs: a day later they still prove it."""
-    # A minute of work with a pause
     minute = [reading(float(second), usage=0.5, running=5) for second in range(60)]
     minute[20:23] = [reading(float(second), usage=0.01) for second in range(20, 23)]
-
-    # The pause is there, and so is the work that ended it
     assert (21.0, 22.0, 23.0, 59.0) == tuple(one.at_seconds for one in thinned(minute))[-4:]
     assert 5 >= len(thinned(minute))
 
@@ -86,9 +76,7 @@ def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
     for second in range(3600):
         pause = 600 <= second < 603
         tiers.add(Sample(at_seconds=float(second), engines=(holding(40 if pause else 900, running=0 if pause else 5),)))
-
     found = finding(diagnose(Timeline(samples=tiers.samples()), Facts(pools=(pool(),))), "leak.kv_blocks")
-
     assert "fault" == found.status
 
 
@@ -96,10 +84,8 @@ def test_another_server_begins_with_nothing() -> None:
     """What was of the server before is forgotten."""
     tiers = Retention()
     tiers.add(reading(1.0))
-
     tiers.clear()
     tiers.add(reading(2.0))
-
     assert (reading(2.0),) == tiers.samples()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import MAX_ABOUT_CHARACTERS, TraceWriter, read_trace
-from kvdiag.model import Device, Facts, Load, Memory, Sample, Timeline
+from kvdiag.model import Facts, Timeline
 from tests.builders import runs, worlds
 from tests.builders.answers import containing
 from tests.unit.feeds.small_traces import CUT_OFF, FACTS_SEEN, HEADER, LINES, MARK, SAMPLES, write
@@ -33,40 +32,29 @@ def test_timeline_comes_back(folder: Path, suffix: str, timeline: Timeline, fact
     """What was recorded is read again as the same timeline of the same server, packed or not."""
     path = folder / f"round-trip.{suffix}"
     write(path, timeline, facts)
-
-    actual = read_trace(path)
-
-    assert (timeline, facts) == actual
+    assert (timeline, facts) == read_trace(path)
 
 
-def test_packed_trace_is_known_by_its_content(tmp_path: Path) -> None:
-    """A packed trace is read whatever it is called."""
+WHOLE = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(WHOLE), "".join(f"{json.dumps(json.loads(one))}\n" for one in WHOLE.splitlines()).encode()],
+    ids=["packed under any name", "rewritten with spaces by a JSON tool"],
+)
+def test_trace_is_known_by_its_content(tmp_path: Path, content: bytes) -> None:
+    """Neither its name nor its spacing matters."""
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(gzip.compress(HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)))
-
-    actual = read_trace(path)
-
-    assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
-
-
-def test_trace_written_anew_by_a_tool_for_json_is_as_good(tmp_path: Path) -> None:
-    """Spaces between keys and values tell nothing, at its end as little as before."""
-    path = tmp_path / "trace.jsonl"
-    whole = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
-    path.write_text("".join(f"{json.dumps(json.loads(one))}\n" for one in whole.splitlines()))
-
-    actual = read_trace(path)
-
-    assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
+    path.write_bytes(content)
+    assert (Timeline(samples=SAMPLES), FACTS_SEEN) == read_trace(path)
 
 
 def test_sample_takes_few_bytes(tmp_path: Path) -> None:
     """An engine reading as live ones are takes no more than 400 bytes, so that an hour at 10 Hz fits on any disk."""
     path = tmp_path / "trace.jsonl"
     timeline = runs.run()
-
     write(path, timeline, worlds.facts(worlds.World()))
-
     assert path.stat().st_size / len(timeline.samples) < 400
 
 
@@ -77,9 +65,7 @@ def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
     for writer in writers:
         writer.add(SAMPLES[0])
         writer.add(MARK)
-
     actual = [read_trace(path) for path in paths]
-
     for writer in writers:
         writer.close()
     assert [(Timeline(samples=SAMPLES[:1], marks=(MARK,)), CUT_OFF)] * 2 == actual
@@ -88,10 +74,8 @@ def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
 def test_trace_may_say_about_itself_what_it_likes(tmp_path: Path) -> None:
     """What a header says about its trace stands there for people, and is neither judged nor in the way."""
     about = {"incident": "a name", "sources": ["https://example.org"], "assumed": {"noise": [1, 2.5, None]}}
-
     with TraceWriter(tmp_path / "trace.jsonl", FACTS_SEEN, about) as trace:
         trace.add(SAMPLES[0])
-
     with (tmp_path / "trace.jsonl").open() as file:
         assert about == json.loads(file.readline())["about"]
     assert (Timeline(samples=SAMPLES[:1]), FACTS_SEEN) == read_trace(tmp_path / "trace.jsonl")
@@ -108,10 +92,8 @@ def test_trace_says_no_novel_about_itself(tmp_path: Path, about: Mapping[str, An
 def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
     """A trace that was closed can be closed again, as an interrupted run may do."""
     path = tmp_path / "trace.jsonl.gz"
-
     with TraceWriter(path, FACTS_SEEN) as writer:
         writer.close()
-
     assert (Timeline(samples=()), FACTS_SEEN) == read_trace(path)
 
 
@@ -119,7 +101,6 @@ def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """A trace in a folder that does not exist is refused before anything is recorded."""
     with pytest.raises(KvdiagError) as caught:
         TraceWriter(tmp_path / "nowhere" / "trace.jsonl", FACTS_SEEN)
-
     assert containing(f"{tmp_path}/nowhere/trace.jsonl", "No such file") == str(caught.value)
 
 
@@ -128,10 +109,8 @@ def test_full_disk_is_told(tmp_path: Path, name: str) -> None:
     """A disk without room for the first line is one error, and closing the file is no second one."""
     # A file that takes nothing, since it is the name that says whether to pack
     path = tmp_path / name
-
     with pytest.raises(KvdiagError) as caught:
         TraceWriter(path, FACTS_SEEN, opened=lambda _: os.open("/dev/full", os.O_WRONLY))
-
     assert f"cannot record to {path}: No space left on device" == str(caught.value)
 
 
@@ -155,32 +134,11 @@ except KvdiagError as error:
 def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
     """When no more can be written one error says so, and what was written before can be read."""
     path = tmp_path / f"trace.{suffix}"
-
     # A process may write 4 KiB and no more
     done = subprocess.run(
         [sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
-
     assert (f"cannot record to {path}: File too large\n", "") == (done.stdout, done.stderr)
     timeline, _ = read_trace(path)
     assert [float(number) for number in range(len(timeline.samples))] == [one.at_seconds for one in timeline.samples]
     assert len(timeline.samples) > 50
-
-
-def test_limit_of_this_process_is_untouched() -> None:
-    """The limit that one of these tests sets on file sizes is its child's alone."""
-    actual = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-
-    assert resource.RLIM_INFINITY == actual
-
-
-def test_device_that_tells_nothing_comes_back(tmp_path: Path) -> None:
-    """A GPU whose memory cannot be read, as GB10's, is recorded and read like any other."""
-    path = tmp_path / "trace.jsonl"
-    blind = Device(uuid="GPU-1", index=0, name="NVIDIA GB10", memory=None)
-    seeing = Device(uuid="GPU-2", index=1, name="", memory=Memory(total_bytes=9, free_bytes=3))
-    timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(blind, seeing), load=Load(requests=0)),))
-
-    write(path, timeline, FACTS_SEEN)
-
-    assert (timeline, FACTS_SEEN) == read_trace(path)

@@ -81,11 +81,9 @@ def test_no_trace_takes_more_memory_than_a_container_has(tmp_path: Path, bomb: s
         file.write(HEADER)
         for one in lines(line, count // share):
             file.write(one)
-
     command = [sys.executable, "-c", JUDGE, str(path), str(share)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     exit_code, resident_bytes = map(int, told.splitlines()[-1].split())
-
     assert exit_code in (0, 1, 2, 3)
     assert resident_bytes < MAX_RESIDENT_BYTES[share]
 
@@ -95,7 +93,6 @@ def test_a_budget_of_values_ends_the_reading(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_bytes(HEADER + b'{"sample":{"at_seconds":1}}\n' * 1_000)
     budget = Budget(values=1_900)
-
     with pytest.raises(TooLongError):
         read_trace(path, budget=budget)
     assert -20 < budget.values < 0
@@ -131,9 +128,7 @@ def test_a_long_trace_is_thinned_as_a_daemon_thins(tmp_path: Path, little: Budge
     """The newest samples are whole, the older ones are those that a daemon keeps of each minute, and a gap says it."""
     whole = samples(20)
     path = write(tmp_path / "long.jsonl", whole)
-
     timeline, facts = read_trace(path, budget=little)
-
     assert (THINNED,) == facts.gaps
     assert whole[-5:] == timeline.samples[-5:]
     assert set(timeline.samples) <= set(whole)
@@ -145,7 +140,6 @@ def test_test_steps_are_never_thinned(tmp_path: Path, little: Budget) -> None:
     """Each of their samples is compared with what had to be there: a trace that is too long for that is refused."""
     mark = Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin")
     path = write(tmp_path / "long.jsonl", (mark, *samples(20)))
-
     with pytest.raises(TooLongError):
         read_trace(path, budget=little)
 
@@ -158,9 +152,7 @@ def test_the_oldest_segments_are_left_out_where_all_are_too_many(
     for number in range(8):
         write(tmp_path / f"kvdiag-{number:08d}.jsonl.gz", whole[60 * number : 60 * number + 60])
     monkeypatch.setattr(segments, "Budget", lambda: Budget(values=4_000))
-
     timeline, facts = read_segments(tmp_path)
-
     assert 60 <= len(timeline.samples) < len(whole)
     assert whole[-len(timeline.samples) :] == timeline.samples
     (gap,) = facts.gaps

@@ -77,15 +77,12 @@ def test_no_flipped_bit_is_read_as_it_stands(tmp_path: Path, ending: str, *, end
 
 def test_gzips_own_checksum_is_compared(tmp_path: Path) -> None:
     """Of a trace from before there were others, too: it stands behind the line that ends it."""
-    # A trace without checksums of its own, packed, with a trailer that is not its
     path = write(tmp_path / "trace.jsonl", *SAMPLES[:3])
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if not line.startswith(b'{"end"')]
     packed = gzip.compress(b"".join(lines) + b'{"end":3}\n')
     path.write_bytes(packed)
     assert SAMPLES[:3] == read_trace(path)[0].samples
-
     flip(path, len(packed) - 8, 0)
-
     with pytest.raises(DamagedError):
         read_trace(path)
 
@@ -95,7 +92,6 @@ def test_a_torn_trailer_is_no_whole_trace(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", *SAMPLES[:3])
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if not line.startswith(b'{"end"')]
     path.write_bytes(gzip.compress(b"".join(lines) + b'{"end":3}\n')[:-4])
-
     assert (CUT_OFF,) == read_trace(path)[1].gaps
 
 
@@ -142,7 +138,6 @@ def test_a_folder_of_damaged_segments_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [HEADER_PLACE, -40], ids=["header", "samples"])
 def test_a_daemon_goes_on_without_what_is_damaged_and_says_so(tmp_path: Path, place: int) -> None:
     """Its newest sample has the gap, so that its diagnosis tells it for a day."""
-    # A daemon that was stopped and started twice
     for first in (0, 20):
         segments = SegmentStore(tmp_path, max_bytes=2**22)
         segments.begin(FACTS)

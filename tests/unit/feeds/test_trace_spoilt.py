@@ -41,12 +41,10 @@ def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
     """Of a trace that was cut off anywhere all whole lines are read; without its header it is no trace."""
     path = folder / "torn.jsonl"
     path.write_bytes((HEADER + b"".join(LINES))[:cut])
-
     if cut < len(HEADER) - 1:
         assert NO_TRACE == refusal(path)
         return
     actual = read_trace(path)
-
     whole = max(path.read_bytes().count(b"\n") - 1, 0)
     assert (Timeline(samples=SAMPLES[:whole]), CUT_OFF) == actual
 
@@ -114,9 +112,7 @@ def test_bad_line_is_named(tmp_path: Path, bad: bytes, problem: str) -> None:
     """A bad line that is not the torn last one is an error with its number and what is wrong, and not skipped."""
     path = tmp_path / "trace.jsonl"
     path.write_bytes(HEADER + LINES[0] + LINES[1] + bad + LINES[2])
-
     actual = refusal(path)
-
     assert actual.startswith("TRACE, line 4: ")
     assert problem in actual
     assert len(actual) < 250
@@ -127,10 +123,7 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     earlier = {**to_plain(MARK), "at_seconds": 1.0}
     path.write_bytes(HEADER + LINES[4] + line(mark=to_plain(MARK)) + line(mark=earlier) + LINES[4])
-
-    actual = refusal(path)
-
-    assert containing("TRACE, line 4: ", "previous mark") == actual
+    assert containing("TRACE, line 4: ", "previous mark") == refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +142,9 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
         pytest.param(line(kvdiag_trace=0, facts={}), NO_TRACE, id="version 0"),
         pytest.param(line(kvdiag_trace=1), "line 1: Facts", id="no facts"),
         pytest.param(line(kvdiag_trace=1, facts={"colour": 1}), "Facts has no field 'colour'", id="unknown fact"),
-        pytest.param(
-            line(kvdiag_trace=1, facts={"forced": 1}),
-            "line 1: Facts.forced",
-            id="a fact of another type",
-        ),
-        pytest.param(
-            line(kvdiag_trace=2, kvdiag_version="0.9.0", facts={"colour": 1}),
-            "use kvdiag 0.9.0",
-            id="newer",
-        ),
-        pytest.param(
-            line(kvdiag_trace=2),
-            "format 2",
-            id="newer, by whom?",
-        ),
+        pytest.param(line(kvdiag_trace=1, facts={"forced": 1}), "line 1: Facts.forced", id="a fact of another type"),
+        pytest.param(line(kvdiag_trace=2, kvdiag_version="0.9.0", facts={"colour": 1}), "use kvdiag 0.9.0", id="newer"),
+        pytest.param(line(kvdiag_trace=2), "format 2", id="newer, by whom?"),
         pytest.param(gzip.compress(b"")[:10], NO_TRACE, id="a torn empty gzip"),
         pytest.param(b"\x1f\x8b" + b"garbage" * 9, "Unknown compression method", id="no gzip"),
         pytest.param(gzip.compress(HEADER)[:-8] + bytes(8), "CRC check failed", id="gzip, spoilt sum"),
@@ -175,16 +156,12 @@ def test_what_is_no_trace_is_told(tmp_path: Path, content: bytes, message: str, 
     path = tmp_path / "trace.jsonl"
     packed = content.startswith(b"\x1f\x8b")
     path.write_bytes(content if packed else content + more)
-
-    actual = refusal(path)
-
-    assert containing(message) == actual
+    assert containing(message) == refusal(path)
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that is not there, or a folder, says so."""
     actual = [refusal(tmp_path / "nowhere.jsonl"), refusal(tmp_path)]
-
     assert [containing("TRACE", "No such file"), "TRACE is not a file"] == actual
 
 
@@ -195,10 +172,7 @@ def test_packed_bomb_is_refused(tmp_path: Path) -> None:
         file.write(HEADER)
         for _ in range(64):
             file.write(bytes(2**20))
-
-    actual = refusal(path)
-
-    assert "TRACE, line 2: longer than 4 MiB" == actual
+    assert "TRACE, line 2: longer than 4 MiB" == refusal(path)
 
 
 SMALL_RUN = runs.run(worlds.World(workloads={}, gpus=1))

@@ -88,11 +88,8 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watch]:
 
 def test_a_set_clock_moves_the_history_with_it() -> None:
     """An hour back, then two forward: samples go on in order, none is lost, and their distances stay what they were."""
-    # What a clock that nobody touches gives
     untouched, _ = watched(0.0, 0.0)
-
     kept, watch = watched(-3600.0, 7200.0)
-
     assert [round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(untouched[-300:])] == [
         round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(kept[-300:])
     ]
@@ -105,7 +102,6 @@ def test_a_set_clock_moves_the_history_with_it() -> None:
 def test_no_tick_is_missed_for_it() -> None:
     """The pace is that of a clock that nobody sets."""
     _, watch = watched(-3600.0, 7200.0)
-
     nvml = next(one for one in watch.snapshot().sources if one.source == "nvml")
     assert (0, True) == (nvml.ticks_missed_total, (nvml.ticks_total or 0) >= 1800)
     assert watch.snapshot().newest.devices is not None
@@ -114,7 +110,6 @@ def test_no_tick_is_missed_for_it() -> None:
 def test_a_clock_that_ntp_disciplines_is_not_one_that_was_set() -> None:
     """Fractions of a second are nothing."""
     _, watch = watched(0.5, -0.4)
-
     assert "clock" not in {one.source for one in watch.snapshot().sources}
 
 

@@ -20,7 +20,7 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Keep
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch, pace_of
-from kvdiag.feeds.live.sampling import Clock, DeviceReading, ticks
+from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
 from kvdiag.model import Device, Diagnosis, Facts, Sample, Snapshot, Status
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -252,25 +252,28 @@ def test_gpus_come_and_go() -> None:
 
 
 def test_a_slow_driver_is_asked_seldom() -> None:
-    """It takes a tenth of the time at most, process lists among it; the engine is read at every tick meanwhile."""
-    # A driver that takes five seconds
-    place = Place(driver_seconds=5.0)
+    """It takes a tenth of the time at most, process lists among it; the engine is read at every tick meanwhile.
+
+    What a call takes beyond its time limit is the delay of a busy machine, for which the driver is not left alone.
+    """
+    place = Place(driver_seconds=DRIVER_SECONDS)
 
     async def script(watch: Watch) -> None:
         await asyncio.sleep(1100)
         slow = list(place.asked)
-
-        assert len(slow) * 5.0 <= 1100 / 10 + 5.0
-        assert len(slow) >= 18
+        assert len(slow) * DRIVER_SECONDS <= 1100 / 10 + DRIVER_SECONDS
+        assert len(slow) >= 90
         assert any(slow[1:])
         assert watch.snapshot().newest.engines is not None
-
-        # It is quick again
         place.driver_seconds = 0.0
         await asyncio.sleep(160)
-
-        # It is asked at every tick
-        assert len(place.asked) - len(slow) > 100
+        quick = len(place.asked)
+        assert quick - len(slow) > 100
+        place.driver_seconds = 60.0
+        await asyncio.sleep(2)
+        place.driver_seconds = 0.0
+        await asyncio.sleep(70)
+        assert len(place.asked) - quick > 5
 
     watch = watching(place, script)
     ticks = {one.source: (one.ticks_total, one.ticks_missed_total) for one in watch.snapshot().sources}

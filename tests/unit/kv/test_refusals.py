@@ -55,7 +55,6 @@ EDGES = [
             "pipeline_parallel": (1, MOST_RANKS),
             "max_num_batched_tokens": (1, MOST_TOKENS),
             "block_size_tokens": (1, 1 << 20),
-            "kernel_block_tokens": (1, 1 << 20),
             "max_in_flight_tokens": (1, MOST_TOKENS),
             "speculative_tokens": (0, 1024),
         },
@@ -159,7 +158,6 @@ def test_every_constructor_refuses_its_edges(edge: Edge) -> None:
     ("make", "field"),
     [
         (lambda: Deployment(tensor_parallel=4, decode_context_parallel=3), "decode_context_parallel"),
-        (lambda: Deployment(pipeline_parallel=2, pipeline_partition=(1,)), "pipeline_partition"),
         (lambda: Budget(**(dict.fromkeys((*SIZES, "weights_bytes"), 0)), total_bytes=1, memory_fraction_ratio=0),
          "memory_fraction"),
         (lambda: Budget(**(dict.fromkeys((*SIZES, "weights_bytes"), 0)), total_bytes=1, memory_fraction_ratio=1.001),

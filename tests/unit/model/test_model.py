@@ -105,9 +105,7 @@ def pool_of(**changes: Any) -> KvPool:
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_cannot_be_built(what: str) -> None:
     """A value outside what is possible is refused by its constructor, which names the class and the figure."""
-    # It is built
     with pytest.raises(ValueError, match=r"^[A-Z][A-Za-z]+: .+"):
-        # It is not
         REFUSED[what]()
 
 
@@ -115,7 +113,6 @@ def test_missing_readings_are_none_everywhere() -> None:
     """What was not read is None, which every reading takes."""
     # Values of nothing but what they need
     engine_page, reading, facts = Engine(engine="0"), Sample(at_seconds=0.0), Facts()
-
     assert {None} == {getattr(engine_page, one.name) for one in dataclasses.fields(engine_page)[1:]}
     assert (None, None, None, None) == (reading.engines, reading.devices, reading.host, reading.load)
     assert (None, None) == (facts.server_pids, facts.pool("0"))
@@ -123,9 +120,7 @@ def test_missing_readings_are_none_everywhere() -> None:
 
 def test_every_value_is_frozen_and_says_its_fields() -> None:
     """Each class of the model is a frozen, slotted dataclass; fields go by name, verdicts apart."""
-    # GIVEN every dataclass of the package
     classes = [one for one in vars(model).values() if dataclasses.is_dataclass(one)]
-
     assert classes
     for one in classes:
         assert vars(one)["__dataclass_params__"].frozen, one
@@ -136,18 +131,14 @@ def test_every_value_is_frozen_and_says_its_fields() -> None:
 
 def test_used_bytes_are_what_is_not_free() -> None:
     """One denominator: used is total less free, the driver's share among it."""
-    # A device with 8 GiB free of 32
     memory = Memory(total_bytes=32 * GIB, free_bytes=8 * GIB, driver_reserved_bytes=GIB)
-
     assert (24 * GIB, 0.75) == (memory.used_bytes, memory.occupied_ratio)
 
 
 def test_a_gpu_cut_into_slices_is_not_counted_beside_them() -> None:
     """The parent of MIG slices repeats what they hold; a GPU without slices stays."""
-    # A parent, its two slices, and another GPU
     parent, other = device(0), device(1)
     slices = tuple(device(0, uuid=f"MIG-{part}", mig_parent_uuid="GPU-0") for part in "ab")
-
     assert (*slices, other) == without_mig_parents((parent, *slices, other))
 
 
@@ -182,18 +173,15 @@ def test_engines_are_idle_together(engines: tuple[Engine, ...] | None, idle: boo
 )
 def test_usage_gives_blocks_held_by_requests(usage: float, denominator: int, blocks: int) -> None:
     """The gauge times its own denominator, without the null block where the gauge counts it."""
-    # A pool of 99 usable blocks and the null block
     assert blocks == pool_of(usage_blocks=denominator).used_blocks(usage)
 
 
 @given(st.integers(2, 2**20), st.data())
 def test_usage_and_blocks_go_both_ways(total: int, data: st.DataObject) -> None:
     """Any count of held blocks survives the gauge's way through a float."""
-    # A pool, with the null block in the gauge or not, and blocks held
     gauge = data.draw(st.sampled_from([total - 1, total]))
     held = data.draw(st.integers(0, total - 1))
     one = pool_of(total_blocks=total, usable_blocks=total - 1, usage_blocks=gauge)
-
     assert held == one.used_blocks((held + gauge - (total - 1)) / gauge)
 
 
@@ -204,9 +192,7 @@ def test_the_size_of_a_block_is_known_where_the_pools_is() -> None:
 
 def test_a_pool_is_found_by_its_engine() -> None:
     """Facts know each engine's pool."""
-    # Two pools
     facts = Facts(pools=(pool("0"), pool("1")))
-
     assert (facts.pools[1], None) == (facts.pool("1"), facts.pool("2"))
 
 
@@ -227,7 +213,6 @@ OUTCOME = Outcome(completed=10, failed=0, prompt_tokens=20_480, generated_tokens
 
 def test_marks_make_a_span() -> None:
     """Begin, offer, release and end with what they carry are one span."""
-    # The marks of one cycle
     marks = (
         mark(1.0, "begin", workload=WORKLOAD, notes=("scaled",)),
         mark(2.0, "offer"),
@@ -253,18 +238,14 @@ def test_marks_make_a_span() -> None:
 
 def test_a_span_that_was_cut_off_lacks_what_did_not_happen() -> None:
     """A run that ended under load has spans without release and end."""
-    # A begin and an offer
     (actual,) = Timeline(samples=(), marks=(mark(1.0, "begin"), mark(2.0, "offer"))).spans()
-
     assert Span(step="concurrent", cycle=0, begin_seconds=1.0, offer_seconds=2.0) == actual
     assert not actual.complete
 
 
 def test_spans_come_in_order_and_by_step() -> None:
     """Each step's cycles are spans of their own, in the order of their beginnings."""
-    # A run
     whole = run()
-
     steps = ["baseline", "warmup", "warmup", *["single_request"] * 8, "concurrent", "long_context"]
     assert steps == [span.step for span in whole.spans()]
     assert list(range(8)) == [span.cycle for span in whole.spans("single_request")]
@@ -273,9 +254,7 @@ def test_spans_come_in_order_and_by_step() -> None:
 
 def test_between_takes_both_ends() -> None:
     """Samples of a window are those from its start to its end, both included."""
-    # A sample each second, two of them at once
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in (1, 2, 2, 3, 4)))
-
     assert [2.0, 2.0, 3.0] == [sample.at_seconds for sample in timeline.between(2.0, 3.0)]
     assert () == timeline.between(2.1, 2.9)
     assert () == timeline.between(3.0, 2.0)
@@ -285,13 +264,6 @@ def test_between_takes_both_ends() -> None:
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(0, 50), st.integers(0, 50))
 def test_between_is_what_a_filter_would_take(times: list[int], start: int, end: int) -> None:
     """Whatever the times, a window holds the samples within it and no other."""
-    # Any timeline
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in sorted(times)))
-
     inside = tuple(sample for sample in timeline.samples if start <= sample.at_seconds <= end)
     assert inside == timeline.between(start, end)
-
-
-def test_timelines_of_the_same_readings_are_equal() -> None:
-    """Two runs against the same world are one value."""
-    assert run() == run()

@@ -35,7 +35,6 @@ def test_first_failure_counts_and_the_others_are_its_consequences() -> None:
 def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
     """The largest request of the step and the engine's last statistics are the ones before the failure."""
     actual = read_failures(text("vllm-0.11-logprobs.log"))
-
     expected = Work(scheduled_tokens=6014, requests=3, largest_request="cmpl-7", largest_tokens=6012)
     assert actual is not None
     assert expected == actual.work
@@ -46,61 +45,16 @@ def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
 def test_ranks_that_print_at_once_are_told_apart() -> None:
     """The rest of a message that another rank's lines have cut in two is found."""
     actual = read_failures(text("vllm-0.8-sampler.log"))
-
     assert actual is not None
     assert (1, int(605.88 * 2**20), 1024) == (actual.rank, actual.shortage.free_bytes, actual.max_num_seqs)
     assert "warmup" == actual.phase
 
 
-@pytest.mark.parametrize(
-    ("before", "phase"),
-    [
-        ('File "x.py", line 1, in load_model\n', "load"),
-        ('File "x.py", line 1, in determine_available_memory\nFile "x.py", line 1, in _dummy_sampler_run\n', "profile"),
-        ('File "x.py", line 1, in initialize_kv_cache_tensors\n', "kv_pool"),
-        ('File "x.py", line 1, in execute_model\nFile "x.py", line 1, in _execute_mm_encoder\n', "encoder"),
-        ('File "x.py", line 1, in execute_model\nFile "x.py", line 1, in sample_tokens\n', "sampler"),
-        ('File "x.py", line 1, in execute_model\nFile "x.py", line 1, in forward\n', "request"),
-        ('File "/x/cache_utils.py", line 1, in update\n', "kv_growth"),
-    ],
-)
-def test_phase_is_that_of_the_traceback(before: str, phase: str) -> None:
-    """What was going on is what the outermost telling function says."""
-    actual = read_failures(f"Traceback (most recent call last):\n{before}{OOM}")
-
-    assert actual is not None
-    assert (phase, "traceback") == (actual.phase, actual.phase_told_by)
-
-
-@pytest.mark.parametrize(
-    ("line", "phase"),
-    [
-        ("Starting to load model", "load"),
-        ("Model loading took 7.51 GiB memory and 9.0 seconds", "profile"),
-        ("Available KV cache memory: 8.0 GiB", "kv_pool"),
-        ("Capturing CUDA graph shapes:   3%", "graph_capture"),
-        ("INFO:     Application startup complete.", "request"),
-        ("nothing that is known", None),
-    ],
-)
-def test_without_a_traceback_it_is_how_far_the_log_had_come(line: str, phase: str | None) -> None:
+def test_without_a_traceback_it_is_how_far_the_log_had_come() -> None:
     """The last thing that the engine said on its way up tells where it died."""
-    actual = read_failures(f"INFO {line}\nfar\n" + "." * 900 + f"\n{OOM}")
-
+    actual = read_failures(f"INFO Available KV cache memory: 8.0 GiB\nfar\n{'.' * 900}\n{OOM}")
     assert actual is not None
-    assert phase == actual.phase
-
-
-@pytest.mark.parametrize(
-    ("tokens", "phase"), [("{'a': 1, 'b': 1}", "decode"), ("{'a': 4000, 'b': 1}", "prefill"), ("{}", "request")]
-)
-def test_prefill_and_decode_are_told_apart_by_the_step(tokens: str, phase: str) -> None:
-    """Many tokens of one request are a prompt; a few are its next ones."""
-    dump = f"Dumping scheduler output for model execution: SchedulerOutput(num_scheduled_tokens={tokens})"
-    actual = read_failures(f'Traceback (most recent call last):\n File "x", line 1, in execute_model\n{OOM}\n{dump}')
-
-    assert actual is not None
-    assert phase == actual.phase
+    assert ("kv_pool", "progress") == (actual.phase, actual.phase_told_by)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +63,9 @@ def test_prefill_and_decode_are_told_apart_by_the_step(tokens: str, phase: str) 
 def test_no_text_is_gone_back_over(unit: str) -> None:
     """Four times the text takes some four times as long, whatever it says; a pattern that goes back takes sixteen."""
     took = []
-
     for size in (2**17, 2**19):
         text = f"{OOM} {unit * (size // len(unit))}"
         began = time.process_time()
         read_failures(text)
         took.append(time.process_time() - began)
-
     assert took[1] < 10.0 * max(took[0], 0.02)

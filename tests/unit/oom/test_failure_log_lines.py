@@ -38,7 +38,6 @@ def read(text: str) -> Account:
 def test_process_and_rank_are_those_of_the_line(line: str, process: str, rank: int | None) -> None:
     """As vLLM, Ray, torchrun and SGLang write them, in colour or not."""
     found = read(f"first\n{line}")
-
     assert (process, rank, 2, 2 * GIB) == (found.process, found.rank, found.line, found.shortage.asked_bytes)
 
 
@@ -46,7 +45,6 @@ def test_wrapped_line_is_the_process_before_it() -> None:
     """A line with neither level nor name goes on with the one before it; one with a level is the main one's."""
     wrapped = read("(Worker_TP1 pid=7) ERROR 01-02 03:04:05 [x.py:7] CUDA out of memory.\nTried to allocate 2.00 GiB.")
     main = read(f"(Worker_TP1 pid=7) hello\nINFO 01-02 03:04:05 [x.py:7] hello\n{OOM}")
-
     assert ("Worker_TP1", 2 * GIB) == (wrapped.process, wrapped.shortage.asked_bytes)
     assert "" == main.process
 
@@ -56,7 +54,6 @@ def test_first_by_line_counts_and_the_rest_are_later() -> None:
     found = read(
         "\n".join(("(B pid=1) hello", f"(A pid=2) {OOM}", "." * 500, f"(B pid=1) {OOM}", "." * 500, f"(A pid=2) {OOM}"))
     )
-
     assert ("A", 2, 2) == (found.process, found.line, found.later)
 
 
@@ -160,7 +157,6 @@ def test_dump_counts_within_three_thousand_lines(before: int, after: int, told: 
     # So many lines from the dump to the failure, or the other way
     dump = f"{DUMP}total_num_scheduled_tokens=9"
     lines = [dump, *["."] * (before - 1), OOM] if before else [OOM, *["."] * (after - 1), dump]
-
     assert told == (read("\n".join(lines)).work is not None)
 
 
@@ -231,7 +227,6 @@ def test_librarys_message_has_the_figures_before_it() -> None:
     before = read("Failed to CUDA calloc async 608 bytes on device 3: Cuda failure 2 'out of memory'")
     line = read("on GPU 5\ndevice 3, malloc 64 MiB: CUDA error: out of memory")
     cuda = read("on GPU 5\ndevice 3, malloc 64 MiB: Cuda failure 2 'out of memory'")
-
     assert ("library", 3) == (before.shortage.kind, before.shortage.device)
     assert (64 * MIB, 3) == (line.shortage.asked_bytes, line.shortage.device)
     assert ("library", 64 * MIB, 3) == (cuda.shortage.kind, cuda.shortage.asked_bytes, cuda.shortage.device)
@@ -247,7 +242,5 @@ def test_processes_beyond_those_that_are_told_apart_are_nobody_s() -> None:
     """A log of more processes than are kept apart names none of the later ones, rather than the wrong one."""
     told_apart = [f"(Worker pid={pid}) it works" for pid in range(1, MAX_STREAMS + 1)]
     beyond = ["(First rank=7 pid=900001) it works", f"(Second rank=8 pid=900002) {OOM}"]
-
     actual = read("\n".join([*told_apart, *beyond]))
-
     assert ("", None, MAX_STREAMS + 2) == (actual.process, actual.rank, actual.line)

@@ -67,7 +67,6 @@ def test_hints_and_users_words_are_no_failure(text: str) -> None:
 def test_impossible_figures_are_left_out() -> None:
     """More free, or held, than the device has is a damaged message."""
     actual = parse_shortage("torch", NEW.replace("79.11 GiB", "0.01 GiB").replace("786.00 MiB", "9999999999 PiB"))
-
     assert (None, None, None, None) == (
         actual.asked_bytes,
         actual.free_bytes,
@@ -92,9 +91,7 @@ def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
     # Two processes, of which the first has just so much
     listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
-
     actual = told(f"{text}Of the allocated memory {', and '.join(parts)}.")
-
     assert (first * GIB, ((2, second * GIB),)) == (actual["process_bytes"], actual["others"])
 
 
@@ -103,7 +100,6 @@ def test_own_process_is_left_open_where_none_or_two_can_be_it(parts: str) -> Non
     """Then all that are listed are others, as far as is known."""
     listed = "Process 1 has 30.00 GiB memory in use. Process 2 has 30.50 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} {parts}"
-
     assert ((1, 30 * GIB), (2, gib(30.5))) == told(text)["others"]
     assert "process_bytes" not in told(text)
 
@@ -129,7 +125,6 @@ WORDS = st.sampled_from(
 def test_garbage_is_read_or_not_and_never_fails(text: str) -> None:
     """Whatever stands in a log, reading it raises nothing, and every figure is one that can be."""
     found = read_failures(text)
-
     for name in () if found is None else Shortage.__slots__:
         value = getattr(found.shortage, name) if found is not None else None
         assert value is None or not isinstance(value, int) or 0 <= value <= 2**60

@@ -35,13 +35,8 @@ def shown(blocks: int, *, running: int, engines_seconds: float = 1_000.5) -> Sna
 
 def test_the_same_room_is_given_once() -> None:
     """Of ten who ask between two readings as many are let in as there is room for."""
-    # An idle server
     desk, now = Admissions(), shown(0, running=0)
-
-    # Ten ask
     told = [desk.answer(QUERY, now, NOW_SECONDS)["decision"] for _ in range(10)]
-
-    # Four times 200 blocks and the reserve fit
     assert ["admit"] * 4 + ["wait"] * 6 == told
 
 
@@ -49,12 +44,9 @@ def test_a_promise_ends_when_the_page_shows_it() -> None:
     """A reading that is newer than the promise by the way to the engine takes its place."""
     desk = Admissions()
     assert "admit" == desk.answer(QUERY, shown(0, running=0), NOW_SECONDS)["decision"]
-
     # The engine is read at once, the promise still counts
     soon = shown(0, running=0, engines_seconds=NOW_SECONDS + ON_ITS_WAY_SECONDS / 2)
     assert 200 == desk.answer(QUERY, soon, NOW_SECONDS + 1.0)["promised_blocks"]
-
-    # It is read later, THEN what it shows counts
     later = shown(400, running=2, engines_seconds=NOW_SECONDS + 5.0)
     assert 0 == desk.answer(QUERY, later, NOW_SECONDS + 5.0)["promised_blocks"]
 
@@ -110,7 +102,6 @@ def test_over_http() -> None:
     with shell(shown(100, running=1)) as serving:
         good = serving.ask("GET /api/v1/admission?prompt_tokens=160&max_tokens=160")
         bad = serving.ask("GET /api/v1/admission?prompt_tokens=160")
-
     told = json.loads(good.body)
     assert (200, "no-store", "admit") == (good.status, good.headers["cache-control"], told["decision"])
     assert (1000, 900, 20) == (told["usable_blocks"], told["free_blocks"], told["request_blocks"])

@@ -30,7 +30,6 @@ def test_slow_clients_hold_nobody_up() -> None:
 def test_connections_are_bounded() -> None:
     """Who comes when all places are taken is closed at the door, counted, and served when there is room again."""
 
-    # Two places, taken by clients that wait
     async def crowd(serving: Shell) -> tuple[int, list[int]]:
         waiting = [asyncio.create_task(serving.exchange(b"GET")) for _ in range(2)]
         places = serving.web._connections  # noqa: SLF001 - no client can see it
@@ -56,7 +55,6 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
     with kept(serving) as connection:
         local = connection.sock.getsockname()
         actual = [asked(connection, path) for path in ("/metrics", "/nothing", "/", "/metrics")]
-
         assert [200, 404, 200, 200] == actual
         assert local == connection.sock.getsockname()
 
@@ -77,7 +75,6 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
 def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head: bytes) -> None:
     """Nothing after a request with a body, or after what is none, is taken for a request."""
     answer = asyncio.run(serving.exchange(head + b"\r\n\r\n" + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"))
-
     assert "close" == answer.headers["connection"]
     assert b"kvdiag_" not in answer.body
 
@@ -93,28 +90,23 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     with shell(snapshot(), request_seconds=0.3, idle_seconds=1_000.0) as serving:
         half = asyncio.run(until_closed(serving, b"GET /-/re"))
 
-    # One answer, and the end
     assert (b"kvdiag is ready.\n", b"kvdiag is ready.\n") == (idle, half)
 
 
 def test_idle_connections_make_room() -> None:
     """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
-    # Two places, both taken by scrapers between two scrapes
     with shell(snapshot(), most_connections=2) as serving, kept(serving) as first, kept(serving) as second:
         assert (200, 200) == (asked(first), asked(second))
         assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001 - no client can see it
         assert 200 == asked(first)
         assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001
-
         with kept(serving) as third:
             newcomer = asked(third)
-
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))
 
 
 def test_answers_under_way_end_in_silence() -> None:
     """Who is still to be answered when the port closes is hung up on, which is no mistake to be logged."""
-    # A request of somebody whose password is being looked at
     looked_at = threading.Event()
     mistakes: list[dict[str, object]] = []
 
@@ -149,6 +141,4 @@ def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
         other = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return (await greedy).body.count(b"HTTP/1.1 200 OK"), other.status == 200
 
-    actual = asyncio.run(both())
-
-    assert (500, True) == actual
+    assert (500, True) == asyncio.run(both())

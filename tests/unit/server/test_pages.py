@@ -17,7 +17,6 @@ def test_metrics_are_the_page(serving: Shell) -> None:
     """A scrape gets the page with the exact type that Prometheus asks for, packed where it takes that."""
     plain = serving.ask("GET /metrics")
     packed = serving.ask("GET /metrics/", accept_encoding="gzip", accept="application/openmetrics-text;version=1.0.0")
-
     assert (200, page(snapshot()).encode()) == (plain.status, plain.body)
     assert plain.headers["content-type"].startswith("text/plain; version=")
     assert packed.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -41,7 +40,6 @@ def test_metrics_are_the_page(serving: Shell) -> None:
 def test_the_form_is_one_of_two(serving: Shell, accept: str, expected: str) -> None:
     """Whatever a client says it accepts, it gets the page in a form that is known, and none of its own words."""
     answer = serving.ask("GET /metrics", accept=accept)
-
     forms = {
         "plain": "text/plain; version=0.0.4; charset=utf-8",
         "openmetrics-text": "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
@@ -64,7 +62,6 @@ def test_the_form_is_one_of_two(serving: Shell, accept: str, expected: str) -> N
 def test_only_who_takes_it_gets_it_packed(serving: Shell, accepted: str, expected: bool) -> None:
     """A page is packed for clients that say so, and not for those that say they do not want it."""
     answer = serving.ask("GET /metrics", accept_encoding=accepted)
-
     assert expected == ("content-encoding" in answer.headers)
 
 
@@ -72,28 +69,22 @@ def test_a_mistake_of_our_own_costs_one_answer(serving: Shell) -> None:
     """What nobody foresaw is answered with 500, and the next request is served."""
     # What cannot be shown
     right, serving.shown = serving.shown, None  # type: ignore[assignment]
-
     broken = serving.ask("GET /-/ready").status
     serving.shown = right
-
     assert (500, 200) == (broken, serving.ask("GET /-/ready").status)
 
 
 def test_names_filter_the_page(serving: Shell) -> None:
     """`name[]` asks for some series alone."""
     answer = serving.ask("GET /metrics?name[]=kvdiag_kv_usage_ratio&name[]=kvdiag_build_info")
-
     lines = [line for line in answer.body.decode().splitlines() if not line.startswith("#")]
     assert ['kvdiag_build_info{version="0.1.0"} 1.0', 'kvdiag_kv_usage_ratio{engine="0"} 0.25'] == lines
 
 
 def test_a_new_snapshot_is_a_new_page(serving: Shell) -> None:
     """What was rendered is kept for as long as nothing new was seen."""
-    # A page that was asked for
     serving.ask("GET /metrics")
-
     serving.shown = STARTING
-
     assert page(STARTING).encode() == serving.ask("GET /metrics").body
 
 
@@ -101,7 +92,6 @@ def test_diagnosis_and_ledger_are_documents(serving: Shell) -> None:
     """The diagnosis is that of `kvdiag run --output json`; the ledger adds up to what is used."""
     diagnosis = json.loads(serving.ask("GET /api/v1/diagnosis").body)
     audit = json.loads(serving.ask("GET /api/v1/ledger").body)
-
     assert (2, "fault") == (diagnosis["schema_version"], diagnosis["worst"])
     assert audit["devices"][0]["used_bytes"] == sum(line["bytes"] for line in audit["ledger"])
 
@@ -110,9 +100,7 @@ def test_the_snapshot_leaves_the_models_config_out(serving: Shell) -> None:
     """`kvdiag top` shows model and URL, and has no use for the text of config.json."""
     known = serving.shown
     serving.shown = replace(known, facts=replace(known.facts, model_config='{"hidden_size": 4096}'))
-
     answer = serving.ask("GET /api/v1/snapshot")
-
     facts = json.loads(answer.body)["snapshot"]["facts"]
     assert (200, known.facts.url) == (answer.status, facts["url"])
     assert b"hidden_size" not in answer.body
@@ -121,11 +109,9 @@ def test_the_snapshot_leaves_the_models_config_out(serving: Shell) -> None:
 def test_the_first_page_is_for_a_person(serving: Shell) -> None:
     """A document that a browser lets load nothing, and that is made once however often it is asked for."""
     first = serving.ask("GET /")
-
     # A moment has passed, and something else is known
     serving.shown = STARTING
     second = serving.ask("GET /")
-
     assert (200, "text/html; charset=utf-8") == (first.status, first.headers["content-type"])
     assert first.headers["content-security-policy"].startswith("default-src 'none'; ")
     assert b"leak.kv_blocks" in first.body
@@ -134,26 +120,14 @@ def test_the_first_page_is_for_a_person(serving: Shell) -> None:
 
 def test_before_anything_is_known_it_says_so() -> None:
     """Healthy means that the daemon lives; ready that something was read; there is no diagnosis of nothing."""
+    known = {"/-/healthy": 200, "/-/ready": 503, "/api/v1/diagnosis": 503, "/metrics": 200, "/": 200, "/nothing": 404}
     with shell(STARTING) as serving:
-        actual = {
-            path: serving.ask(f"GET {path}").status
-            for path in ("/-/healthy", "/-/ready", "/api/v1/diagnosis", "/metrics", "/", "/nothing")
-        }
-
-    assert {
-        "/-/healthy": 200,
-        "/-/ready": 503,
-        "/api/v1/diagnosis": 503,
-        "/metrics": 200,
-        "/": 200,
-        "/nothing": 404,
-    } == actual
+        assert known == {path: serving.ask(f"GET {path}").status for path in known}
 
 
 def test_head_has_no_body(serving: Shell) -> None:
     """HEAD answers as GET does, without what it would carry."""
     answer = serving.ask("HEAD /-/ready")
-
     assert (200, b"", "17") == (answer.status, answer.body, answer.headers["content-length"])
 
 
@@ -161,7 +135,6 @@ def test_head_has_no_body(serving: Shell) -> None:
 def test_nothing_can_be_changed(serving: Shell, method: str) -> None:
     """Only GET is served."""
     answer = serving.ask(f"{method} /metrics")
-
     assert (405, "GET, HEAD") == (answer.status, answer.headers["allow"])
 
 
@@ -193,6 +166,5 @@ def test_garbage_is_refused(serving: Shell, sent: bytes) -> None:
         status = asyncio.run(serving.exchange(sent)).status
     except ConnectionError:
         status = 0  # closed while more was being sent
-
     assert status in (0, 400)
     assert 200 == serving.ask("GET /-/ready").status

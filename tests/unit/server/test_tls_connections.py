@@ -36,7 +36,6 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
             closed = "at the door"
         else:
             closed = "not"
-        # They have had their time, THEN it is over for them
         ends = [await reader.read() for reader, _ in silent]
         for _, writer in silent:
             writer.close()
@@ -84,7 +83,6 @@ def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
             connection = http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=20, context=trust)
             return stack.enter_context(closing(connection))
 
-        # One more comes than there are places
         answers = [asked(another()) for _ in range(MAX_TLS_CONNECTIONS + 1)]
 
         assert {200} == set(answers)
@@ -101,9 +99,7 @@ def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
         serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert eventually(lambda: len(places) == 1)
-
         asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
-
         assert b"" == silent.recv(1)
     assert [] == mistakes
 

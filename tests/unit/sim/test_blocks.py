@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +44,6 @@ def test_blocks_are_taken_in_order_of_disuse() -> None:
         pool.publish(block, bytes([number]))
     pool.release(first)
     pool.release(second)
-
     assert [5, *reversed(first), *reversed(second)] == pool.take(5)
 
 
@@ -71,9 +72,7 @@ def test_a_block_that_is_handed_out_is_forgotten() -> None:
     (block,) = pool.take(1)
     pool.publish(block, b"a")
     pool.release([block])
-
     pool.take(1)
-
     assert [] == pool.find([b"a"])
 
 
@@ -81,7 +80,6 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     """A pool with prefix caching off finds nothing, whatever is published."""
     pool = BlockPool(4, prefix_caching=False)
     pool.publish(pool.take(1)[0], b"a")
-
     assert [] == pool.find([b"a"])
 
 
@@ -90,37 +88,27 @@ def test_a_shared_block_is_free_after_the_last_release() -> None:
     pool = BlockPool(4)
     table = pool.take(1)
     pool.hold(table)
-
     pool.release(table)
     assert 1 == pool.held_blocks
-
     pool.release(table)
     assert 0 == pool.held_blocks
 
 
-@pytest.mark.parametrize("block", [NULL_BLOCK, 3])
-def test_only_held_blocks_can_be_released(block: int) -> None:
-    """Releasing the null block or a free one is an error, not a second free block."""
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda pool: pool.release([NULL_BLOCK]), "block 0 is not held"),
+        (lambda pool: pool.release([3]), "block 3 is not held"),
+        (lambda pool: pool.take(4), "4 blocks asked for, 3 free"),
+        (lambda _: BlockPool(1), "null block"),
+    ],
+)
+def test_wrong_uses_are_refused(wrong: Callable[[BlockPool], object], reason: str) -> None:
+    """Only held blocks are released, only free ones taken, and a pool has a usable block; a refusal changes nothing."""
     pool = BlockPool(4)
-
-    with pytest.raises(ValueError, match=f"block {block} is not held"):
-        pool.release([block])
+    with pytest.raises(ValueError, match=reason):
+        wrong(pool)
     assert 3 == pool.free_blocks
-
-
-def test_more_than_is_free_is_refused() -> None:
-    """Asking for more blocks than are free fails and takes none."""
-    pool = BlockPool(4)
-
-    with pytest.raises(ValueError, match="4 blocks asked for, 3 free"):
-        pool.take(4)
-    assert 3 == pool.free_blocks
-
-
-def test_a_pool_needs_a_usable_block() -> None:
-    """A pool of the null block alone is refused."""
-    with pytest.raises(ValueError, match="null block"):
-        BlockPool(1)
 
 
 @settings(deadline=None, max_examples=50)
@@ -128,7 +116,6 @@ def test_a_pool_needs_a_usable_block() -> None:
 def test_hashes_tell_tokens_parents_and_salts_apart(tokens: list[int], others: list[int]) -> None:
     """Two blocks have the same hash exactly when tokens, all tokens before them, and salt are the same."""
     parent = block_hash(b"", others)
-
     assert (tokens == others) == (block_hash(b"", tokens) == block_hash(b"", others))
     assert block_hash(b"", tokens) != block_hash(parent, tokens)
     assert block_hash(b"", tokens) != block_hash(b"", tokens, "salt")

@@ -102,7 +102,6 @@ def test_bad_requests_are_refused_in_vllm_s_words(fields: dict[str, Any], code: 
     """What vLLM 0.32 refuses is refused with its status and the beginning of its message."""
     with pytest.raises(ApiError) as refused:
         completion(**fields)
-
     assert message == str(refused.value)[: len(message)]
     assert code == refused.value.code == refused.value.body["error"]["code"]
 
@@ -112,14 +111,12 @@ def test_bodies_that_are_no_object_are_refused(body: bytes) -> None:
     """Anything but a JSON object is the client's error."""
     with pytest.raises(ApiError) as refused:
         parse_completion(body, LIMITS)
-
     assert 400 == refused.value.code
 
 
 def test_tokenize_counts_bytes() -> None:
     """Each byte of a text is a token, and decoding gives printable ones back."""
     actual = tokenize(b'{"prompt": "Hi"}', LIMITS)
-
     assert {"count": 2, "max_model_len": 100, "tokens": [75, 108], "token_strs": None} == actual
     assert ("Hi", "<x1>") == ("".join(decode(token) for token in encode("Hi")), decode(1))
 

@@ -25,9 +25,7 @@ def signature(line: str) -> str:
 def test_every_line_is_one_of_the_real_page(visitor: Client) -> None:
     """Names, types, help texts, labels and buckets are those of a real vLLM 0.32; nothing is invented."""
     real = set(REAL_PAGE.read_text().splitlines())
-
     _, page = visitor.get("/metrics")
-
     assert set() == {signature(line) for line in page.splitlines()} - real
 
 
@@ -54,5 +52,4 @@ def test_an_unknown_name_leaves_an_empty_page(visitor: Client, path: str) -> Non
 def test_without_slash_nothing_is_filtered(visitor: Client) -> None:
     """`/metrics` gives the whole page whatever is asked, as on a real server."""
     _, page = visitor.get("/metrics?name[]=vllm:kv_cache_usage_perc")
-
     assert "vllm:cache_config_info" in page

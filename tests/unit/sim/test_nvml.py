@@ -32,10 +32,8 @@ def test_the_source_reads_it_like_any_other_nvml(serve: Serve) -> None:
 def test_both_versions_of_memory_agree(shared: str) -> None:
     """Version 1 counts the driver's reservation as used, version 2 apart; total and free are the same."""
     nvml = RemoteNvml(shared)
-
     old = nvml.nvmlDeviceGetMemoryInfo(0)
     new = nvml.nvmlDeviceGetMemoryInfo(0, version=pynvml.nvmlMemory_v2)
-
     assert isinstance(new, pynvml.c_nvmlMemory_v2_t)
     assert (old.total, old.free) == (new.total, new.free)
     assert old.total == old.used + old.free == new.reserved + new.used + new.free
@@ -44,7 +42,6 @@ def test_both_versions_of_memory_agree(shared: str) -> None:
 def test_what_is_not_simulated_is_not_supported(shared: str) -> None:
     """Other functions of pynvml fail as on a device that lacks them; constants and error classes are pynvml's own."""
     nvml = RemoteNvml(shared)
-
     with pytest.raises(pynvml.NVMLError_NotSupported):
         nvml.nvmlDeviceGetTemperature(0, 0)
     assert pynvml.NVMLError is nvml.NVMLError
@@ -70,6 +67,5 @@ def test_a_stopped_drill_has_no_nvml() -> None:
     with Drill(SCENARIOS["healthy"]) as drill:
         nvml = RemoteNvml(drill.url)
         nvml.nvmlInit()
-
     with pytest.raises(pynvml.NVMLError_Unknown):
         nvml.nvmlDeviceGetMemoryInfo(0)

@@ -71,7 +71,6 @@ def test_one_request_peaks_at_what_its_tokens_need(prompt: int, output: int, blo
     subject = scheduler(1000, block_tokens=block_tokens, budget=budget)
     only = request(prompt, output)
     subject.add(only)
-
     assert blocks_for(prompt + output - 1, block_tokens) == peak_blocks(subject)
     assert (0, "length", output) == (subject.pool.held_blocks, only.finish_reason, len(only.output))
 
@@ -81,7 +80,6 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
     subject = scheduler(1000, budget=100)
     only = request(250, 2)
     subject.add(only)
-
     assert [100, 100, 50, 1] == [tokens[only] for tokens in steps(subject)]
 
 
@@ -93,9 +91,7 @@ def test_running_requests_go_before_the_queue() -> None:
     subject.add(first)
     batches = steps(subject)
     next(batches)
-
     subject.add(second)
-
     assert [{first: 1, second: 99}, {first: 1, second: 51}] == list(batches)
 
 
@@ -104,7 +100,6 @@ def test_no_more_run_than_allowed() -> None:
     subject = scheduler(1000, max_running=2)
     for _ in range(5):
         subject.add(request(20, 4))
-
     assert 2 == max(len(subject.running) for _ in steps(subject))
 
 
@@ -115,9 +110,7 @@ def test_a_request_that_does_not_fit_waits() -> None:
     first, second = request(80, 1), request(80, 1)
     subject.add(first)
     subject.add(second)
-
     seen = [(list(tokens), subject.pool.held_blocks, len(subject.waiting)) for tokens in steps(subject)]
-
     assert [([first], 5, 1), ([second], 5, 0)] == seen
 
 
@@ -128,7 +121,6 @@ def test_the_last_one_running_makes_room() -> None:
     first, second = request(80, 20), request(80, 20)
     subject.add(first)
     subject.add(second)
-
     assert (10, 1, 0, 1) == (peak_blocks(subject), subject.preemptions_total, first.preemptions, second.preemptions)
     assert (20, 20) == (len(first.output), len(second.output))
     assert 0 == subject.pool.held_blocks
@@ -195,7 +187,6 @@ def test_a_failed_step_ends_its_requests() -> None:
     subject = scheduler(100)
     only = request(80, 50)
     subject.add(only)
-
     assert ([only], "error", 0) == (subject.fail(subject.schedule()), only.finish_reason, subject.pool.held_blocks)
 
 
@@ -222,9 +213,7 @@ def test_eos_ends_a_request_unless_it_is_ignored() -> None:
     deaf = Request("b", [1, 2, 3], 10, ignore_eos=True)
     subject.add(obedient)
     subject.add(deaf)
-
     list(steps(subject, token=EOS))
-
     assert (("stop", 4), ("length", 10)) == tuple((one.finish_reason, len(one.output)) for one in (obedient, deaf))
 
 
@@ -233,8 +222,6 @@ def test_the_leak_really_keeps_blocks() -> None:
     subject = scheduler(100, kept=2)
     for _ in range(3):
         subject.add(request(80, 1))
-
     list(steps(subject))
-
     assert 6 == subject.pool.held_blocks
     assert 93 == subject.pool.free_blocks

@@ -67,7 +67,6 @@ def test_the_config_agrees_with_itself(serve: Serve) -> None:
 def test_a_stream_has_each_token_then_usage(visitor: Client) -> None:
     """A streamed completion has one event for each token, the last with its reason, then usage."""
     actual = visitor.complete(100, 5)
-
     assert (200, 5, None, "length") == (actual.status, actual.chunks, actual.error, actual.finish_reason)
     assert {"prompt_tokens": 100, "total_tokens": 105, "completion_tokens": 5} == actual.usage
 
@@ -75,7 +74,6 @@ def test_a_stream_has_each_token_then_usage(visitor: Client) -> None:
 def test_a_whole_answer_has_all_prompts(visitor: Client) -> None:
     """Without streaming, every prompt of a batch gets its choice, and usage counts them together."""
     status, actual = visitor.post("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 3, "ignore_eos": True})
-
     assert (200, [0, 1], ["length", "length"]) == (
         status,
         [choice["index"] for choice in actual["choices"]],
@@ -88,7 +86,6 @@ def test_blocks_held_are_what_the_tokens_need(client: Client) -> None:
     """The gauge shows ceil((prompt + output - 1) / block) blocks at the peak, within one, and none afterwards."""
     with client.peaks("vllm:kv_cache_usage_perc", "vllm:num_requests_running") as peaks:
         client.complete(1000, 60)
-
     held = peaks.highest["vllm:kv_cache_usage_perc"] * (client.blocks - 1)
     assert 1 == peaks.highest["vllm:num_requests_running"]
     assert blocks_for(1059, 16) - 1 <= round(held) <= blocks_for(1059, 16)
@@ -99,7 +96,6 @@ def test_counters_count_what_ran(client: Client) -> None:
     """Tokens, hits and finished requests add up over two equal prompts."""
     for _ in range(2):
         client.complete(100, 4, cache_salt="same")
-
     names = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
     assert [200, 8, 200, 96] == [client.gauge(name) for name in names]
     finished = client.series("vllm:request_success_total")
@@ -139,7 +135,6 @@ def test_wrong_routes(visitor: Client, method: str, path: str, expected: tuple[i
 def test_bad_requests_get_an_error_object(client: Client) -> None:
     """A prompt that is too long is refused with vLLM's error object, and the engine never hears of it."""
     status, actual = client.post("/v1/completions", {"prompt": [5] * 32769, "stream": True})
-
     assert (400, "BadRequestError", 400) == (status, actual["error"]["type"], actual["error"]["code"])
     assert 0 == client.gauge("prompt_tokens_total")
 
@@ -147,7 +142,6 @@ def test_bad_requests_get_an_error_object(client: Client) -> None:
 def test_tokenize(visitor: Client) -> None:
     """/tokenize answers with token ids that completions take."""
     status, actual = visitor.post("/tokenize", {"model": "drill", "prompt": "hello"})
-
     assert (200, 5, 32768) == (status, actual["count"], actual["max_model_len"])
     assert 1 == visitor.complete(0, 1, prompt=actual["tokens"]).chunks
 
@@ -185,7 +179,6 @@ def test_what_is_not_http_is_refused(visitor: Client, raw: bytes) -> None:
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(raw)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
-
     assert b"HTTP/1.1 400 Bad Request\r\n" == answer[:26]
 
 

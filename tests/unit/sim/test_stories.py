@@ -51,7 +51,6 @@ def test_a_started_server_fills_its_device(serve: Serve, name: str) -> None:
     """After its start more than 80 % of the device is taken, and no block of the pool is held."""
     client, nvml = serve(name)
     memory = nvml.nvmlDeviceGetMemoryInfo(0)
-
     assert memory.used / memory.total > 0.8
     assert 0 == client.used_blocks
 
@@ -59,11 +58,9 @@ def test_a_started_server_fills_its_device(serve: Serve, name: str) -> None:
 def test_healthy_takes_memory_once(serve: Serve) -> None:
     """The first request takes its workspace; after that device memory and pool are as before each load."""
     client, nvml = serve("healthy")
-
     first, *later = taken_bytes(client, nvml, 3)
     client.load(10, 1000, 20)
     client.complete(16_000, 4)
-
     assert (640 * MIB, [0, 0]) == (first, later)
     assert (0, 0) == (client.used_blocks, client.gauge("num_preemptions_total"))
     assert 0 == sum(taken_bytes(client, nvml, 1))
@@ -74,9 +71,7 @@ def test_kv_leak_holds_blocks_of_finished_requests(serve: Serve) -> None:
     client, nvml = serve("kv-leak")
     client.complete(64, 4)
     before = (client.used_blocks, free_bytes(nvml))
-
     client.load(5, 200, 4)
-
     assert 20 == round(client.used_blocks - before[0])
     assert before[1] == free_bytes(nvml)
     assert [0, 0] == [client.gauge(name) for name in ("num_requests_running", "num_requests_waiting")]
@@ -85,7 +80,6 @@ def test_kv_leak_holds_blocks_of_finished_requests(serve: Serve) -> None:
 def test_device_leak_takes_memory_with_each_request(serve: Serve) -> None:
     """Each request takes 6 MiB of the device for good, and no block of the pool."""
     client, nvml = serve("device-leak")
-
     assert [646 * MIB, 6 * MIB, 6 * MIB, 6 * MIB] == taken_bytes(client, nvml, 4)
     assert 0 == client.used_blocks
 
@@ -94,7 +88,6 @@ def test_device_leak_ends_in_failed_requests(serve: Serve) -> None:
     """Once the leak has eaten the device, requests fail with CUDA's error, and the server still answers."""
     client, nvml = serve("device-leak")
     answers = [client.post("/v1/completions", {"prompt": [[5]] * 250, "max_tokens": 1}) for _ in range(3)]
-
     assert (200, 500) == (answers[0][0], answers[-1][0])
     assert "CUDA error: out of memory" == answers[-1][1]["error"]["message"]
     assert free_bytes(nvml) < 6 * MIB
@@ -119,10 +112,8 @@ def test_fragmentation_fails_with_memory_left(serve: Serve) -> None:
 def test_foreign_memory_is_another_process(serve: Serve) -> None:
     """NVML lists a second process, which is not the server's, with 6 GiB."""
     _, nvml = serve("foreign-memory")
-
     processes = {process.pid: process.usedGpuMemory for process in nvml.nvmlDeviceGetComputeRunningProcesses(0)}
     (foreign,) = processes.keys() - {os.getpid()}
-
     assert (6 * GIB, "/usr/bin/python3 train.py") == (processes[foreign], nvml.nvmlSystemGetProcessName(foreign))
 
 
@@ -131,9 +122,7 @@ def test_duplicate_model_holds_the_weights_twice(serve: Serve) -> None:
     client, nvml = serve("duplicate-model")
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(0)
     assert process.usedGpuMemory is not None
-
     beyond_pool = process.usedGpuMemory - int(client.config()["kv_cache_memory_bytes"])
-
     assert 2 < beyond_pool / SCENARIOS["duplicate-model"].model.weights_bytes < 2.2
 
 
@@ -157,10 +146,8 @@ def test_long_context_oom_fails_for_want_of_memory(serve: Serve) -> None:
     """A 16K prompt needs more than free and cached memory together; ten 2K prompts run, before and after."""
     client, _ = serve("long-context-oom")
     before = client.load(10, 2048, 4)
-
     failure = oom(client.complete(16_384, 4).error)
     after = client.load(10, 2048, 4)
-
     assert failure["free"] + failure["cached"] < failure["asked"]
     assert {None} == {answer.error for answer in [*before, *after]}
 
@@ -168,5 +155,4 @@ def test_long_context_oom_fails_for_want_of_memory(serve: Serve) -> None:
 def test_warmup_grows_three_times_and_stops(serve: Serve) -> None:
     """The first three requests take device memory, each less than the one before; no later one does."""
     client, nvml = serve("warmup")
-
     assert [820 * MIB, 120 * MIB, 60 * MIB, 0, 0] == taken_bytes(client, nvml, 5)

@@ -89,9 +89,7 @@ def test_impossible_statistics_leave_the_failure() -> None:
     """What torch held is left out where it cannot be; what was asked for and was there stays."""
     document = json.loads(json.dumps(BOX["document"]))
     document["devices"][0]["statistics"]["allocated_bytes"]["current"] = 99 * GIB
-
     actual = parse(changed(document=document))
-
     assert (GIB, None, None) == (actual.shortage.asked_bytes, actual.shortage.allocated_bytes, actual.allocator)
 
 

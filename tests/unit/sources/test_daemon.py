@@ -130,11 +130,9 @@ def test_name_and_password_are_sent() -> None:
     heads: list[bytes] = []
     with Hostile(lambda peer: heads.append(peer.request_head)) as server:
         address = server.url.removeprefix("http://")
-
         for url, options in ((server.url, {"user": "u", "password": "p:w"}), (f"http://u:p%3Aw@{address}", {})):
             with pytest.raises(Unreadable):
                 ask(url, **options)
-
     assert 2 == sum(b"\r\nauthorization: basic dtpwonc=\r\n" in head.lower() + b"\r\n" for head in heads)
 
 
@@ -172,5 +170,4 @@ def test_any_value_in_any_place_is_read_or_refused(place: tuple[str | int, ...],
 def test_lengths_of_requests_stay_with_the_daemon() -> None:
     """Their last bucket has no upper bound, which JSON cannot say."""
     lengths = Lengths(upper_tokens=(128.0, math.inf), counts=(3, 1))
-
     assert read_back(replace(view().snapshot, lengths=lengths)).snapshot.lengths is None

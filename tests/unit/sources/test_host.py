@@ -23,7 +23,6 @@ def test_listener_is_found_with_its_children(host: str) -> None:
     """The process that listens on the port and its workers are the server; whoever started it is not."""
     with listening(SERVER) as server:
         actual = find_server(f"http://{host}:{server.port}", "vllm")
-
     assert (tuple(sorted(server.pids)), ()) == actual
 
 
@@ -31,7 +30,6 @@ def test_a_listener_of_another_address_is_not_the_server() -> None:
     """Anybody can listen on the same port of another loopback address."""
     with listening(SERVER) as server:
         actual, _ = find_server(f"http://127.0.0.2:{server.port}", "vllm")
-
     assert actual is None
 
 
@@ -39,7 +37,6 @@ def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
     """With several API servers the one that started them is theirs, where it runs vLLM by the same interpreter."""
     with listening(LAUNCHER, "vllm", "serve") as server:
         actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
-
     assert server.launcher is not None
     assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
 
@@ -48,7 +45,6 @@ def test_command_lines_are_read() -> None:
     """Each process has its command line; one that is gone has none."""
     with listening(LAUNCHER, "vllm", "serve", "--mm-processor-cache-gb", "2") as server:
         launcher, gone = commands((server.launcher or 0, 2**22 + 1))
-
     assert launcher.endswith(" vllm serve --mm-processor-cache-gb 2")
     assert gone == ""
 
@@ -57,7 +53,6 @@ def test_starter_of_another_program_stays_out() -> None:
     """A script that starts a server and is no vLLM itself is not counted in."""
     with listening(LAUNCHER, "benchmark") as server:
         actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
-
     assert (tuple(sorted(server.pids)), ()) == actual
 
 
@@ -78,7 +73,6 @@ def test_port_without_listener_is_a_gap() -> None:
     """A port that is forwarded from elsewhere, or belongs to another PID namespace, has no process here."""
     with refused_port() as port:
         actual = find_server(f"http://127.0.0.1:{port}", "vllm")
-
     assert (None, (unseen(containing(f"port {port}")),)) == actual
 
 
@@ -87,9 +81,7 @@ def test_memory_of_the_living_is_read() -> None:
     # A process that has ended, whose id nobody has yet
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
-
     found, gaps = read([os.getpid(), ended.pid])
-
     assert found is not None
     assert [(os.getpid(), psutil.Process().name()[:64])] == [(one.pid, one.name) for one in found]
     assert all(0 < (one.anonymous_bytes or 0) < one.resident_bytes for one in found)
@@ -100,7 +92,6 @@ def test_server_that_has_ended_is_a_gap() -> None:
     """When none of its processes lives any more, the reading has failed."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
-
     assert (None, (Gap(source=SOURCE, kind="failed", reason=containing("have exited")),)) == read([ended.pid])
 
 

@@ -46,7 +46,6 @@ def test_weights_are_counted_once(tmp_path: Path, files: dict[str, int], expecte
     """The checkpoint's files are summed up, each weight once, and nothing else of the folder."""
     for name, size in files.items():
         (tmp_path / name).write_bytes(bytes(size))
-
     assert (expected, ()) == weights_bytes(str(tmp_path))
 
 
@@ -57,7 +56,6 @@ def test_weights_behind_links_are_counted(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blobs" / "d34db33f")
     (tmp_path / "snapshot" / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
-
     assert (100, ()) == weights_bytes(str(tmp_path / "snapshot"))
 
 
@@ -82,7 +80,6 @@ INVISIBLE = "not visible here"
 def test_weights_that_cannot_be_seen_are_a_gap(root: str | None, reason: str) -> None:
     """Whatever the server names as its model's folder, a size that cannot be had is a gap and never an error."""
     size, gaps = weights_bytes(root)
-
     assert None is size
     assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, reason in gap.reason) for gap in gaps]
 
@@ -91,14 +88,12 @@ def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
     """A folder that holds no weights says so."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").mkdir()
-
     assert (None, (unseen(containing("no weight files")),)) == weights_bytes(str(tmp_path))
 
 
 def test_config_is_read_as_json(tmp_path: Path) -> None:
     """Of the model's config.json the fields that are known are kept, without white space."""
     (tmp_path / "config.json").write_text('{\n "model_type": "llama", "num_hidden_layers":  4, "token": 1 }\n')
-
     assert '{"model_type": "llama", "num_hidden_layers": 4}' == model_config(str(tmp_path))
 
 
@@ -117,7 +112,6 @@ def test_config_is_read_as_json(tmp_path: Path) -> None:
 def test_config_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None:
     """A config.json that is not JSON, or longer than any, is not kept."""
     (tmp_path / "config.json").write_bytes(content)
-
     assert None is model_config(str(tmp_path))
 
 
@@ -130,5 +124,4 @@ def test_config_that_cannot_be_seen_is_left_out(root: str | None) -> None:
 def test_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     """A pipe in the config's place, which would be read for ever, is left alone."""
     os.mkfifo(tmp_path / "config.json")
-
     assert None is model_config(str(tmp_path))

@@ -52,20 +52,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def test_answer_is_read_whole() -> None:
     """A well-behaved answer comes with its text, its type and who sent it."""
     page = reply("vllm:x 1.0 é\n", content_type="Text/Plain; version=0.0.4", Server="uvicorn")
-
     with Hostile({"/metrics/": page}) as server:
         actual = read(server.url)
-
     assert Answer(text="vllm:x 1.0 é\n", content_type="text/plain; version=0.0.4", server="uvicorn") == actual
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     """Bytes that are not UTF-8 do not keep the rest from being read, whatever charset the server claims."""
     page = reply(b"a\xff\xfeb", content_type="text/plain; charset=base64")
-
     with Hostile(page) as server:
         actual = read(server.url)
-
     assert Answer(text="a\ufffd\ufffdb", content_type="text/plain; charset=base64", server=None) == actual
 
 
@@ -111,7 +107,6 @@ def test_useless_answer_is_told_in_one_line(answer: hostile.Answer, expected: tu
     """Whatever else a server answers, the reason is one line that names what to look at."""
     with Hostile(answer) as server:
         actual = read(server.url)
-
     kind, status, reason = expected
     assert (kind, status, containing(reason)) == actual
 
@@ -136,7 +131,6 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
     """A server that keeps sending a little, or nothing, is given up at the deadline for the whole answer."""
     with Hostile(answer) as server:
         actual = read(server.url, seconds=SHORT_SECONDS)
-
     assert ("failed", None, containing("0.5 s on /metrics/")) == actual
 
 
@@ -147,11 +141,9 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
 def test_huge_page_is_left_unread(first: bytes) -> None:
     """Of a page of 100 MB no more is taken than the limit and what the sockets hold."""
     page = endless(first, b"# HELP x\n" * 8192, limit_bytes=100 * MIB)
-
     with Hostile(page) as server:
         actual = read(server.url)
         sent_bytes = server.sent_bytes
-
     assert ("failed", None, containing(f"{MAX_ANSWER_BYTES >> 20} MiB on /metrics/")) == actual
     assert sent_bytes < MAX_ANSWER_BYTES + 16 * MIB
 
@@ -159,10 +151,8 @@ def test_huge_page_is_left_unread(first: bytes) -> None:
 def test_largest_page_is_read() -> None:
     """A page of exactly the limit is still a page."""
     text = "#" * MAX_ANSWER_BYTES
-
     with Hostile(reply(text)) as server:
         actual = read(server.url)
-
     assert Answer(text=text, content_type="text/plain", server=None) == actual
 
 
@@ -184,10 +174,8 @@ def test_untrusted_certificate_is_told(certificate: Certificate, tmp_path: Path)
 def test_trusted_certificate_is_accepted(certificate: Certificate) -> None:
     """With its authority given, or unchecked, the same server is read."""
     trusting = ssl.create_default_context(cafile=certificate.certificate)
-
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = [read(server.url, verify=trusting), read(server.url, verify=False)]
-
     assert [Answer(text="x 1\n", content_type="text/plain", server=None)] * 2 == actual
 
 
@@ -210,10 +198,8 @@ def test_the_wrong_protocol_is_told(certificate: Certificate) -> None:
 def test_what_is_not_json_is_told(text: str) -> None:
     """An answer that should be JSON and is not is one kind of error."""
     answer = Answer(text=text, content_type="application/json", server=None)
-
     with pytest.raises(Unreadable) as caught:
         HttpReader.decode(answer)
-
     assert containing("not JSON", CHECK) == str(caught.value)
 
 

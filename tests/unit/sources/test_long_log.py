@@ -27,9 +27,7 @@ def test_failure_in_the_middle_of_a_long_log_is_kept(tmp_path: Path, packed: boo
     content = b"the start\n" + QUOTED + filler(12) + OOM + filler(12) + b"the end\n"
     path = tmp_path / "server.log"
     path.write_bytes(gzip.compress(content, 1) if packed else content)
-
     kept, whole = read_long_log(path)
-
     assert not whole
     assert len(kept) < 12 * 2**20
     assert [True, True, True] == [part in kept for part in (b"the start\n", OOM, b"the end\n")]
@@ -39,7 +37,6 @@ def test_short_log_is_kept_whole(tmp_path: Path) -> None:
     """Nothing is added to it or taken from it."""
     content = filler(5) + OOM
     (tmp_path / "log").write_bytes(content)
-
     assert (content, True) == read_long_log(tmp_path / "log")
 
 
@@ -70,7 +67,6 @@ def test_silent_pipe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)
-
     with pytest.raises(KvdiagError, match="has sent nothing"):
         read_long_log(pipe)
     os.close(held)

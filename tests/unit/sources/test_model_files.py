@@ -64,7 +64,6 @@ def test_a_folder_gives_its_config_and_headers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     write_header(tmp_path / "model-00001-of-00002.safetensors", HEADER)
     write_header(tmp_path / "model-00002-of-00002.safetensors", {})
-
     assert ModelFiles(origin=str(tmp_path), config=CONFIG, headers=(HEADER, {})) == read_model(str(tmp_path))
 
 
@@ -72,9 +71,7 @@ def test_a_format_beside_the_config_is_merged_in(tmp_path: Path) -> None:
     """ModelOpt's hf_quant_config.json becomes the config's quantization."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-
     actual = read_model(str(tmp_path))
-
     merged = {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}
     assert {**CONFIG, "quantization_config": merged} == actual.config
 
@@ -83,7 +80,6 @@ def test_a_config_alone_has_no_headers(tmp_path: Path) -> None:
     """A config.json is enough."""
     path = tmp_path / "any name"
     path.write_text(json.dumps(CONFIG))
-
     assert ModelFiles(origin=str(path), config=CONFIG) == read_model(str(path))
 
 
@@ -98,7 +94,6 @@ def test_a_cached_model_is_found_by_its_id(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(CONFIG))
-
     assert CONFIG == read_model("some/model").config
 
 
@@ -107,9 +102,7 @@ def test_the_hub_is_asked_for_what_is_not_cached(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with hub(status=200, body=json.dumps(CONFIG).encode()) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
-
         actual = read_model("some/model")
-
     assert ModelFiles(origin=f"{endpoint}/some/model/resolve/main/config.json", config=CONFIG) == actual
 
 
@@ -124,10 +117,8 @@ def test_what_the_hub_refuses_is_one_line(
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with hub(status=status, body=body) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
-
         with pytest.raises(KvdiagError) as caught:
             read_model("some/model")
-
     assert reason in str(caught.value)
 
 
@@ -135,10 +126,8 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     """Without a network the way out is named."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-
     with pytest.raises(KvdiagError) as caught:
         read_model("some/model")
-
     assert "give a folder or a config.json" in str(caught.value)
 
 
@@ -147,7 +136,6 @@ def test_what_is_no_model_says_what_would_be(model: str) -> None:
     """An unknown name is refused with the ways to name a model."""
     with pytest.raises(KvdiagError) as caught:
         read_model(model)
-
     assert "config.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -169,10 +157,8 @@ def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file that holds no JSON object names itself."""
     path = tmp_path / "config.json"
     path.write_bytes(content)
-
     with pytest.raises(KvdiagError) as caught:
         read_model(str(path))
-
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -185,8 +171,6 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-
     with pytest.raises(KvdiagError) as caught:
         read_model(str(tmp_path))
-
     assert str(path) in str(caught.value)

@@ -72,10 +72,8 @@ def test_only_a_folder_that_the_server_uses_is_followed(
     link = folder.parent / "other-name"
     link.symlink_to(folder)
     given = [one.format(link if arguments[0] in ("open", "mapped") else folder) for one in arguments]
-
     with listening(HOLDER, *given) as server:
         found = model_folder(str(folder), server.pids)
-
     assert (str(folder) if expected else None) == found
 
 
@@ -130,7 +128,6 @@ def test_the_models_config_is_read_where_the_server_has_it_open(folder: Path) ->
     """As before."""
     with (folder / "model.safetensors").open("rb"):
         facts = gathered(folder)
-
     assert (CONFIG, 100) == (json.loads(facts.model_config or ""), facts.weights_bytes)
 
 
@@ -139,7 +136,6 @@ def test_a_config_that_is_a_link_out_of_its_folder_is_not_read(folder: Path, tmp
     (tmp_path / "other").mkdir()
     (folder / "config.json").rename(tmp_path / "other" / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "other" / "config.json")
-
     assert model_config(str(folder)) is None
 
 
@@ -150,7 +146,6 @@ def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path: Path) -> None:
     (model / "snapshots" / "1234").mkdir(parents=True)
     (model / "blobs" / "d34db33f").write_text(json.dumps(CONFIG))
     (model / "snapshots" / "1234" / "config.json").symlink_to("../../blobs/d34db33f")
-
     assert CONFIG == json.loads(model_config(str(model / "snapshots" / "1234")) or "")
 
 

@@ -73,11 +73,9 @@ def test_box_that_takes_anothers_place_is_read(folder: Path) -> None:
     source = TorchAllocatorSource(folder)
     write(folder, f"oom-{OWN}-0.json", box())
     first = failure(source)
-
     write(folder, f"oom-{OWN}-0.json", box(asked_bytes=700 * MIB, ago_seconds=1.0))
     os.utime(folder / f"oom-{OWN}-0.json", ns=(1, time.time_ns() + 10**9))
     second = failure(source)
-
     assert [512 * MIB, 700 * MIB] == [one.asked_bytes for one in (first, second) if one is not None]
 
 
@@ -85,9 +83,7 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
     """A process that has gone, or another of the same id, is for the post-mortem."""
     write(folder, f"oom-{SELF['pid']}-{SELF['start_ticks'] + 1}-0.json", box())
     write(folder, f"oom-{SELF['pid'] + 1}-{SELF['start_ticks']}-0.json", "not looked at")
-
     found, gaps = TorchAllocatorSource(folder).read()
-
     assert found is not None
     assert (None, ()) == (found[0].failure, gaps)
 
@@ -98,9 +94,7 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
 def test_damaged_box_is_a_gap_and_the_process_is_read(folder: Path, told: object, reason: str) -> None:
     """It costs itself alone."""
     write(folder, f"oom-{OWN}-0.json", told)
-
     found, gaps = TorchAllocatorSource(folder).read()
-
     assert found is not None
     assert (None, [containing(f"oom-{OWN}-0.json: ", reason)]) == (found[0].failure, [gap.reason for gap in gaps])
 
@@ -108,5 +102,4 @@ def test_damaged_box_is_a_gap_and_the_process_is_read(folder: Path, told: object
 def test_box_without_sizes_that_can_be_is_no_failure(folder: Path) -> None:
     """More than any device has was asked for: a bug of the caller, and no word on holes."""
     write(folder, f"oom-{OWN}-0.json", box(asked_bytes=2**62))
-
     assert failure(TorchAllocatorSource(folder)) is None

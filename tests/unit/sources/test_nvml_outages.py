@@ -46,7 +46,6 @@ def test_lost_gpu_is_left_alone_for_a_while(stand_in: StandIn, client: Client) -
     well = State(gpus=(FULL, EMPTY))
     stand_in.show(replace(well, failures=(Failure(MEMORY, 15, uuid=FULL.uuid),)))
     lost = client.read()
-
     stand_in.show(well)
     assert lost == client.read()
 
@@ -85,13 +84,11 @@ def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> Non
 def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
     """A process with a hung driver call closes its source and ends, without waiting for either."""
     stand_in.show(State(gpus=(FULL,), delays=(Delay(MEMORY, 1000 * LONG_SECONDS),)))
-
     with Client(stand_in.environment()) as client:
         with pytest.raises(ReadTimeout):
             client.ask(0.1)
         client.close()
         actual = client.end()
-
     assert 0 == actual
 
 
@@ -143,7 +140,6 @@ def test_reloaded_driver_costs_no_reading(stand_in: StandIn, client: Client) -> 
     """A driver that was reloaded is started anew within the same read, and its GPUs are identified anew."""
     stand_in.show(State(gpus=(FULL, EMPTY)))
     client.read()
-
     stand_in.show(State(gpus=(EMPTY,), generation=2))
     assert ((seen(EMPTY, 0),), ()) == client.read()
 
@@ -153,58 +149,35 @@ def test_closed_source_starts_anew(stand_in: StandIn, client: Client) -> None:
     """After close NVML is started again by the next read."""
     stand_in.show(State(gpus=(FULL,)))
     client.read()
-
     client.close()
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlInit*", 9),)))
     assert (None, (gap("failed", "kernel module is not loaded"),)) == client.read()
 
 
-def test_absent_driver_is_asked_ever_more_rarely() -> None:
-    """NVML that does not start is tried again after 1 s, then after pauses that double up to a minute."""
-    now_seconds = 0.0
-    tried: list[float] = []
-
-    class Error(Exception):
-        value = 12
-
-    def init() -> None:
-        tried.append(now_seconds)
-        raise Error
-
-    source = NvmlSource(SimpleNamespace(NVMLError=Error, nvmlInit=init), clock=lambda: now_seconds)
-
-    for second in range(250):
-        now_seconds = float(second)
-        source.read(processes=False)
-
-    assert [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0] == tried
-
-
-def test_pauses_begin_anew_after_an_outage() -> None:
-    """Once NVML has answered again the next outage is tried after a second, however long the last one was."""
-    now_seconds = 0.0
-    tried: list[float] = []
+@pytest.mark.parametrize(
+    ("works_at", "seconds", "expected"),
+    [((), 250, [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]), ((7, 8), 13, [0, 1, 3, 7, 9, 10, 12])],
+    ids=["pauses double up to a minute", "after an outage they begin anew"],
+)
+def test_lost_driver_is_asked_ever_more_rarely(works_at: tuple[int, ...], seconds: int, expected: list[int]) -> None:
+    """NVML that does not start is tried again after 1 s, then after longer pauses."""
+    second = 0
+    tried: list[int] = []
 
     class Error(Exception):
         value = 9
 
     def init() -> None:
-        tried.append(now_seconds)
-        if now_seconds not in works_at:
-            raise Error
+        tried.append(second)
+        count()
 
     def count() -> int:
-        if now_seconds not in works_at:
+        if second not in works_at:
             raise Error
         return 0
 
-    works_at = {7.0, 8.0}
-    source = NvmlSource(
-        SimpleNamespace(NVMLError=Error, nvmlInit=init, nvmlDeviceGetCount=count), clock=lambda: now_seconds
-    )
-
-    for second in range(13):
-        now_seconds = float(second)
+    library = SimpleNamespace(NVMLError=Error, nvmlInit=init, nvmlDeviceGetCount=count)
+    source = NvmlSource(library, clock=lambda: float(second))
+    for second in range(seconds):  # noqa: B007 - read by the clock and the library
         source.read(processes=False)
-
-    assert [0.0, 1.0, 3.0, 7.0, 9.0, 10.0, 12.0] == tried
+    assert expected == tried

@@ -14,10 +14,8 @@ from tests.unit.kv.calibration.profiled import PROFILE
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """In folders that did not exist, with nothing else left beside it."""
     path = tmp_path / "a" / "b" / "profiles.json"
-
     write_profiles(path, [PROFILE])
     write_profiles(path, [PROFILE, PROFILE])
-
     assert (PROFILE, PROFILE) == read_profiles(path, required=True)
     assert [path] == list(path.parent.iterdir())
 
@@ -25,7 +23,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_no_file_is_no_profiles(tmp_path: Path) -> None:
     """Unless it was asked for by name."""
     path = tmp_path / "profiles.json"
-
     assert () == read_profiles(path, required=False)
     with pytest.raises(KvdiagError, match="no such profile file"):
         read_profiles(path, required=True)
@@ -42,7 +39,7 @@ def test_no_file_is_no_profiles(tmp_path: Path) -> None:
         (b'{"profiles": []}', "schema_version"),
         (b'{"schema_version": 2, "profiles": []}', "reads 1"),
         (b'{"schema_version": 1, "profiles": [1]}', "profile 1"),
-        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "gpu_total_bytes"),
+        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "digest"),
         (b" " * (MAX_FILE_BYTES + 1), "larger than 8 MiB"),
     ],
 )
@@ -50,10 +47,8 @@ def test_a_broken_file_is_named_with_the_way_out(tmp_path: Path, content: bytes,
     """One line: which file, what is wrong, and what to do."""
     path = tmp_path / "profiles.json"
     path.write_bytes(content)
-
     with pytest.raises(KvdiagError) as caught:
         read_profiles(path, required=False)
-
     message = str(caught.value)
     assert [True] * 3 == [part in message for part in (str(path), word, "--no-profile")]
     assert "\n" not in message
@@ -62,7 +57,6 @@ def test_a_broken_file_is_named_with_the_way_out(tmp_path: Path, content: bytes,
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A file where a folder should be."""
     (tmp_path / "file").touch()
-
     with pytest.raises(KvdiagError, match="cannot write the profile to"):
         write_profiles(tmp_path / "file" / "profiles.json", [PROFILE])
 
@@ -76,5 +70,4 @@ def test_the_usual_place_is_the_desktop_specifications(
     """XDG_DATA_HOME where it is absolute, else below the home."""
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.setenv("XDG_DATA_HOME", data_home)
-
     assert Path(expected or "/home/x/.local/share/kvdiag", "profiles.json") == default_path()

@@ -84,7 +84,6 @@ def test_the_samples_of_a_day_are_read() -> None:
     """Times and values as they stand, in one query."""
     with Hostile({"/api/v1/query": reply_json(matrix((START, "1"), (START + 30.5, "0.25")))}) as server:
         history = asked(server.url)
-
     points = history.series[KEY]
     assert ([START, START + 30.5], [1.0, 0.25]) == (list(points.times), list(points.values))
     assert [] == history.lost
@@ -206,7 +205,6 @@ def test_what_is_no_answer_is_lost_and_said(answer: Answer, reason: str) -> None
     """One line for the stretch that was asked for, and no exception."""
     with Hostile({"/api/v1/query": answer}) as server:
         history = asked(server.url)
-
     assert [(START, END)] == [(one.start_seconds, one.end_seconds) for one in history.lost]
     assert reason in history.lost[0].reason
     assert "\n" not in history.lost[0].reason
@@ -231,24 +229,21 @@ def test_a_server_that_is_gone_is_lost() -> None:
     """No connection is a reason, not an exception."""
     with refused_port() as port:
         history = asked(f"http://127.0.0.1:{port}")
-
     assert "cannot connect" in history.lost[0].reason
 
 
-def test_a_warning_is_kept() -> None:
-    """Thanos answers with a part of what there is, and warns."""
-    with Hostile({"/api/v1/query": reply_json(matrix((START, "1"), warnings=["store eu-1 is unreachable"]))}) as server:
-        history = asked(server.url)
-
-    assert ["store eu-1 is unreachable"] == list(history.warnings)
-
-
-def test_a_partial_answer_is_a_warning() -> None:
-    """VictoriaMetrics' cluster answers with what its living storage nodes have."""
-    with Hostile({"/api/v1/query": reply_json(matrix((START, "1"), isPartial=True))}) as server:
-        history = asked(server.url)
-
-    assert ["the answer is partial"] == list(history.warnings)
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"warnings": ["store eu-1 is unreachable"]}, "store eu-1 is unreachable"),
+        ({"isPartial": True}, "the answer is partial"),
+    ],
+    ids=["Thanos", "VictoriaMetrics"],
+)
+def test_a_partial_answer_is_a_warning(more: Json, expected: str) -> None:
+    """The server answers with the part that its living stores have, and says so."""
+    with Hostile({"/api/v1/query": reply_json(matrix((START, "1"), **more))}) as server:
+        assert [expected] == list(asked(server.url).warnings)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +267,6 @@ def test_a_list_that_cannot_be_had_is_said(answer: Answer, reason: str) -> None:
 def test_too_many_series_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than can be looked through: the user names fewer."""
     monkeypatch.setattr(prometheus_api, "MAX_SERIES", 3)
-
     series = [{**NAME, "pod": str(number)} for number in range(4)]
     with Hostile({"/api/v1/series": reply_json({"status": "success", "data": series})}) as server:
         assert listed(server.url).startswith("3 series match, with ")
@@ -291,7 +285,6 @@ def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: li
     for points in (first, second):
         add_samples(json.loads(json.dumps(matrix(*points))), START, END, history)
     kept = history.series.get(KEY, Points())
-
     assert sorted(set(kept.times)) == list(kept.times)
     assert all(value in (1.0, 0.5) for value in kept.values)
     assert len(kept) <= len(first) + len(second)

@@ -64,14 +64,12 @@ def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
 def test_own_bytes_are_found_among_the_drivers_processes(processes: list[Any], expected: int | None) -> None:
     """The process is the one of its own id, or the only one; otherwise its bytes are not known."""
     (actual,) = parse(json.dumps(changed("devices.0.driver.processes", processes))).allocators
-
     assert expected == actual.process_bytes
 
 
 def test_torch_may_count_more_than_its_process_holds() -> None:
     """Under sleep mode or a pluggable allocator torch's figure is not the device's, and nothing is left beside it."""
     (asleep,) = parse(json.dumps(changed("devices.0.driver.processes", [[SELF["pid"], 900 * MIB]]))).allocators
-
     assert (True, None) == (asleep.outside_driver, asleep.outside_torch_bytes)
     assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
 
@@ -79,9 +77,7 @@ def test_torch_may_count_more_than_its_process_holds() -> None:
 def test_gpu_that_is_told_twice_counts_once() -> None:
     """Else everything that it holds would be in the ledger twice."""
     again = {**PUBLICATION["devices"][0], "uuid": UUID.upper()}
-
     actual = parse(json.dumps({**PUBLICATION, "devices": [*PUBLICATION["devices"], again]}))
-
     assert 1 == len(actual.allocators)
     assert (containing(f"GPU {UUID.upper()}"),) == actual.problems
 
@@ -129,6 +125,5 @@ def test_no_file_does_harm(path: str, value: object, cut: int | None) -> None:
         actual = parse(json.dumps(changed(path, value))[:cut])
     except ValueError:
         return
-
     assert all(isinstance(each, Allocator) for each in actual.allocators)
     assert all(problem.isprintable() for problem in actual.problems)

@@ -16,9 +16,8 @@ import pytest
 from kvdiag.sources.agent_folder import FUTURE_SECONDS
 from kvdiag.sources.agents import TorchAllocatorSource
 from tests.builders.answers import containing
-from tests.unit.sources.agent_files import NAME, read, write
 from tests.unit.sources.host_programs import LONG_SECONDS
-from tests.unit.sources.publications import PUBLICATION, READ, SELF, changed
+from tests.unit.sources.publications import NAME, PUBLICATION, READ, SELF, changed, read, write
 from tests.unit.sources.test_newest_boxes import OWN, box
 
 STRANGER = 54_321
@@ -63,9 +62,7 @@ def test_a_strangers_word_on_our_process_is_refused(folder: Path, folder_owner: 
     os.chown(publish(folder, PUBLICATION["process"], owner=STRANGER), STRANGER, STRANGER)
     os.chown(folder, folder_owner, group)
     folder.chmod(mode)
-
     found, gaps = read(folder)
-
     assert found is None
     assert any(f"user {STRANGER}" in gap for gap in gaps)
 
@@ -75,9 +72,7 @@ def test_a_stranger_is_believed_on_its_own_process(folder: Path, strangers: dict
     """Its file, in its folder."""
     publish(folder, strangers, owner=STRANGER)
     os.chown(folder, STRANGER, STRANGER)
-
     found, gaps = read(folder)
-
     assert ([(strangers["pid"], True, None)], []) == (
         [(each.pid, each.pid_seen, each.unverified) for each in found or ()],
         gaps,
@@ -89,37 +84,29 @@ def test_our_file_in_a_strangers_folder_is_not_vouched_for(folder: Path) -> None
     """It could have been kept, moved or put back there."""
     write(folder)
     os.chown(folder, STRANGER, STRANGER)
-
     # As another reader than root, whose folder every folder could be
     found, _ = read(folder)
-
     assert ((replace(READ, unverified=True),)) == found
 
 
 def test_a_file_that_its_group_may_write_is_unverified(folder: Path) -> None:
     """Anybody in the group could have written it."""
     write(folder).chmod(0o660)
-
     found, _ = read(folder)
-
     assert (replace(READ, unverified=True),) == found
 
 
 def test_a_process_that_is_not_seen_is_unverified(folder: Path) -> None:
     """A claim to be in another PID namespace proves nothing."""
     write(folder, changed("process.pid_namespace", 1))
-
     found, _ = read(folder)
-
     assert (replace(READ, pid_seen=False, unverified=True),) == found
 
 
 def test_a_file_of_the_future_is_refused(folder: Path) -> None:
     """It would be young for ever."""
     os.utime(write(folder), (time.time() + FUTURE_SECONDS + 60,) * 2)
-
     found, gaps = read(folder)
-
     assert found is None
     assert "in the future" in gaps[0]
 
@@ -127,9 +114,7 @@ def test_a_file_of_the_future_is_refused(folder: Path) -> None:
 def test_a_second_name_of_another_file_is_refused(folder: Path, tmp_path: Path) -> None:
     """What is laid there as a hard link is not the agent's."""
     (folder / NAME).hardlink_to(write(tmp_path))
-
     found, gaps = read(folder)
-
     assert found is None
     assert "hard link" in gaps[0]
 
@@ -153,9 +138,7 @@ def failure(folder: Path) -> tuple[object, list[str]]:
 def test_a_strangers_black_box_is_refused(folder: Path) -> None:
     """It would have our process have failed."""
     write_box(folder, box(), owner=STRANGER)
-
     found, (gap,) = failure(folder)
-
     assert found is None
     assert f"user {STRANGER}" in gap
 
@@ -166,9 +149,7 @@ def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: 
     name = f"oom-{strangers['pid']}-{strangers['start_ticks']}-0.json"
     publish(folder, strangers, owner=STRANGER)
     write_box(folder, box(), owner=STRANGER, name=name)
-
     found, gaps = TorchAllocatorSource(folder).read()
-
     assert {SELF["pid"]: None, strangers["pid"]: None} == {each.pid: each.failure for each in found or ()}
     assert [containing(f"{name}: ", f"process {SELF['pid']}'s")] == [gap.reason for gap in gaps]
 
@@ -176,8 +157,6 @@ def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: 
 def test_a_black_box_of_the_future_is_refused(folder: Path) -> None:
     """Its failure would be a recent one for ever."""
     write_box(folder, box(ago_seconds=-3600.0))
-
     found, (gap,) = failure(folder)
-
     assert found is None
     assert "in the future" in gap

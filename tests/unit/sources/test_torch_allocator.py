@@ -10,14 +10,12 @@ from kvdiag.model import Gap
 from kvdiag.sources import agents
 from kvdiag.sources.agents import TorchAllocatorSource
 from tests.builders.answers import containing
-from tests.unit.sources.agent_files import NAME, read, write
-from tests.unit.sources.publications import MIB, READ, SELF, changed
+from tests.unit.sources.publications import MIB, NAME, READ, SELF, changed, read, write
 
 
 def test_publication_is_read_whole(tmp_path: Path) -> None:
     """Every figure of a publication arrives, with the bytes that NVML tells of the process that published."""
     write(tmp_path)
-
     assert ((READ,), []) == read(tmp_path)
 
 
@@ -26,9 +24,7 @@ def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
     told = changed("torch.backend", "cudaMallocAsync")
     del told["devices"][0]["fragmentation"]
     write(tmp_path, told)
-
     (actual,), _ = read(tmp_path)  # type: ignore[misc]
-
     assert ("cudaMallocAsync", None) == (actual.backend, actual.split)
 
 
@@ -49,7 +45,6 @@ def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
 def test_file_that_is_no_publication_is_a_gap(tmp_path: Path, path: str, value: object, reason: str) -> None:
     """A file of another version or shape, or that speaks for another process, is named with what is wrong."""
     write(tmp_path, changed(path, value))
-
     assert (None, [containing(f"failed: {NAME}: ", reason)]) == read(tmp_path)
 
 
@@ -78,9 +73,7 @@ DEVICE_TROUBLE: list[tuple[str, object, str]] = [
 def test_impossible_figures_of_a_device_are_a_gap(tmp_path: Path, path: str, value: object, reason: str) -> None:
     """A device whose figures cannot be is left out and said; the process is still there."""
     write(tmp_path, changed(path, value))
-
     found, gaps = read(tmp_path)
-
     assert () == found
     assert containing(f"failed: VLLM::Worker_TP1 {SELF['pid']}: ", reason) == gaps[0]
 
@@ -88,9 +81,7 @@ def test_impossible_figures_of_a_device_are_a_gap(tmp_path: Path, path: str, val
 def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
     """The agent's own errors are gaps, made fit to be shown, and its figures are read all the same."""
     write(tmp_path, changed("errors", {"driver": "DriverError: \x1b[2Jno\nlibrary", "x" * 500: "y" * 500}))
-
     found, gaps = read(tmp_path)
-
     assert (READ,) == found
     assert f"failed: VLLM::Worker_TP1 {SELF['pid']}: driver: DriverError:  [2Jno library" == gaps[0]
     assert len(gaps[1]) < 220
@@ -99,6 +90,5 @@ def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
 def test_gap_names_its_source(tmp_path: Path) -> None:
     """Whoever looks for why nothing is known of the allocator finds it by the source's name."""
     _, gaps = TorchAllocatorSource(tmp_path).read()
-
     assert [agents.SOURCE] == [gap.source for gap in gaps]
     assert all(isinstance(gap, Gap) for gap in gaps)

@@ -14,8 +14,7 @@ from kvdiag.agent import thread
 from kvdiag.sources import agents
 from kvdiag.sources.agents import TorchAllocatorSource
 from tests.builders.answers import containing
-from tests.unit.sources.agent_files import NAME, read, write
-from tests.unit.sources.publications import MIB, PUBLICATION, SELF, changed
+from tests.unit.sources.publications import MIB, NAME, PUBLICATION, SELF, changed, read, write
 
 LONG_AGO_SECONDS = 100.0
 
@@ -23,7 +22,6 @@ LONG_AGO_SECONDS = 100.0
 def test_agent_that_stopped_is_noticed(tmp_path: Path) -> None:
     """A file that has grown old while its process lives is of an agent that is stuck."""
     os.utime(write(tmp_path), (time.time() - LONG_AGO_SECONDS,) * 2)
-
     who = f"VLLM::Worker_TP1 {SELF['pid']}"
     assert (None, [containing(f"failed: {who}", "100 s")]) == read(tmp_path)
 
@@ -57,7 +55,6 @@ def test_process_that_ended_is_not_counted(tmp_path: Path, change: dict[str, int
     """A process that is gone holds nothing, though its file is young and its number is in use again."""
     who = {**PUBLICATION["process"], **change}
     write(tmp_path, changed("process", who), f"agent-{who['pid']}-{who['start_ticks']}.json")
-
     assert (None, [containing("absent: ", gap)]) == read(tmp_path)
 
 
@@ -67,9 +64,7 @@ def test_other_containers_processes_are_believed_by_their_age_alone(tmp_path: Pa
     told = changed("process", who)
     told["devices"][0]["driver"]["processes"] = []
     write(tmp_path, told, "agent-7-1.json")
-
     found, gaps = read(tmp_path)
-
     assert found is not None
     assert ([(7, False)], []) == ([(each.pid, each.pid_seen) for each in found], gaps)
 
@@ -77,14 +72,12 @@ def test_other_containers_processes_are_believed_by_their_age_alone(tmp_path: Pa
 def test_files_long_forgotten_are_no_news(tmp_path: Path) -> None:
     """What is left of a server that ended an hour ago is not told with each reading."""
     os.utime(write(tmp_path), (time.time() - 3600,) * 2)
-
     assert (None, []) == read(tmp_path)
 
 
 def test_missing_folder_and_empty_folder_say_what_to_do(tmp_path: Path) -> None:
     """Where no agent publishes, the reason names the next step."""
     (missing, gaps), (empty, empty_gaps) = read(tmp_path / "none"), read(tmp_path)
-
     assert (None, None) == (missing, empty)
     assert [containing("absent: ", f"{tmp_path}/none", "kvdiag agent install")] == gaps
     assert [containing("absent: ", f"{tmp_path}:", "PYTHONPATH")] == empty_gaps
@@ -93,7 +86,6 @@ def test_missing_folder_and_empty_folder_say_what_to_do(tmp_path: Path) -> None:
 def test_agents_without_a_gpu_say_so(tmp_path: Path) -> None:
     """A server on the CPU has agents that hold nothing: known to be nothing, and why."""
     write(tmp_path, changed("devices", []))
-
     assert ((), [containing("absent: ", "no process")]) == read(tmp_path)
 
 

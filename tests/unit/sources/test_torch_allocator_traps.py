@@ -14,8 +14,7 @@ from kvdiag.sources import agents
 from kvdiag.sources.agent_folder import MAX_FILE_BYTES
 from kvdiag.sources.agents import MAX_FILES
 from tests.builders.answers import containing
-from tests.unit.sources.agent_files import read, write
-from tests.unit.sources.publications import PUBLICATION, READ, changed
+from tests.unit.sources.publications import NAME, PUBLICATION, READ, changed, read, write
 
 STRANGER = 54_321
 
@@ -78,7 +77,6 @@ def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: st
     """What is no plain publication is said and not waited for, and the file beside it is read."""
     lay(tmp_path / "agent-1-1.json")
     write(tmp_path)
-
     assert ((READ,), [containing("failed: agent-1-1.json: ", reason)]) == read(tmp_path)
 
 
@@ -109,9 +107,7 @@ def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     # A file of a process that cannot be seen from here
     os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
-
     found, gaps = read(tmp_path)
-
     assert believed == (found == (replace(READ, pid_seen=False, unverified=True),))
     assert believed != any(f"user {STRANGER}" in gap for gap in gaps)
 
@@ -136,12 +132,25 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     """Of more files than a server has processes only so many are read, and that is said."""
     for number in range(MAX_FILES + 5):
         write(tmp_path, "{", f"agent-1-{number:04}.json")
-
     _, gaps = read(tmp_path)
-
     assert (MAX_FILES + 1, f"failed: {MAX_FILES + 5} agent files, only the first {MAX_FILES} are read") == (
         len(gaps),
         gaps[0],
+    )
+
+
+def test_files_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for itself may be of the size that is allowed; each that is left unread is a gap."""
+    size = write(tmp_path).stat().st_size
+    for number in (1, 2):
+        write(tmp_path, "{" + " " * size, f"agent-9999999-{number}.json")
+    monkeypatch.setattr(agents, "MAX_READ_BYTES", size + 1)
+
+    found, gaps = read(tmp_path)
+
+    assert found is not None
+    assert ["agent-9999999-1.json: not read", "agent-9999999-2.json: not read"] == sorted(
+        gap.removeprefix("failed: ").rpartition(": the files")[0] for gap in gaps if NAME not in gap
     )
 
 

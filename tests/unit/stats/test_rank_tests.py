@@ -168,7 +168,6 @@ def test_kendall_s_table_is_met() -> None:
     # 9 inversions of 45 pairs
     series = (3, 2, 1, 4, 7, 6, 5, 10, 9, 8)
     assert 27 == score(series)
-
     assert pytest.approx(0.0083, abs=5e-5) == rising(series)
 
 
@@ -189,7 +188,6 @@ def test_false_alarms_of_trends_are_nominal(count: int) -> None:
     """Of 1,000 series without a trend some 10 are called at 1 %."""
     random = seeded(f"trends {count}")
     series = [[random.gauss(0.0, 1.0) for _ in range(count)] for _ in range(1000)]
-
     assert sum(rising(each) < 0.01 for each in series) <= 18
 
 

@@ -47,9 +47,7 @@ def test_slope_holds_its_false_alarms_on_noise_that_remembers(keep: float, bar: 
     # 300 series of 60 values without a trend
     random = seeded(f"noise {keep}")
     series = [autoregressive(random, keep) for _ in range(300)]
-
     found = [stats.slope(values) for values in series]
-
     rate = sum(one is not None and one.p_rising < 0.01 for one in found) / len(found)
     report(f"slope, correlation {keep}: {rate:.1%} false alarms at a nominal 1 %")
     assert rate <= bar
@@ -59,9 +57,7 @@ def test_drift_is_not_seen_in_walks() -> None:
     """Of random walks, which a trend test calls every fourth time, the drift test calls at most its share."""
     random = seeded("walks")
     walks = [autoregressive(random, 1.0) for _ in range(300)]
-
     calls = [(tail := stats.drift_tail(values, 12)) is not None and tail < 0.05 for values in walks]
-
     report(f"drift, random walk: {sum(calls) / len(calls):.1%} false alarms at a nominal 5 %")
     assert sum(calls) / len(calls) <= 0.09
 
@@ -92,7 +88,6 @@ def test_load_beside_the_series_is_not_its_trend() -> None:
 def test_slope_without_noise(values: list[float], expected: tuple[float, float]) -> None:
     """A flat series has no trend, and a straight line nothing but."""
     actual = stats.slope(values)
-
     assert actual is not None
     assert expected == (round(actual.per_step, 6), round(actual.p_rising, 6))
 
@@ -144,7 +139,6 @@ def test_change_tells_a_step_from_a_line() -> None:
     """A level step is explained by a step, a slope by a line; place and height of the step are told."""
     step = stats.change([10.0] * 30 + [15.0] * 10)
     line = stats.change([float(number) for number in range(40)])
-
     assert step is not None
     assert line is not None
     assert (30, 5.0, 0.0) == (step.index, round(step.step, 9), round(step.step_share, 9))
@@ -171,9 +165,7 @@ def test_steps_of_the_load_are_no_jumps() -> None:
     """Memory that follows a load which comes and goes has no jumps of its own."""
     load = [1.0 if number % 20 < 3 else 0.0 for number in range(60)]
     values = [100.0 * each for each in load]
-
     alone, beside = stats.without_jumps(values, 6.0, 20.0), stats.without_jumps(values, 6.0, 20.0, [load])
-
     assert (3, 0) == (alone.downs, beside.ups + beside.downs)
 
 
@@ -237,9 +229,7 @@ def test_jump_of_several_steps_is_one() -> None:
     values = [random.gauss(0.0, 1.0) for _ in range(60)]
     for place, height in ((20, 100.0), (21, 100.0), (22, 100.0), (40, 100.0)):
         values[place:] = [value + height for value in values[place:]]
-
     actual = stats.without_jumps(values, 6.0, 20.0)
-
     assert (2, 0) == (actual.ups, actual.downs)
     assert pytest.approx(400.0, rel=0.05) == values[-1] - actual.values[-1]
 
@@ -247,7 +237,6 @@ def test_jump_of_several_steps_is_one() -> None:
 def test_another_clock_straightens_what_runs_by_it() -> None:
     """What grows with the work is a line by the work; a clock that stands still tells nothing."""
     clock = [0.0, 1.0, 1.0, 1.0, 4.0, 5.0, 9.0]
-
     actual = stats.evenly(clock, [2.0 * at for at in clock])
     assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
     assert stats.evenly([1.0] * 7, clock) is None
@@ -259,7 +248,6 @@ def test_load_is_found_by_differences_and_a_trend_is_not() -> None:
     random = seeded("share")
     load = [random.random() for _ in range(60)]
     follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
-
     (found,) = stats.sensitivities(follows, [load], 0.25)
     assert pytest.approx(3.0, rel=0.1) == found
     assert (0.0,) == stats.sensitivities([2.0 * step for step in range(60)], [load], 0.25)

@@ -65,7 +65,6 @@ def test_impossible_figure_is_a_gap(lines: list[str], expected: Engine, reason: 
 def test_fraction_of_a_count_is_rounded() -> None:
     """A count that was averaged on its way, as multiprocess modes can, comes out whole."""
     engines, gaps = parse_engines(parse_page("vllm:num_requests_running 2.6\n"))
-
     assert ((Engine(engine="0", requests_running=3),), ()) == (engines, gaps)
 
 
@@ -73,9 +72,7 @@ def test_engines_come_in_numeric_order() -> None:
     """Ten data-parallel engines are listed by number, labels that are none after them."""
     labels = ["10", "2", "x", "0", "٣", "9" * 5000]
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels))
-
     engines, _ = parse_engines(page)
-
     assert engines is not None
     assert ["0", "2", "٣", "10", "9" * 5000, "x"] == [engine.engine for engine in engines]
 
@@ -95,9 +92,7 @@ def test_engines_come_in_numeric_order() -> None:
 def test_page_without_engines_says_why(text: str, reason: str) -> None:
     """A page that shows no engine is a gap with what to do, not an idle server."""
     page = parse_page(text)
-
     actual = (parse_engines(page), parse_pools(page, "0.32.0"))
-
     assert ((None, (Gap(source=SOURCE, kind="absent", reason=containing(reason)),)), ((), (NO_POOL,))) == actual
 
 
@@ -105,8 +100,6 @@ def test_hostile_number_of_engines_is_refused() -> None:
     """A page with more engines than any server has is a gap, not an hour's work."""
     count = 5_000
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{number}"}} 0\n' for number in range(count)))
-
     actual = parse_engines(page)
-
     reason = f"vllm:num_requests_running has {count} series, more than {MAX_SERIES}: not a page of one server"
     assert (None, (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual

@@ -34,7 +34,6 @@ def test_what_is_no_page_is_refused(text: str) -> None:
     """Text that is not in the format is one kind of error, told at once."""
     with pytest.raises(ValueError, match=r".") as caught:
         parse_page(text)
-
     # A subclass such as UnicodeError would be another kind
     assert ValueError is type(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.engines.vllm.lengths import parse_lengths
+from kvdiag.engines.vllm.metrics import parse_lengths
 from kvdiag.sources.prometheus_text import parse_page
 
 SCRAPES = Path(__file__).parents[3] / "fixtures" / "scrapes"

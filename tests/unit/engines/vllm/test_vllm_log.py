@@ -86,7 +86,6 @@ def test_every_wording_of_a_size(line: str, field: str, expected: PrintedSize | 
 def test_every_wording_of_a_capacity(line: str, expected: dict[str, object]) -> None:
     """Blocks, tokens and concurrency, with and without thousands separators, on one line or two."""
     report = parse_log(f"INFO 01-01 00:00:00 [x.py:1] {line}")
-
     assert expected == {name: getattr(report, name) for name in expected}
 
 
@@ -126,7 +125,6 @@ def test_every_wording_of_a_capacity(line: str, expected: dict[str, object]) -> 
 def test_every_wording_of_a_setting(line: str, expected: dict[str, object]) -> None:
     """Arguments, the config line and what the server resolves from them; unset ones are None."""
     told = parse_log(f"INFO 01-01 00:00:00 [x.py:1] {line}\nINFO 01-01 00:00:00 [y.py:2] # GPU blocks: 9").settings
-
     assert expected == {name: getattr(told, name) for name in expected}
 
 

@@ -25,7 +25,6 @@ def test_what_tells_no_memory_is_refused(text: str) -> None:
     """One line that names what was looked for."""
     with pytest.raises(KvdiagError, match="memory figures") as caught:
         parse_log(text, origin="x.log")
-
     assert str(caught.value).startswith("x.log has none")
 
 
@@ -36,9 +35,7 @@ def test_binary_and_torn_lines_do_no_harm(tmp_path: Path) -> None:
         b"\xff\xfe\x00\x80INFO [g.py:1] Available KV cache mem\nINFO [g.py:1] Available KV cache memory: 18.69 GiB\r\n"
         b"INFO [k.py:1] GPU KV cache size: 136,080 tokens\nINFO [k.py:1] Maximum concurrency for 40,960 tok"
     )
-
     report = read_log(path)
-
     assert (gib(18.69), 136_080, None) == (report.ranks[0].pool, report.tokens, report.concurrency)
 
 
@@ -76,7 +73,6 @@ def test_an_endless_line_is_cut(tmp_path: Path) -> None:
     """What lies beyond the longest line is not looked at."""
     path = tmp_path / "line.log"
     path.write_text("x" * (startup_log.MAX_LINE_CHARACTERS + 1) + "Available KV cache memory: 1.00 GiB")
-
     with pytest.raises(KvdiagError):
         read_log(path)
 

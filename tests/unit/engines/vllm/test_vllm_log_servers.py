@@ -29,9 +29,7 @@ def test_ranks_are_kept_apart_and_the_smallest_pool_decides() -> None:
 def test_workers_of_one_name_are_told_apart_by_their_process() -> None:
     """V0's workers are all called VllmWorkerProcess, and its main process has no name."""
     names = ["", "(VllmWorkerProcess pid=521) ", "(VllmWorkerProcess pid=507) "]
-
     report = parse_log("\n".join(f"{name}INFO 04-12 08:21:19 [worker.py:267] {AUDIT}" for name in names))
-
     assert ["main process", "VllmWorkerProcess 1 of 2", "VllmWorkerProcess 2 of 2"] == [
         one.name for one in report.ranks
     ]
@@ -56,9 +54,7 @@ def test_the_last_start_counts() -> None:
     """A server that was restarted into the same file, with other settings the second time."""
     first = (LOGS / "vllm-0.9.1-V1-reconstructed.log").read_text()
     second = (LOGS / "vllm-0.18.0-V1-reconstructed.log").read_text()
-
     report = parse_log(first + second)
-
     assert ("0.18.0", 245_360) == (report.settings.version, report.tokens)
     assert (None, None) == (report.settings.max_num_batched_tokens, report.num_blocks)
     assert containing("2 starts") in list(report.notes)
@@ -68,9 +64,7 @@ def test_a_start_that_has_not_told_its_memory_yet_does_not_hide_the_one_before()
     """A log that is copied while the server starts again."""
     text = (LOGS / "vllm-0.9.1-V1-reconstructed.log").read_text()
     again = "\n".join(text.splitlines()[:4])
-
     report = parse_log(f"{text}{again}\n")
-
     assert (136_080, True) == (report.tokens, any("a later start" in note for note in report.notes))
 
 
@@ -109,17 +103,14 @@ def test_blocks_set_while_graphs_are_estimated_are_not_the_servers() -> None:
     """The estimate runs on a handful of blocks, and says so with the same words as --num-gpu-blocks-override."""
     override = "Overriding num_gpu_blocks={} with num_gpu_blocks_override={}"
     pool = "INFO [g.py:1] Available KV cache memory: 13.1 GiB\n"
-
     estimated = parse_log(f"INFO [k.py:1] {override.format(0, 16)}\n{pool}")
     chosen = parse_log(f"{pool}INFO [k.py:1] {override.format(900, 512)}")
-
     assert (None, 512) == (estimated.settings.blocks_override, chosen.settings.blocks_override)
 
 
 def test_a_pool_below_zero_is_a_start_that_failed() -> None:
     """The figure is not used, and the note says why."""
     report = parse_log("INFO [g.py:1] Model loading took 5.0 GiB\nINFO [g.py:1] Available KV cache memory: -2.81 GiB")
-
     assert (None, True) == (report.ranks[0].pool, "-2.81 GiB: this start failed" in report.notes[0])
 
 
@@ -161,5 +152,4 @@ def test_whole_logs(name: str) -> None:
 def test_nothing_secret_is_kept() -> None:
     """V0 prints its whole arguments, a key among them."""
     report = read_log(LOGS / "vllm-0.6.4-V0-reconstructed.log")
-
     assert "not-for-eyes" not in repr(report)

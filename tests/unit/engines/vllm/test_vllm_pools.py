@@ -20,7 +20,7 @@ from tests.unit.engines.vllm.vllm_pages import engine_page
         pytest.param('num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None'", id="0.8: None"),
         pytest.param('block_size="16"', "num_gpu_blocks is None", id="no blocks"),
         pytest.param('num_gpu_blocks="100"', "block_size is None", id="no block size"),
-        pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: total_blocks is 1", id="the null block alone"),
+        pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: 0 usable", id="the null block alone"),
         pytest.param('num_gpu_blocks="100",block_size="0"', "KvPool: block_tokens is 0", id="empty blocks"),
         pytest.param('num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5'", id="negative"),
         pytest.param(
@@ -33,9 +33,7 @@ from tests.unit.engines.vllm.vllm_pages import engine_page
 def test_pool_that_cannot_be_is_a_gap(config: str, reason: str) -> None:
     """A pool whose labels make no pool is missing, and a gap quotes them, shortened."""
     page = parse_page(engine_page("vllm:prefix_cache_queries_total 0.0", config=config))
-
     actual = parse_pools(page, "0.32.0")
-
     told = Gap(source=SOURCE, kind="failed", reason=containing("vllm:cache_config_info of engine 0", reason))
     assert ((), (told,)) == actual
 
@@ -95,9 +93,7 @@ def test_label_is_read_or_left_out(labels: str, changes: dict[str, object]) -> N
     """Each label of the pool's line becomes its field; a value that says nothing leaves the field out."""
     config = f'num_gpu_blocks="100",block_size="16",kv_cache_memory_bytes="1073741824",{labels}'
     page = parse_page(engine_page("vllm:prefix_cache_queries_total 0", config=config))
-
     actual = parse_pools(page, "0.32.0")
-
     usual = KvPool(engine="0", block_tokens=16, total_blocks=100, usable_blocks=99, usage_blocks=99, pool_bytes=2**30)
     assert ((replace(usual, **changes),), ()) == actual  # type: ignore[arg-type]
 
@@ -105,9 +101,7 @@ def test_label_is_read_or_left_out(labels: str, changes: dict[str, object]) -> N
 def test_v1_of_which_only_the_pool_is_seen_has_its_null_block() -> None:
     """Where a filter or multiprocess mode leaves just the pool's line, the version tells that a null block is there."""
     page = parse_page(engine_page(config='num_gpu_blocks="100",block_size="16"'))
-
     (pool,), _ = parse_pools(page, "0.32.0")
-
     assert (99, 99) == (pool.usable_blocks, pool.usage_blocks)
 
 
@@ -116,7 +110,6 @@ def test_hostile_number_of_pools_is_refused() -> None:
     count = 5_000
     line = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="9",block_size="16"}} 1\n'
     actual = parse_pools(parse_page("".join(line.format(number) for number in range(count))), "0.32.0")
-
     reason = f"vllm:cache_config_info has {count} series, more than {MAX_SERIES}: not a page of one server"
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
@@ -142,5 +135,4 @@ def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expect
         + "} 1.0"
         for number, size in enumerate(sizes)
     )
-
     assert expected == [cache.limit_bytes for cache in parse_caches(parse_page(f"{lines}\n"))]

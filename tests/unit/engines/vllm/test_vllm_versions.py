@@ -47,7 +47,6 @@ def test_every_version_reads_alike(golden: Callable[[str, str], None]) -> None:
         pools, pool_gaps = parse_pools(page_of(name), version)
         assert ((), ()) == (gaps, pool_gaps)
         lines += [f"{name} as {version}", *(f"  {json.dumps(to_plain(one))}" for one in (*(engines or ()), *pools))]
-
     golden("vllm_pages.txt", "\n".join(lines) + "\n")
 
 
@@ -57,9 +56,7 @@ def test_unknown_version_is_told_by_the_page(name: str) -> None:
     pools, _ = parse_pools(page_of(name), VERSIONS[name])
     if name in BOTH_USAGE_NAMES:
         pools = tuple(replace(pool, usage_blocks=pool.total_blocks) for pool in pools)
-
     actual = [parse_pools(page_of(name), version) for version in (None, "", "dev", "v", "0", "1" * 5000)]
-
     assert [(pools, ())] * 6 == actual
 
 
@@ -99,5 +96,4 @@ def test_version_is_three_numbers(version: str | None, expected: tuple[int, int,
 def test_usage_counts_blocks_as_its_version_does(page: str, version: str, usage_ratio: float, expected: int) -> None:
     """The usage gauge gives the blocks that requests hold, whether or not its version counts the null block."""
     (pool,), _ = parse_pools(page_of(page), version)
-
     assert expected == pool.used_blocks(usage_ratio)

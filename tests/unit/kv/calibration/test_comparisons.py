@@ -100,17 +100,6 @@ def test_the_old_count_divides_blocks_by_groups_and_multiplies_by_ranks() -> Non
         ({"num_blocks": 69, "settings": EngineSettings(blocks_override=70)}, {"num_blocks": 70}),
         ({"num_blocks": 70, "tokens": 1000, "concurrency_context_tokens": None}, {}),
     ],
-    ids=[
-        "nothing",
-        "blocks alone",
-        "tokens",
-        "requests",
-        "a pool",
-        "a pool and tokens",
-        "blocks asked for",
-        "blocks asked for, no pool",
-        "of no length",
-    ],
 )
 def test_what_follows_from_what_is_told(figures: dict[str, Any], expected: dict[str, float]) -> None:
     """Blocks from the pool or from --num-gpu-blocks-override, and never from themselves."""
@@ -133,14 +122,6 @@ def test_a_length_that_is_not_told_is_the_configs() -> None:
         ((rank(stage=1, pool=10 * PAGE),), 10),
         ((rank(stage=None, pool=20 * PAGE),), 10),
         ((rank(stage=0, pool=20 * PAGE), rank(stage=0, pool=18 * PAGE), rank(stage=1, pool=99 * PAGE)), 9),
-    ],
-    ids=[
-        "the second is poorer",
-        "the first is",
-        "the first tells",
-        "the second tells",
-        "one of unknown stage",
-        "ranks",
     ],
 )
 def test_the_poorest_stage_gives_the_blocks(ranks: tuple[RankReport, ...], expected: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,41 +15,27 @@ from hypothesis import strategies as st
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.profiles import MOST_PROFILES, ModelKey, Profile, parse_profiles, profiles_document
 from tests.unit.kv.calibration.profiled import MODEL, PROFILE
-
-
-def broken(change: Callable[[dict[str, Any]], object]) -> tuple[str, str | None]:
-    """Message and field of the refusal of a document of one profile with one thing changed."""
-    document = profiles_document([PROFILE])
-    change(document)
-    with pytest.raises(KvModelError) as caught:
-        parse_profiles(document)
-    return str(caught.value), caught.value.field
+from tests.unit.kv.refused import refused
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(
-            (name, value)
-            for name in ("gpu_total_bytes", "tensor_parallel", "pipeline_parallel")
-            for value in (None, 1.0, True, "1")
-        ),
-        *(
-            (name, value)
-            for name in ("max_num_batched_tokens", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes")
-            for value in (1.0, True)
-        ),
-        *((name, None) for name in ("date", "source")),
-        *((name, value) for name in ("date", "source", "gpu_name", "engine_version") for value in (5, "x" * 513)),
-        ("graphs_in_fraction", None),
+        ("gpu_total_bytes", 1.0),
+        ("tensor_parallel", None),
+        ("context_bytes", True),
+        ("date", None),
+        ("gpu_name", 5),
         ("graphs_in_fraction", 1),
+        ("model", None),
+        ("model", {"digest": "d", "name": None}),
     ],
 )
 def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
-    """And which profile it is of; what may be missing may not be of another type."""
-    message, field = broken(lambda document: document["profiles"][0].update({name: value}))
-
-    assert (name, True) == (field, "profile 1" in message)
+    """And which profile it is of."""
+    document = profiles_document([PROFILE, PROFILE])
+    document["profiles"][1][name] = value
+    assert {"profile 2", name} <= set(re.findall(r"profile 2|\w+", refusal(document).replace("ModelKey", "model")))
 
 
 @pytest.mark.parametrize(
@@ -58,17 +45,19 @@ def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
         (lambda document: document.update(profiles={}), "profiles"),
         (lambda document: document.update(schema_version=2), "schema_version"),
         (lambda document: document.pop("schema_version"), "schema_version"),
-        (lambda document: document.update(schema_version="x" * 30), "schema_version"),
         (lambda document: document.update(profiles=[{}] * 4097), "profiles"),
         (lambda document: document["profiles"].append(5), "profiles"),
         (lambda document: document["profiles"][0].pop("model"), "profiles"),
-        (lambda document: document["profiles"][0]["model"].pop("digest"), "digest"),
-        (lambda document: document["profiles"][0]["model"].update(name=None), "name"),
+        (lambda document: document["profiles"][0]["model"].pop("digest"), "profiles"),
+        (lambda document: document["profiles"][0].update(source="x" * 513), "profile"),
     ],
 )
 def test_a_document_that_is_none_is_refused(change: Callable[[Any], object], field: str) -> None:
     """With what is wrong with it."""
-    assert field == broken(change)[1]
+    document = profiles_document([PROFILE])
+    change(document)
+    with refused(field):
+        parse_profiles(document)
 
 
 def test_a_document_may_hold_4096_profiles_and_texts_of_512_characters() -> None:
@@ -82,13 +71,6 @@ def test_a_document_may_hold_4096_profiles_and_texts_of_512_characters() -> None
         document["schema_version"],
         document["profiles"][0]["model"],
     )
-
-
-@pytest.mark.parametrize("document", [None, [], "profiles", 5])
-def test_what_is_no_object_is_no_document(document: object) -> None:
-    """A list, a text, a number, nothing."""
-    with pytest.raises(KvModelError):
-        parse_profiles(document)
 
 
 SIZES = st.integers(0, 1 << 50)

@@ -53,26 +53,6 @@ PIB = 1 << 50
         (500, 300, {"peak_torch": 470, "weights": 480, "non_torch": 7}, Measured(activation_bytes=0, context_bytes=7)),
         (500, 300, {"peak_torch": 530, "consumed": 510}, Measured(overhead_bytes=100)),
     ],
-    ids=[
-        "nothing left",
-        "a byte too much",
-        "one figure",
-        "no weights",
-        "no weights, parts told",
-        "no weights, consumed told",
-        "the engine's own weights",
-        "graphs told",
-        "no context",
-        "no activation",
-        "both",
-        "graphs within activation",
-        "graphs larger than activation",
-        "context by what is consumed",
-        "less consumed than the weights",
-        "activation by torch's peak",
-        "a peak below the weights",
-        "a peak without its weights",
-    ],
 )
 def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int], expected: Measured | None) -> None:
     """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, and are told apart only

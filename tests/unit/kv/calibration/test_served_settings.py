@@ -75,16 +75,6 @@ def model(known: Facts) -> Served:
         {"model_config": json.dumps({"model_type": "no-such-model"})},
         {"tensor_parallel": 3},
     ],
-    ids=[
-        "no config",
-        "no length",
-        "broken",
-        "empty",
-        "endless nesting",
-        "not an object",
-        "unknown type",
-        "ranks that do not divide",
-    ],
 )
 def test_why_there_is_no_model(change: dict[str, Any]) -> None:
     """In one clause; nothing is computed then."""

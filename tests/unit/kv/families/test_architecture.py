@@ -74,14 +74,6 @@ def test_a_text_config_two_levels_down_is_read() -> None:
     assert kinds_of(LLAMA) == kinds_of(nested)
 
 
-def test_qwen_windows_for_some_layers_are_refused_as_the_engine_refuses_them() -> None:
-    """VLLM asserts that a Qwen2 window holds for all layers or none."""
-    config = {**LLAMA, "model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
-
-    with refused("max_window_layers"):
-        parse_architecture(config)
-
-
 def test_encoders_keep_no_cache() -> None:
     """A BERT-like model has layers and no cache."""
     architecture = parse_architecture({"model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12})

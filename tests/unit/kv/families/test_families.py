@@ -21,57 +21,7 @@ from tests.unit.kv.vectors import DATA
 RECORD: dict[str, Any] = json.loads((DATA / "class_layers.json").read_text())["model_classes"]
 PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
 
-EVERYTHING: dict[str, Any] = {
-    "num_hidden_layers": 9,
-    "num_layers": 9,
-    "decoder_layers": 9,
-    "hidden_size": 96,
-    "num_attention_heads": 6,
-    "decoder_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 32,
-    "num_kv_shared_layers": 1,
-    "attention_chunk_size": 64,
-    "hybrid_layer_pattern": [1, 0, 0] * 3,
-    "interleaved_sliding_window": [32, 32, 32, 32, None],
-    "block_configs": [{"attention": {"n_heads_in_group": 3}}, {"attention": {"no_op": True}}, {"attention": None}] * 3,
-    "loop_num": 2,
-    "num_layers_per_stack": 3,
-    "H_cycles": 1,
-    "L_cycles": 2,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 5,
-    "linear_value_head_dim": 7,
-    "linear_conv_kernel_dim": 4,
-    "attn_layer_period": 3,
-    "attn_layer_offset": 1,
-    "attn_layer_indices": [2, 5],
-    "full_attn_idxs": [4],
-    "hybrid_layer_ids": [7],
-    "hybrid_override_pattern": "M*-M*-M*-",
-    "mamba_d_state": 4,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 24,
-    "mamba_ngroups": 2,
-    "n_mamba_heads": 8,
-    "num_heads": 8,
-    "n_groups": 2,
-    "state_size": 4,
-    "ssm_state_size": 4,
-    "conv_kernel": 4,
-    "expand": 2,
-    "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7, 9], "num_heads": 3, "head_dim": 5},
-    "layer_group_size": 4,
-}
+EVERYTHING: dict[str, Any] = json.loads((DATA / "everything.json").read_text())
 # One window in a config without layer_types holds for all layers.
 ALIKE = """
     apertus arcee aria_text baichuan bailing_moe biogpt bitnet bloom chatglm codegen cohere cosmos3_edge_text deepseek
@@ -125,24 +75,6 @@ EXPECTED = {name: pattern for pattern, names in OF_PATTERN.items() for name in n
 def test_every_model_type_is_read_as_its_family() -> None:
     """No type more, no type less, each with its family's layers."""
     assert EXPECTED == {name: letters({**EVERYTHING, "model_type": name}) for name in FAMILIES}
-
-
-@pytest.mark.parametrize(
-    ("model_type", "window"), [("cohere2", 33), ("cohere2_moe", 33), ("olmo3", 32), ("granite_swa", 32), ("cwm", 32)]
-)
-def test_coheres_window_is_a_token_longer(model_type: str, window: int) -> None:
-    """Command R counts the token itself beside its window; the others count it in."""
-    layers = parse_architecture({**EVERYTHING, "model_type": model_type}).layers
-
-    assert {window, None} == {layer.window_tokens for layer in layers if isinstance(layer, AttentionLayer)}
-
-
-def test_dbrx_has_its_kv_heads_in_attn_config() -> None:
-    """Where the field is missing there, the usual one counts."""
-    config = {**EVERYTHING, "model_type": "dbrx", "attn_config": {"kv_n_heads": 3}}
-    heads = {layer.kv_heads for layer in parse_architecture(config).layers if isinstance(layer, AttentionLayer)}
-
-    assert {3} == heads
 
 
 # A class that no source below knows, and the one that it is made of.

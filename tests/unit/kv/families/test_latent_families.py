@@ -9,7 +9,6 @@ import pytest
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.latent import latent
 from kvdiag.kv.families.registry import FAMILIES
-from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer
 from tests.unit.kv.families.reading import refused
 
@@ -77,20 +76,6 @@ def test_an_indexer_row_has_a_scale_for_each_128_bytes(width: int, row: int) -> 
     assert [(0, 40, row), (1, 40, row)] == rows({**SPARSE, "num_hidden_layers": 2, "index_head_dim": width})
 
 
-def test_deepseek_v32_costs_what_its_startup_log_says() -> None:
-    """61 layers x (656 + 132) bytes per token in fp8_ds_mla: 48,068, as published rows s002 and s003 have it."""
-    config = {
-        **SPARSE,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-    }
-    layout = deployed_layout(parse_architecture(config), Deployment(kv_dtype="fp8_ds_mla"))
-
-    assert 61 * (656 + 132) == (layout.bytes_per_token() or (0,))[0]
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -125,23 +110,11 @@ def test_draft_layers_are_latent_too(drafts: int, row: int | None) -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        ({**DEEPSEEK, "kv_lora_rank": 0}, "kv_lora_rank"),
         ({**DEEPSEEK, "model_type": "sarvam_mla", "kv_lora_rank": None}, "kv_lora_rank"),
         ({**DEEPSEEK, "model_type": "sarvam_mla", "qk_rope_head_dim": None}, "qk_rope_head_dim"),
-        ({**DEEPSEEK, "qk_rope_head_dim": -1}, "qk_rope_head_dim"),
-        ({**DEEPSEEK, "num_attention_heads": 4097}, "num_attention_heads"),
-        ({**DEEPSEEK, "num_nextn_predict_layers": 65}, "num_nextn_predict_layers"),
-        ({**DEEPSEEK, "num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
         ({**SPARSE, "index_head_dim": None}, "index_head_dim"),
-        ({**SPARSE, "index_head_dim": (1 << 14) + 1}, "index_head_dim"),
-        ({**SPARSE, "index_topk_freq": 0}, "index_topk_freq"),
-        ({**SPARSE, "index_topk_freq": 1025}, "index_topk_freq"),
-        ({**SPARSE, "index_skip_topk_offset": -1}, "index_skip_topk_offset"),
-        ({**SPARSE, "index_skip_topk_offset": 1025}, "index_skip_topk_offset"),
         ({**SPARSE, "index_topk_pattern": "S" * 1025}, "index_topk_pattern"),
-        ({**LONGCAT, "num_layers": 1025}, "num_layers"),
         ({**LONGCAT, "num_layers": None}, "num_layers"),
-        ({**LONGCAT, "num_attention_heads": 4097}, "num_attention_heads"),
     ],
 )
 def test_latent_sizes_that_cannot_be_are_refused_by_name(config: dict[str, Any], field: str) -> None:

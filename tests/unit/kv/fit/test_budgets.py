@@ -13,7 +13,8 @@ import pytest
 
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LayerKind
+from kvdiag.kv.layout.layers import CachelessLayer, LayerKind
+from tests.unit.kv.by_hand import full, model
 from tests.unit.kv.refused import refused
 
 PIB = 1 << 50
@@ -21,19 +22,7 @@ LAYER_BYTES = 64 << 10
 BLOCK = 2 * LAYER_BYTES
 
 
-def full(index: int) -> AttentionLayer:
-    """A layer that keeps 4,096 bytes a token."""
-    return AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=8, head_size=128, head_size_v=128)
-
-
-MODEL = Architecture(
-    model_type="by_hand",
-    depth=2,
-    attention_heads=8,
-    layers=(full(0), full(1)),
-    dtype="bfloat16",
-    max_context_tokens=4096,
-)
+MODEL = replace(model(full(0), full(1), heads=8), max_context_tokens=4096)
 ENCODER = replace(
     MODEL, layers=tuple(CachelessLayer(index=index, kind=LayerKind.ENCODER_ONLY) for index in range(MODEL.depth))
 )

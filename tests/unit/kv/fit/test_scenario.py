@@ -24,22 +24,14 @@ from kvdiag.kv.fit.scenario import (
     scenario_plan,
 )
 from kvdiag.kv.layout.deployment import Deployment
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 from kvdiag.kv.weights.checkpoint import CheckpointTensor
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import WeightFormat, usual_quantization
+from tests.unit.kv.by_hand import full, model
 from tests.unit.kv.models import served
 
 PAGE = 65_536
-LAYER = AttentionLayer(index=0, kind=LayerKind.FULL, kv_heads=8, head_size=128, head_size_v=128)
-MODEL = Architecture(
-    model_type="by_hand",
-    depth=4,
-    attention_heads=8,
-    layers=tuple(replace(LAYER, index=index) for index in range(4)),
-    dtype="bfloat16",
-    max_context_tokens=4096,
-)
+MODEL = replace(model(*(full(index) for index in range(4)), heads=8), max_context_tokens=4096)
 OVERHEADS = Overheads(context_bytes=100, activation_bytes=20, graph_bytes=3, overhead_bytes=7, source="by hand")
 
 
@@ -87,7 +79,6 @@ def test_a_budget_has_all_parts() -> None:
         (Deployment(), [1001], 1),
         (Deployment(tensor_parallel=2), [501], 2),
         (Deployment(pipeline_parallel=2), [501, 501], 2),
-        (Deployment(pipeline_parallel=2, pipeline_partition=(1, 3)), [251, 751], 2),
         (Deployment(tensor_parallel=2, pipeline_parallel=4), [126] * 4, 8),
     ],
 )

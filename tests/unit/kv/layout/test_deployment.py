@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,13 +65,11 @@ def test_what_is_planned_and_what_is_held_have_the_settings_terms() -> None:
         state_cache_mode=StateCacheMode.ALL,
     )
     assert deployment.serving_terms(DENSE, encoder_tokens=1500) == ServingTerms(
-        prefill_chunk_tokens=4096,
         steps_in_flight=1,
         encoder_tokens=1500,
         decode_context_parallel=2,
         state_cache_mode=StateCacheMode.ALL,
     )
-    assert [4096, 0, 1500] == [replace(deployment, max_encoder_tokens=told).encoder_tokens for told in (None, 0, 1500)]
 
 
 @pytest.mark.parametrize(
@@ -92,13 +89,6 @@ def test_states_are_kept_where_prefixes_are(
     assert expected is Deployment(prefix_caching=caching, state_cache_mode=told).resolved_state_cache_mode(architecture)
 
 
-def test_a_request_without_images_or_sound_holds_nothing_of_an_encoder() -> None:
-    """Tokens of an encoder are resident where they are named alone."""
-    deployment = Deployment(max_encoder_tokens=4096)
-
-    assert deployment.serving_terms(DENSE, encoder_tokens=0) == deployment.serving_terms(DENSE)
-
-
 @pytest.mark.parametrize(
     ("depth", "stages", "expected"),
     [
@@ -114,20 +104,6 @@ def test_a_request_without_images_or_sound_holds_nothing_of_an_encoder() -> None
 def test_layers_of_each_stage(depth: int, stages: int, expected: tuple[int, ...]) -> None:
     """get_pp_indices: what does not divide goes to the stages before the last, one each, from the back."""
     assert expected == stage_ends(depth, Deployment(pipeline_parallel=stages))
-
-
-@pytest.mark.parametrize(
-    ("partition", "expected"), [((1, 3), (1, 4)), ((0, 4), (0, 4)), ((2, 3), None), ((2, 1), None), ((5, -1), None)]
-)
-def test_a_partition_of_ones_own(partition: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
-    """VLLM_PP_LAYER_PARTITION must add up to the layers, and no stage has less than none."""
-    deployment = Deployment(pipeline_parallel=2, pipeline_partition=partition)
-
-    if expected is not None:
-        assert expected == stage_ends(4, deployment)
-        return
-    with refused("pipeline_partition"):
-        stage_ends(4, deployment)
 
 
 def test_a_drafter_lies_on_the_last_stage() -> None:
@@ -181,17 +157,6 @@ def test_kv_heads_of_a_rank(ranks: int, heads: int | None) -> None:
         (full(0, kv_heads=3), 12, 12, 3, False),
         (latent(0), 128, 8, 8, True),
         (state(0, 48), 32, 2, 2, False),
-    ],
-    ids=[
-        "not shared",
-        "no copies",
-        "two copies",
-        "eight copies",
-        "more than the copies",
-        "four query heads in two",
-        "four query heads in three",
-        "latent",
-        "states",
     ],
 )
 def test_decode_context_parallel_shares_copies_of_kv_heads(

@@ -8,33 +8,7 @@ import pytest
 from kvdiag.kv.layout.dtypes import KV_DTYPE_NAMES, model_dtype_bytes, resolve_kv_dtype
 from tests.unit.kv.refused import refused
 
-HEAD = 128
 LATENT = 576
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("auto", 2 * HEAD * 2),
-        ("bfloat16", 2 * HEAD * 2),
-        ("float16", 2 * HEAD * 2),
-        ("float32", 2 * HEAD * 4),
-        ("fp8", 2 * HEAD),
-        ("fp8_e4m3", 2 * HEAD),
-        ("fp8_e5m2", 2 * HEAD),
-        ("int8", 2 * HEAD),
-        ("int8_per_token_head", 2 * HEAD + 8),
-        ("fp8_per_token_head", 2 * HEAD + 8),
-        ("int4_per_token_head", HEAD + 8),
-        ("int4", HEAD + 8),
-        ("nvfp4", 2 * (HEAD // 2 + HEAD // 16)),
-    ],
-)
-def test_bytes_of_one_head_of_one_token(name: str, expected: Any) -> None:
-    """A head of 128 elements takes, K and V together, what the format's kernel stores."""
-    actual = resolve_kv_dtype(name, model_dtype="bfloat16").head_bytes(head_size=HEAD, head_size_v=HEAD)
-
-    assert expected == actual
 
 
 @pytest.mark.parametrize(
@@ -85,18 +59,11 @@ def test_unknown_format_names_the_known_ones() -> None:
         resolve_kv_dtype("fp7", model_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("name", KV_DTYPE_NAMES)
-def test_every_listed_format_resolves(name: str) -> None:
-    """Each name that the error message offers is accepted."""
-    actual = resolve_kv_dtype(name, model_dtype="bfloat16").element_bits
-
-    assert actual in (4, 8, 16, 32)
-
-
 @pytest.mark.parametrize(
     ("name", "keys_and_values", "expected"),
     [
-        ("bfloat16", (192, 128), 640),
+        ("auto", (192, 128), 640),
+        ("float32", (192, 128), 1280),
         ("fp8_inc", (192, 128), 320),
         ("int8_pth", (192, 128), 192 + 128 + 8),
         ("fp8_pth", (192, 128), 192 + 128 + 8),

@@ -69,22 +69,6 @@ def test_layers_that_need_equally_many_blocks_share_a_table(one: PageSpec, other
         (STATE, replace(STATE, row_bytes=40_000)),
         (STATE, replace(FULL, dcp_sharded=False)),
     ],
-    ids=[
-        "block sizes",
-        "sharding",
-        "full and window",
-        "window and full",
-        "two windows",
-        "window and chunk",
-        "chunk and window",
-        "two chunks",
-        "encoder and full",
-        "full and encoder",
-        "drafts",
-        "checkpoints",
-        "sizes of state",
-        "state and full",
-    ],
 )
 def test_layers_that_do_not_have_a_table_each(one: PageSpec, other: PageSpec) -> None:
     """Of equally large pages, one group for each kind; the larger page of two states pads the smaller."""

@@ -1,9 +1,6 @@
 """Layers as a cache sees them: what kinds there are, and layers that cannot be."""
 
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
@@ -13,11 +10,8 @@ STATE = StateShape(
 )
 FULL = AttentionLayer(index=0, kind=LayerKind.FULL, kv_heads=2, head_size=64, head_size_v=64)
 SLIDING = replace(FULL, kind=LayerKind.SLIDING, window_tokens=128)
-CHUNKED = replace(FULL, kind=LayerKind.CHUNKED, chunk_tokens=256)
 LATENT = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=576)
-SPARSE = replace(LATENT, kind=LayerKind.MLA_DSA, indexer_row_bytes=132)
 MODEL = Architecture(model_type="llama", depth=3, attention_heads=4, layers=(FULL,), dtype="bfloat16")
-MOST = 16_777_216
 
 
 def test_kinds_have_the_names_that_the_reports_use() -> None:
@@ -26,23 +20,6 @@ def test_kinds_have_the_names_that_the_reports_use() -> None:
         "full", "mla", "mla_dsa", "sliding", "chunked", "mamba1", "mamba2", "gated_delta_net", "kimi_delta", "linear",
         "short_conv", "cross_attention", "shared", "encoder_only", "no_cache",
     } == {kind.value for kind in LayerKind}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("layer", "change"),
-    [
-        (FULL, {"kv_heads": MOST, "head_size": 1, "head_size_v": 1}),
-        (SLIDING, {"window_tokens": 1}),
-        (SPARSE, {"indexer_row_bytes": None}),
-        (MODEL, {"attention_heads": 0, "layers": (replace(FULL, index=2),)}),
-        (MODEL, {"depth": 1, "max_context_tokens": MOST}),
-    ],
-)
-def test_the_outermost_layers_are_possible(layer: Any, change: dict[str, Any]) -> None:
-    """A model of states has no attention heads, the last layer lies within, and limits are inclusive."""
-    changed = replace(layer, **change)
-
-    assert change == {name: getattr(changed, name) for name in change}
 
 
 def test_a_model_is_told_by_its_layers() -> None:

@@ -14,76 +14,56 @@ FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=128)
 CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=256)
 STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=512, dcp_sharded=False)
-SERVING = ServingTerms(prefill_chunk_tokens=512)
+SERVING = ServingTerms()
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (16, 1), (17, 2), (16_000, 1000)])
-def test_full_attention_holds_every_token(tokens: int, expected: Any) -> None:
-    """Blocks grow with tokens, a block at a time."""
-    assert expected == decode_blocks(plan_layout([FULL] * 4), resident_tokens=tokens, serving=SERVING)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"), [(100, 7), (128, 8), (129, 9), (144, 8), (145, 9), (161, 9), (16_000, 8), (16_001, 9)]
-)
-def test_sliding_attention_gives_back_what_it_cannot_see(tokens: int, expected: Any) -> None:
-    """A window of 128 holds 8 blocks of 16, or 9 while it straddles one more."""
-    assert expected == decode_blocks(plan_layout([SLIDING] * 4), resident_tokens=tokens, serving=SERVING)
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [(100, 7), (256, 16), (257, 1), (300, 3), (512, 16), (513, 1)])
-def test_chunked_attention_starts_afresh_at_every_chunk(tokens: int, expected: Any) -> None:
-    """Past a chunk boundary only the new chunk's blocks are held."""
-    assert expected == decode_blocks(plan_layout([CHUNKED] * 4), resident_tokens=tokens, serving=SERVING)
-
-
-def test_groups_add_up() -> None:
-    """Two full and six sliding layers: one group that grows and three that do not."""
-    layout = plan_layout([FULL] * 2 + [SLIDING] * 6)
-
-    assert 1000 + 3 * 8 == decode_blocks(layout, resident_tokens=16_000, serving=SERVING)
-
-
-def test_steps_in_flight_hold_a_window_longer() -> None:
-    """With async scheduling the blocks of the step before are freed a step later."""
-    layout = plan_layout([SLIDING])
-    held = [
-        decode_blocks(layout, resident_tokens=16_017, serving=replace(SERVING, steps_in_flight=steps))
-        for steps in (0, 1, 17)
-    ]
-
-    assert [9, 9, 10] == held
+CROSS = replace(FULL, kind=PageKind.CROSS)
+ALIGN = {"state_cache_mode": StateCacheMode.ALIGN}
+ALL = {"state_cache_mode": StateCacheMode.ALL}
+DRAFTING = replace(STATE, speculative_blocks=3)
 
 
 @pytest.mark.parametrize(
-    ("mode", "tokens", "expected"),
+    ("pages", "serving", "held"),
     [
-        (StateCacheMode.NONE, 1000, 1),
-        (StateCacheMode.ALIGN, 16, 1),
-        (StateCacheMode.ALIGN, 17, 2),
-        (StateCacheMode.ALIGN, 18, 1),
-        (StateCacheMode.ALL, 1000, 63),
+        # Full attention holds every token, a block at a time; with DCP 4 a block of 16 spans 64 tokens.
+        ([FULL] * 4, {}, {1: 1, 16: 1, 17: 2, 16_000: 1000}),
+        ([FULL], {"decode_context_parallel": 4}, {1000: 16}),
+        ([replace(FULL, dcp_sharded=False)], {}, {1000: 63}),
+        # A window of 128 holds 8 blocks of 16, or 9 while it straddles one more.
+        ([SLIDING] * 4, {}, {100: 7, 128: 8, 129: 9, 144: 8, 145: 9, 161: 9, 16_000: 8, 16_001: 9, 16_017: 9}),
+        # Steps in flight hold it longer, and what is retained below it stays, of 15,999 tokens that are done with.
+        ([SLIDING], {"steps_in_flight": 1}, {16_017: 9}),
+        ([SLIDING], {"steps_in_flight": 17}, {16_017: 10}),
+        ([replace(SLIDING, retained_tokens=16)], {}, {16_000: 1000 - (15_999 - 127 - 16) // 16}),
+        ([replace(SLIDING, retained_tokens=160)], {}, {16_000: 1000 - (15_999 - 127 - 160) // 16}),
+        ([replace(SLIDING, block_size_tokens=1)], {}, {100: 100, 200: 128}),
+        # Past a chunk's end only the new chunk's blocks are held.
+        ([CHUNKED] * 4, {}, {100: 7, 256: 16, 257: 1, 300: 3, 512: 16, 513: 1}),
+        ([CHUNKED], {"steps_in_flight": 1}, {1: 1}),
+        ([replace(CHUNKED, chunk_tokens=1, block_size_tokens=1)], {"steps_in_flight": 1}, {1: 1}),
+        ([FULL] * 2 + [SLIDING] * 6, {}, {16_000: 1000 + 3 * 8}),
+        # An encoder's tokens stay for the whole request.
+        ([CROSS] * 4, {"encoder_tokens": 1500}, {10: 94}),
+        # A state takes one block, in align mode two in the step that crosses the end of a block; drafts one each.
+        ([STATE] * 4, {}, {1000: 1}),
+        ([STATE] * 4, ALIGN, {16: 1, 17: 2, 18: 1}),
+        ([STATE] * 4, ALL, {1000: 63}),
+        ([replace(STATE, block_size_tokens=1)], ALIGN, {1: 1, 2: 2, 3: 2}),
+        ([DRAFTING], {}, {1000: 1 + 3}),
+        ([DRAFTING], ALL, {1000: 63 + 3}),
+        ([DRAFTING], ALIGN, {1000: 1 + 3}),
+        # The token in slot 40 is in block 2; steps that are done end in block 0. One state is copied from.
+        ([DRAFTING], {**ALIGN, "steps_in_flight": 30}, {40: 2 + 3}),
     ],
 )
-def test_states(mode: StateCacheMode, tokens: int, expected: Any) -> None:
-    """A state takes one block, and in align mode two in the step that crosses a block boundary."""
-    serving = replace(SERVING, state_cache_mode=mode)
+def test_blocks_that_a_decoding_request_holds(
+    pages: list[PageSpec], serving: dict[str, Any], held: dict[int, int]
+) -> None:
+    """By the tokens that have a slot, as each kind's manager frees and allocates them."""
+    terms = replace(SERVING, **serving)
 
-    assert expected == decode_blocks(plan_layout([STATE] * 4), resident_tokens=tokens, serving=serving)
-
-
-def test_cross_attention_holds_its_encoder() -> None:
-    """The blocks of the encoder's tokens stay for the whole request."""
-    layout = plan_layout([replace(FULL, kind=PageKind.CROSS)] * 4)
-
-    assert 94 == decode_blocks(layout, resident_tokens=10, serving=replace(SERVING, encoder_tokens=1500))
-
-
-def test_context_parallel_blocks_hold_more_tokens() -> None:
-    """With DCP 4 a block of 16 spans 64 tokens."""
-    serving = replace(SERVING, decode_context_parallel=4)
-
-    assert 16 == decode_blocks(plan_layout([FULL]), resident_tokens=1000, serving=serving)
+    assert held == {tokens: decode_blocks(plan_layout(pages), resident_tokens=tokens, serving=terms) for tokens in held}
 
 
 def test_waste_of_a_short_request_is_its_block_tail() -> None:
@@ -96,53 +76,6 @@ def test_waste_of_padding_layers() -> None:
     layout = plan_layout([FULL] * 10 + [replace(SLIDING, window_tokens=1 << 20)] * 52)
 
     assert 8 / 70 == pytest.approx(wasted_ratio(layout, resident_tokens=1600, serving=SERVING))
-
-
-def test_states_of_one_token_are_copied_at_every_step() -> None:
-    """With a block of one token each step crosses a boundary, but for the first."""
-    layout = plan_layout([replace(STATE, block_size_tokens=1)])
-    serving = replace(SERVING, state_cache_mode=StateCacheMode.ALIGN)
-
-    assert [1, 2, 2] == [decode_blocks(layout, resident_tokens=tokens, serving=serving) for tokens in (1, 2, 3)]
-
-
-@pytest.mark.parametrize(
-    ("mode", "tokens", "steps", "expected"),
-    [
-        (StateCacheMode.NONE, 1000, 0, 1 + 3),
-        (StateCacheMode.ALL, 1000, 0, 63 + 3),
-        (StateCacheMode.ALIGN, 1000, 0, 1 + 3),
-        # The token in slot 40 is in block 2; steps that have come back end in block 0. One state is copied from.
-        (StateCacheMode.ALIGN, 40, 30, 2 + 3),
-    ],
-)
-def test_drafts_take_a_slot_each(mode: StateCacheMode, tokens: int, steps: int, expected: int) -> None:
-    """Three draft tokens need three more states, in every mode."""
-    serving = replace(SERVING, state_cache_mode=mode, steps_in_flight=steps)
-    layout = plan_layout([replace(STATE, speculative_blocks=3)])
-
-    assert expected == decode_blocks(layout, resident_tokens=tokens, serving=serving)
-
-
-@pytest.mark.parametrize(
-    ("page", "tokens", "steps", "expected"),
-    [
-        # 15,999 tokens are done with; of those the window keeps 127, and what is retained as well.
-        (replace(SLIDING, retained_tokens=16), 16_000, 0, 1000 - (15_999 - 127 - 16) // 16),
-        (replace(SLIDING, retained_tokens=160), 16_000, 0, 1000 - (15_999 - 127 - 160) // 16),
-        # Nothing is skipped while everything is in sight.
-        (replace(SLIDING, block_size_tokens=1), 100, 0, 100),
-        (replace(SLIDING, block_size_tokens=1), 200, 0, 128),
-        (CHUNKED, 1, 1, 1),
-        (replace(CHUNKED, chunk_tokens=1, block_size_tokens=1), 1, 1, 1),
-        (replace(FULL, dcp_sharded=False), 1000, 0, 63),
-    ],
-)
-def test_what_one_layer_holds(page: PageSpec, tokens: int, steps: int, expected: int) -> None:
-    """Retained tokens stay beyond the window; at the first token nothing has been given back."""
-    serving = replace(SERVING, steps_in_flight=steps)
-
-    assert expected == decode_blocks(plan_layout([page]), resident_tokens=tokens, serving=serving)
 
 
 @pytest.mark.parametrize(

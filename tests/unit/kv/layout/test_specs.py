@@ -87,12 +87,7 @@ def test_an_entry_stands_for_as_many_layers_as_it_counts() -> None:
     pages = parse_page_specs({"layers": [FULL | {"count": 3}, STATE]})
 
     assert [PageKind.FULL] * 3 + [PageKind.STATE] == [each.kind for each in pages]
-
-
-@pytest.mark.parametrize("counts", [(4096,), (4095, 1)])
-def test_there_may_be_4096_layers(counts: tuple[int, ...]) -> None:
-    """In one entry or several."""
-    assert 4096 == len(parse_page_specs({"layers": [FULL | {"count": count} for count in counts]}))
+    assert 4096 == len(parse_page_specs({"layers": [FULL | {"count": 4095}, FULL]}))
 
 
 @pytest.mark.parametrize(
@@ -101,48 +96,17 @@ def test_there_may_be_4096_layers(counts: tuple[int, ...]) -> None:
         (None, "layers"),
         ([], "layers"),
         ([FULL | {"count": 4096}, STATE], "layers"),
-        ([FULL | {"count": 4097}], "layers[0].count"),
-        ([FULL | {"count": 0}], "layers[0].count"),
         ([FULL, FULL | {"spec": "NoSpec"}], "layers[1].spec"),
         ([FULL | {"spec": None}], "layers[0].spec"),
         ([FULL | {"page_bytes": 65_537}], "layers[0].page_bytes"),
-        ([FULL | {"page_bytes": -1}], "layers[0].page_bytes"),
         ([FULL | {"block_size": "16"}], "layers[0].block_size"),
         ([FULL | {"spec": "SlidingWindowSpec"}], "sliding_window"),
-        ([FULL | {"block_size": 0}], "layers[0].block_size"),
-        ([FULL | {"page_bytes": (1 << 40) + 1}], "layers[0].page_bytes"),
-        ([FULL | {"num_kv_heads": (1 << 16) + 1}], "layers[0].num_kv_heads"),
-        ([STATE | {"num_speculative_blocks": 1025}], "layers[0].num_speculative_blocks"),
-        ([STATE | {"num_prefill_checkpoint_blocks": -1}], "layers[0].num_prefill_checkpoint_blocks"),
-        ([FULL | {"sliding_window": (1 << 30) + 1}], "layers[0].sliding_window"),
-        ([FULL | {"attention_chunk_size": (1 << 30) + 1}], "layers[0].attention_chunk_size"),
     ],
 )
 def test_what_is_no_spec_is_named(layers: list[object] | None, field: str) -> None:
     """By its place in the list and its field."""
     with refused(field):
         parse_page_specs({"layers": layers})
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"block_size": 1 << 30, "page_bytes": 1 << 40, "num_kv_heads": 1},
-        {"block_size": 1, "page_bytes": 1 << 16, "num_kv_heads": 1 << 16},
-        {"sliding_window": 1 << 30, "attention_chunk_size": 1 << 30},
-    ],
-)
-def test_the_bounds_themselves_are_specs(more: dict[str, int]) -> None:
-    """A block of 2**30 tokens, a page of a tebibyte, 65,536 heads, windows of 2**30."""
-    told = FULL | more
-    actual = page(**more)
-
-    assert (told["block_size"], told["page_bytes"], told["num_kv_heads"], told.get("sliding_window")) == (
-        actual.block_size_tokens,
-        actual.page_bytes,
-        actual.heads,
-        actual.window_tokens,
-    )
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,6 @@ SHORT = StateShape(
     conv_channels=2048, conv_steps=2, drafts_lengthen_conv=False, recurrent_heads=0, recurrent_head_elements=0
 )
 LINEAR = replace(DELTA, conv_channels=0, conv_steps=0)
-LARGEST = 1 << 28
-
-
-def changed(field: str, value: Any) -> StateShape:
-    """Nemotron's state with one size of another value."""
-    return replace(MAMBA_2, **{field: value})
 
 
 def on_rank(shape: StateShape, *, ranks: int = 1, drafts: int = 0, conv_bytes: int = 2, matrix_bytes: int = 4) -> int:
@@ -100,13 +94,3 @@ def test_parts_of_one_size_are_a_state() -> None:
     same = replace(DELTA, conv_channels=4, conv_steps=3, recurrent_heads=4, recurrent_head_elements=3)
 
     assert 12 * 2 + 12 * 4 == on_rank(same)
-
-
-def test_groups_are_none_unless_stated() -> None:
-    """A shape without groups has neither them nor checkpoints."""
-    assert (0, 0, 0, None) == (
-        DELTA.conv_groups,
-        DELTA.conv_group_channels,
-        DELTA.prefill_checkpoints,
-        DELTA.recurrent_dtype,
-    )

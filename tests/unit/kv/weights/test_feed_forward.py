@@ -309,27 +309,6 @@ def test_mamba_has_no_feed_forward(model_type: str) -> None:
     assert not any(one.name.startswith("mlp") for layer in whole for one in layer.linears)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "config", "field", "most"),
-    [
-        ("llama", {}, "intermediate_size", 2**24),
-        ("lfm2", {}, "block_multiple_of", 2**16),
-        ("qwen3_moe", EXPERTS, "num_experts", 2**16),
-        ("qwen3_moe", EXPERTS, "moe_intermediate_size", 2**24),
-        ("qwen3_moe", EXPERTS, "n_shared_experts", 256),
-        ("nemotron_h", {**NEMOTRON, "layers_block_type": ["moe"], "moe_shared_expert_intermediate_size": 46},
-         "n_shared_experts", 256),
-    ],
-)  # fmt: skip
-def test_sizes_beyond_belief_are_refused_by_name(
-    model_type: str, config: dict[str, Any], field: str, most: int
-) -> None:
-    """The largest size is counted, and one more is an error that names the field."""
-    with refused(field):
-        halves(model_type=model_type, **{**config, field: most + 1})
-    assert totals(model_type=model_type, **{**config, field: most})[0] > 0
-
-
 def test_a_config_may_hold_the_language_model() -> None:
     """The feed-forward fields are the language model's."""
     whole = {"text_config": {**BASE, "model_type": "qwen3_moe", **EXPERTS}, "num_experts": 99}

@@ -8,7 +8,6 @@ import pytest
 
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
-from tests.unit.kv.refused import refused
 
 H = 60
 
@@ -102,37 +101,3 @@ def test_whispers_encoder_has_what_its_class_fills_in() -> None:
     assert convolutions + positions + 2 * (4 * H * H + 2 * H * 74) == beside(
         "whisper", encoder_layers=2, encoder_ffn_dim=74
     )
-
-
-@pytest.mark.parametrize(
-    ("model_type", "top", "text", "field"),
-    [
-        ("qwen2_vl_text", {"vision_config": {"embed_dim": 65_537, "depth": 1}}, {}, "vision_config.embed_dim"),
-        (
-            "qwen2_vl_text",
-            {"vision_config": {"embed_dim": 4, "depth": 1, "intermediate_size": 262_145}},
-            {},
-            "vision_config.intermediate_size",
-        ),
-        ("longcat_flash_ngram", {}, {"ngram_vocab_size_ratio": 65_537}, "ngram_vocab_size_ratio"),
-        ("longcat_flash_ngram", {}, {"ngram_vocab_size_ratio": 7, "emb_split_num": 1025}, "emb_split_num"),
-        (
-            "longcat_flash_ngram",
-            {},
-            {"ngram_vocab_size_ratio": 7, "emb_split_num": 2, "emb_neighbor_num": 1025},
-            "emb_neighbor_num",
-        ),
-        (
-            "longcat_flash_ngram",
-            {},
-            {"ngram_vocab_size_ratio": 7, "emb_split_num": 2, "emb_neighbor_num": 1},
-            "emb_neighbor_num",
-        ),
-    ],
-)
-def test_sizes_beyond_belief_are_refused_by_name(
-    model_type: str, top: dict[str, Any], text: dict[str, Any], field: str
-) -> None:
-    """One more than the largest size is an error that names the field."""
-    with refused(field):
-        beside(model_type, top=top, **text)

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters, Sharding
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv.recordings import recorded_config
-from tests.unit.kv.refused import refused
 
 H = 60
 # Six heads of 14, three with K and V of their own.
@@ -271,47 +269,3 @@ def test_a_language_model_within_another_config_may_be_tied_by_either() -> None:
 def test_a_vocabulary_may_be_padded() -> None:
     """ChatGLM gives the padded one alone."""
     assert 224 * H == parameters(**{**BASE, "model_type": "chatglm", "vocab_size": None, "padded_vocab_size": 224}).head
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "most"),
-    [
-        ("llama", "vocab_size", 2**26),
-        ("deepseek_v2", "qk_nope_head_dim", 2**14),
-        ("deepseek_v2", "v_head_dim", 2**14),
-        ("deepseek_v2", "kv_lora_rank", 2**14),
-        ("deepseek_v2", "q_lora_rank", 2**14),
-        ("gemma3n_text", "hidden_size_per_layer_input", 2**14),
-        ("gemma3n_text", "vocab_size_per_layer_input", 2**26),
-        ("gemma3n_text", "laurel_rank", 2**14),
-        ("gemma3n_text", "altup_num_inputs", 64),
-        ("roberta", "head_dim", 2**14),
-        ("opt", "max_position_embeddings", 2**20),
-        ("whisper", "max_source_positions", 2**20),
-        ("whisper", "max_target_positions", 2**20),
-        ("whisper", "num_mel_bins", 2**12),
-    ],
-)
-def test_sizes_beyond_belief_are_refused_by_name(name: str, field: str, most: int) -> None:
-    """The largest size is counted, and one more is an error that names the field."""
-    config = recorded_config(name)
-
-    with refused(field):
-        parameters(**{**config, field: most + 1})
-    assert parameters(**{**config, field: most}).total > parameters(**config).total
-
-
-def test_more_values_than_can_be_are_refused() -> None:
-    """Value projections to choose among are at most 65,536."""
-    config = {**BASE, "model_type": "k2_horizon", "num_experts": 5, "moe_intermediate_size": 34}
-
-    with pytest.raises(KvModelError):
-        parameters(**config, mova_num_experts=65_537)
-
-    assert 65_535 * H * 42 == attention(1, **config, mova_num_experts=65_536)["self_attn.v_experts.0"]
-
-
-def test_heads_of_a_layer_are_at_least_one() -> None:
-    """A layer without a head is an error."""
-    with pytest.raises(KvModelError):
-        parameters(**{**BASE, "model_type": "laguna", "num_attention_heads_per_layer": [6, 0]})

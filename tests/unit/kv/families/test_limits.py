@@ -1,0 +1,81 @@
+"""The least and the most of every whole number that a config may hold, for each family that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kvdiag.errors import KvModelError
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.families.registry import FAMILIES
+from kvdiag.kv.layout.page_specs import parse_page_specs
+from kvdiag.kv.weights.parameters import count_parameters
+from kvdiag.kv.weights.quantization import declared_quantization
+from tests.unit.kv import hybrids
+from tests.unit.kv.families.test_families import EVERYTHING
+from tests.unit.kv.recordings import recorded_models
+
+MORE: dict[str, Any] = {
+    "vocab_size": 211, "intermediate_size": 86, "index_topk": 8, "index_head_dim": 18, "num_nextn_predict_layers": 1,
+    "attention_k_eq_v": True, "attention_other_setting": {"attention_type": "full_attention"}, "num_experts": 5,
+    "moe_intermediate_size": 34, "use_sliding_window": True, "ngram_vocab_size_ratio": 7, "emb_split_num": 2,
+    "emb_neighbor_num": 3, "vision_config": {"embed_dim": 40, "depth": 5}, "moe_num_experts": 5,
+}  # fmt: skip
+PATTERNS = {"no_rope_layers": [1] * 9, "sliding_windows": [8] * 9}
+MANY = 12
+SPECS = ("SlidingWindowSpec", "MambaSpec")
+QUANTIZED: list[dict[str, Any]] = [
+    {"quant_method": "gptq", "bits": 4, "dynamic": {"+:q": {"bits": 8}}},
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
+]
+
+
+def configs() -> list[dict[str, Any]]:
+    """Every family's fields, and what each of them leaves out elsewhere."""
+    everything = [{**EVERYTHING, **MORE, "model_type": name} for name in FAMILIES]
+    patterned = [{**config, **PATTERNS} for config in everything]
+    recorded = [model["config"] for model in recorded_models().values()]
+    return [*everything, *patterned, *recorded, *hybrids.CONFIGS.values()]
+
+
+def test_every_size_has_its_limits(monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]) -> None:
+    """A number beyond them is refused by its name (test_fields.py), so that no config costs more than a moment."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    reader = ""
+
+    def noting(method: str, least: int) -> None:
+        real = getattr(Fields, method)
+
+        def read(self: Fields, *names: str, low: int = least, high: int = 1 << 24, **options: Any) -> object:
+            if names:
+                found.setdefault((self.path(names[0]), f"{low:,} to {high:,}"), set()).add(reader)
+            return real(self, *names, low=low, high=high, **options)
+
+        monkeypatch.setattr(Fields, method, read)
+
+    noting("maybe_integer", 1)
+    noting("integers", 0)
+    for config in configs():
+        reader = str(config.get("model_type"))
+        with suppress(KvModelError):
+            architecture = parse_architecture(config)
+            count_parameters(config, architecture)
+    reader = "page specs"
+    parse_page_specs(
+        {"layers": [{"spec": kind, "block_size": 1, "page_bytes": 1, "sliding_window": 1} for kind in SPECS]}
+    )
+    for quantization in QUANTIZED:
+        reader = str(quantization["quant_method"])
+        declared_quantization({"quantization_config": quantization})
+
+    lines = [
+        f"{' '.join(key)}: {' '.join(sorted(readers)) if len(readers) <= MANY else 'many'}"
+        for key, readers in sorted(found.items())
+    ]
+    golden("fit/config_limits.txt", "\n".join(lines) + "\n")
