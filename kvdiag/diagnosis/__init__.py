@@ -17,7 +17,7 @@ from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
-from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
+from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
 
 __all__ = ["diagnose", "informed"]
 
@@ -41,7 +41,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         steps=steps,
         findings=findings,
         ledger=ledger(_newest(timeline, limits), facts),
-        gaps=_distinct_gaps(timeline, facts),
+        gaps=tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps)))),
     )
 
 
@@ -66,11 +66,7 @@ def informed(finding: Finding) -> Finding:
 
 
 def _worst(
-    timeline: Timeline,
-    facts: Facts,
-    steps: tuple[StepResult, ...],
-    findings: tuple[Finding, ...],
-    limits: Limits,
+    timeline: Timeline, facts: Facts, steps: tuple[StepResult, ...], findings: tuple[Finding, ...], limits: Limits
 ) -> Status:
     """The first of these that holds.
 
@@ -144,8 +140,3 @@ def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits
     nearest = min(readings, key=lambda sample: abs(sample.at_seconds - beside.at_seconds))
     near = abs(nearest.at_seconds - beside.at_seconds) <= limits.process_lists_seconds
     return nearest.allocators if near else None
-
-
-def _distinct_gaps(timeline: Timeline, facts: Facts) -> tuple[Gap, ...]:
-    """Every gap once, in the order of its first appearance."""
-    return tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
@@ -146,21 +147,18 @@ def isolation_of(answers: tuple[Answer, ...], caching: bool | None) -> Isolation
 
 
 def _answer(timeline: Timeline, span: Span, probe: Probe) -> Answer:
-    outcome = span.outcome
+    answer, outcome = partial(Answer, kind=probe.kind, other_key=probe.other_key), span.outcome
     if span.end_seconds is None or span.release_seconds is None or span.offer_seconds is None or outcome is None:
-        return Answer(kind=probe.kind, other_key=probe.other_key, problem="cut short")
+        return answer(problem="cut short")
     if outcome.failed:
-        error = outcome.errors[0] if outcome.errors else "no reason given"
-        return Answer(kind=probe.kind, other_key=probe.other_key, problem=f"failed: {error}")
+        return answer(problem=f"failed: {next(iter(outcome.errors), 'no reason reported')}")
     before = timeline.between(span.begin_seconds, span.offer_seconds)
     after = timeline.between(span.release_seconds, span.end_seconds)
     prompts, queries, hits = (
         _counted(before, after, name) for name in ("prompt_tokens_total", "prefix_queries_total", "prefix_hits_total")
     )
     meanwhile = timeline.between(span.begin_seconds, span.end_seconds)
-    return Answer(
-        kind=probe.kind,
-        other_key=probe.other_key,
+    return answer(
         problem=_mixed(meanwhile, outcome.prompt_tokens, prompts, queries, hits),
         queries=queries if prompts is not None else None,
         hits=hits if prompts is not None and queries is not None else None,

@@ -98,7 +98,6 @@ class Limits:
     """What is still normal. Every judgement takes its thresholds from here and from nowhere else."""
 
     # Every rule: what counts as a sample
-
     idle_samples: int = 2
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
@@ -113,7 +112,6 @@ class Limits:
     and after three that are missing their processes may be gone."""
 
     # leak.kv_blocks
-
     late_blocks_seconds: float = 60.0
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
@@ -160,7 +158,6 @@ class Limits:
     """Usage of the pool from which kept prefixes make room for requests."""
 
     # leak.device_*, leak.host, benign.warmup
-
     device_quantum_bytes: int = 2 * MIB
     """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
 
@@ -180,7 +177,6 @@ class Limits:
     """What the replicas of one version, taken together, have to show."""
 
     # fragmentation.kv_waste and the steps' blocks
-
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
 
@@ -212,7 +208,6 @@ class Limits:
     """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
 
     # fragmentation.allocator
-
     large_request_bytes: int = 512 * MIB
     """A block that should still find room in torch's holes, as the agents look for one (activations of a batch)."""
 
@@ -256,7 +251,6 @@ class Limits:
     start."""
 
     # baseline.*: what a server may use
-
     context_bytes: int = 1100 * MIB
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
 
@@ -270,7 +264,6 @@ class Limits:
     """Most that a driver keeps of a device, where it is not reported (464 to 640 MiB observed)."""
 
     # baseline.foreign_memory
-
     foreign_suspect_bytes: int = 256 * MIB
     """The smallest CUDA context of somebody else; a desktop's display server stays below."""
 
@@ -285,7 +278,6 @@ class Limits:
     """Unexplained memory that counts as other processes' without a list of them: libraries took up to 10 GiB."""
 
     # baseline.duplicate_model
-
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
 
@@ -296,7 +288,6 @@ class Limits:
     """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
 
     # baseline.misconfigured, spike.*
-
     headroom_bytes: int = 300 * 10**6
     """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
     out-of-memory cases of servers that were packed too tightly."""
@@ -319,7 +310,6 @@ class Limits:
     """Largest memory fraction that is advised: beyond it, what libraries take outside any budget does not fit."""
 
     # capacity.*
-
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
 
@@ -334,7 +324,6 @@ class Limits:
     seconds."""
 
     # imbalance.rank
-
     imbalance_ratio: float = 0.02
     """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
 
@@ -354,7 +343,6 @@ class Limits:
     """The same for a fault, on GPUs of one size: a quarter of an engine's requests have nowhere to go."""
 
     # isolation.prefix_cache
-
     isolation_rounds: int = 3
     """Requests of each kind of the isolation probe without which it does not decide: one that comes to another replica
     or engine misses whatever the cache does."""
@@ -364,7 +352,6 @@ class Limits:
     prompts and six repeated ones it can reach 1 in 924."""
 
     # Post-mortem
-
     same_ratio: float = 0.01
     same_bytes: int = 11 * MIB
     """How far figures of one failure may differ between sources: texts print two decimals, of GiB ten MiB."""
@@ -373,7 +360,6 @@ class Limits:
     """The end of a trace that may show what led to a crash."""
 
     # Alerts
-
     pressure: PressureThresholds = PRESSURE
     """Memory pressure that is not normal any more: shown, and for alerts; no verdict rests on it."""
 

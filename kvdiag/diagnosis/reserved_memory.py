@@ -100,7 +100,7 @@ def watched(recent: RecentReadings, limits: Limits) -> bool:
     if recent.readings[0][0] > begin_seconds or memory is None:
         return False
     idle = [sample for sample in recent.engines if begin_seconds <= sample.at_seconds <= end_seconds]
-    if not idle or any(_running(sample) != 0 for sample in idle):
+    if not idle or any(engine.requests_running != 0 for sample in idle for engine in sample.engines or ()):
         return False
     gaps = [_shared_gap_bytes(each) for _, each in recent.since(limits.idle_gap_seconds)]
     return all(gap is not None and gap > _usual_bytes(memory, limits) for gap in gaps)
@@ -147,11 +147,6 @@ def _usual_bytes(memory: Memory, limits: Limits) -> float:
     """What may lie unused beside activations."""
     total = memory.total_bytes
     return limits.activation_ratio * total + max(limits.idle_gap_bytes, limits.idle_gap_ratio * total)
-
-
-def _running(sample: Sample) -> int | None:
-    counts = [engine.requests_running for engine in sample.engines or ()]
-    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _shared_gap_bytes(allocator: Allocator) -> int | None:

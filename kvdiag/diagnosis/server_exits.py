@@ -6,15 +6,14 @@ a metrics endpoint that fails for a moment is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
-from kvdiag.model import Device, Facts, Sample, Timeline
+from kvdiag.model import Facts, Sample, Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServerExit:
     """An exit of the server; `gpu` is the one that had had the least free bytes before it."""
 
@@ -40,19 +39,13 @@ def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Serv
             answered, silent = True, False
         elif _fails(sample):
             silent = True
-        for uuid, index, free, total in _free(server_devices(sample.devices, own)):
-            low = min(least.get(uuid, (free, index)), (free, index))
-            least[uuid] = low
-            if silent and free - low[0] >= limits.exit_freed_ratio * total:
-                found.append(
-                    ServerExit(
-                        at_seconds=sample.at_seconds,
-                        gpu=low[1],
-                        free_before_bytes=low[0],
-                        came_free_bytes=free - low[0],
-                        answered_before=answered,
-                    )
-                )
+        for device in server_devices(sample.devices, own):
+            if device.memory is None:
+                continue
+            now = (device.memory.free_bytes, device.index)
+            low = least[device.uuid] = min(least.get(device.uuid, now), now)
+            if silent and now[0] - low[0] >= limits.exit_freed_ratio * device.memory.total_bytes:
+                found.append(ServerExit(sample.at_seconds, low[1], low[0], now[0] - low[0], answered))
                 least, answered = {}, False
                 break
     return tuple(found)
@@ -60,9 +53,3 @@ def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Serv
 
 def _fails(sample: Sample) -> bool:
     return sample.engines is None and any(gap.source == "engine" and gap.kind == "failed" for gap in sample.gaps)
-
-
-def _free(devices: Iterable[Device]) -> Iterable[tuple[str, int, int, int]]:
-    for device in devices:
-        if device.memory is not None:
-            yield device.uuid, device.index, device.memory.free_bytes, device.memory.total_bytes

@@ -8,7 +8,7 @@ from itertools import chain, groupby, takewhile
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
-from kvdiag.model import Allocator, Device, Engine, Facts, Sample, Span, Timeline, without_mig_parents
+from kvdiag.model import Allocator, Device, Engine, Facts, KvPool, Sample, Span, Timeline, without_mig_parents
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -154,11 +154,6 @@ def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
     return max((min(counts[place : place + width]) for place in range(len(counts) - width + 1)), default=0)
 
 
-def device_used_bytes(devices: tuple[Device, ...] | None) -> dict[str, int]:
-    """Used bytes by device UUID, of the devices that report them."""
-    return {device.uuid: device.memory.used_bytes for device in devices or () if device.memory is not None}
-
-
 def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | None:
     """Bytes of the server's own processes on a device; `None` where one of them, or which they are, is not known."""
     if device.processes is None or server_pids is None:
@@ -204,6 +199,11 @@ def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, A
     readings = [sample.allocators for sample in timeline.samples if sample.allocators]
     first = {each.identity: each for allocators in reversed(readings) for each in reversed(allocators)}
     return tuple((first[one.identity], one) for one in (readings or [()])[-1] if one.may_be_of(facts.server_pids))
+
+
+def pool_tokens(pool: KvPool) -> int:
+    """Tokens that a pool holds, as reported, else by its blocks."""
+    return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:

@@ -38,10 +38,7 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
 
 def _faults(judged: Judged) -> set[str]:
     """Return the ids of steps and findings that are faults."""
-    steps, findings = judged
-    return {step.id for step in steps if step.status == "fault"} | {
-        finding.id for finding in findings if finding.status == "fault"
-    }
+    return {one.id for part in judged for one in part if one.status == "fault"}
 
 
 def verified(sample: Sample) -> Sample:

@@ -130,28 +130,29 @@ def _with_log(case: Case, path: Path) -> Case:
         gaps = (*gaps, Gap("log", "absent", reason))
     if failure is None:
         reason = f"{origin} reports no out-of-memory failure"
-        return replace(case, report=case.report or _report(text), gaps=(*gaps, Gap("log", "absent", reason)))
+        return replace(_with_report(case, text), gaps=(*gaps, Gap("log", "absent", reason)))
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
-        case,
+        _with_report(case, before),
         accounts=(*case.accounts, failure),
-        report=case.report or _report(before),
         failed_pool_bytes=next((size for size in failed_pools if size is not None), case.failed_pool_bytes),
         gaps=gaps,
     )
 
 
-def _report(text: str) -> EngineReport | None:
+def _with_report(case: Case, text: str) -> Case:
+    if case.report is not None:
+        return case
     for engine in ENGINES:
         try:
-            return engine.parse_startup_log(text)
+            return replace(case, report=engine.parse_startup_log(text), engine_name=engine.name)
         except KvdiagError:
             # The server exited before it printed its memory figures; its settings may be printed all the same.
             settings = engine.parse_settings(text.splitlines())
             if settings != EngineSettings():
-                return EngineReport(settings=settings)
-    return None
+                return replace(case, report=EngineReport(settings=settings), engine_name=engine.name)
+    return case
 
 
 def _with_box(case: Case, boxes: list[Account]) -> Case:

@@ -34,7 +34,7 @@ class Account:
     process: str = ""
     rank: int | None = None
     phase: Phase | None = None
-    phase_told_by: str | None = None
+    phase_source: str | None = None
     work: Work | None = None
     running: int | None = None
     waiting: int | None = None

@@ -89,7 +89,7 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
     found.sort(key=lambda one: one[0])
     line, kind, position, stream, whole, end = found[0]
     shortage = parse_shortage(kind, _message(whole, kind, position, end))
-    phase, told_by = phase_of(whole, kind, position, lines[:line])
+    phase, phase_source = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
         most = work.largest_tokens or work.scheduled_tokens
@@ -104,7 +104,7 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         process=stream.name,
         rank=stream.rank,
         phase=phase,
-        phase_told_by=told_by,
+        phase_source=phase_source,
         work=work,
         running=int(load[1]) if load else None,
         waiting=int(load[2]) if load else None,

@@ -28,8 +28,7 @@ class ExpectedBlocks:
     def __add__(self, other: ExpectedBlocks) -> ExpectedBlocks:
         """The need of both."""
         return ExpectedBlocks(
-            least_blocks=self.least_blocks + other.least_blocks,
-            most_blocks=self.most_blocks + other.most_blocks,
+            least_blocks=self.least_blocks + other.least_blocks, most_blocks=self.most_blocks + other.most_blocks
         )
 
 

@@ -1,4 +1,4 @@
-"""What a pool shows over hours beside its idle floor: blocks that came back late, and prompts that stop to hit it."""
+"""What a pool shows over hours beside its idle floor: blocks released late, and a prefix cache whose hits collapse."""
 
 from __future__ import annotations
 
@@ -15,20 +15,14 @@ from kvdiag.model import Facts, Sample, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateFree:
-    """Blocks that were held all the time between two moments, in which nothing ran and nothing waited."""
+    """Blocks that stayed in use for so long at least, while nothing ran and nothing waited."""
 
-    begin_seconds: float
-    end_seconds: float
+    seconds: float
     blocks: int
-
-    @property
-    def seconds(self) -> float:
-        """How long at least."""
-        return self.end_seconds - self.begin_seconds
 
 
 def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
-    """Every stretch of idle readings that shows a noticeable part of the pool held for longer than frees may take."""
+    """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
     run: list[tuple[float, int]] = []
@@ -42,7 +36,7 @@ def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
             run.append((sample.at_seconds, held))
             continue
         if run:
-            hold = LateFree(begin_seconds=run[0][0], end_seconds=run[-1][0], blocks=min(blocks for _, blocks in run))
+            hold = LateFree(seconds=run[-1][0] - run[0][0], blocks=min(blocks for _, blocks in run))
             if hold.seconds >= limits.late_blocks_seconds and hold.blocks >= limits.late_blocks_ratio * total:
                 holds.append(hold)
         run = []
@@ -90,7 +84,7 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
         (engine.kv_usage_ratio or 0.0 for one in timeline.samples for engine in one.engines or ()), default=0.0
     )
     if fullest >= limits.hit_full_ratio:
-        return None  # a full pool drops what it keeps: that is want of room
+        return None  # a full pool evicts what it keeps: it is too small
     return Collapse(
         first_ratio=shares[0],
         last_ratio=shares[-1],

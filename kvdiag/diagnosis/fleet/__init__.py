@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvdiag.diagnosis import informed
-from kvdiag.diagnosis.fleet.comparison import (
+from kvdiag.diagnosis.fleet.fleet_verdicts import findings
+from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
+from kvdiag.diagnosis.fleet.version_comparison import (
     VersionChange,
     VersionGrowth,
     by_version,
     version_changes,
     version_growths,
 )
-from kvdiag.diagnosis.fleet.fleet_verdicts import findings
-from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.model import Finding, Status
@@ -40,7 +40,7 @@ __all__ = [
 class VersionReplicas:
     """How many replicas run a version, and how many of them have lived long enough to be compared.
 
-    `hours` is the middle replica's life after its first hour, `restarts` those of all that were seen.
+    `hours` is the median replica's life after its first hour, `restarts` those of all replicas.
     """
 
     version: Version
@@ -85,7 +85,7 @@ def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS
 
 
 def _worst(found: tuple[Finding, ...]) -> Status:
-    """The worst of what was told; what nobody tells leaves it alone, unless nothing at all could be compared."""
+    """The worst finding; a component that no replica reports counts only if nothing at all could be compared."""
     seen = {finding.status for finding in found}
     undecided = any(finding.status == "unknown" and finding.evidence for finding in found)
     for status in ("fault", "suspect"):

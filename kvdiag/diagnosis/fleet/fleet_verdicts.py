@@ -1,29 +1,74 @@
 """The verdicts on one version of a fleet: what the common growth of its replicas' memory components means.
 
-Per component, in this order: too few replicas is `unknown`; growth of all replicas is `fault`, or `suspect` while
-another explanation (a look-alike, a cache still warming up, rising load) is possible; growth faster than in an older
-version is `suspect`; growth that multiple testing can explain is `unknown`; growth that ended, and none, are `ok`.
-A growing total does not say which part grew, so the verdicts on its parts stay `unknown`.
+The growing component nearly determines the verdict, so each byte counts in one component only: the finest one that a
+replica reports. Per component, in this order: too few replicas is `unknown`; growth of all replicas is `fault`, or
+`suspect` while another explanation (a look-alike, a cache still warming up, rising load) is possible; growth faster
+than in an older version is `suspect`; growth that multiple testing can explain is `unknown`; growth that ended, and
+none, are `ok`. A growing total does not say which part grew, so the verdicts on its parts stay `unknown`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.fleet_components import ALWAYS, BY_NAME, MISSING, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
-from kvdiag.diagnosis.growth.attribution import UNDECIDED, likely_and_other
+from kvdiag.diagnosis.fleet.version_comparison import VersionChange, VersionGrowth
+from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, UNDECIDED, likely_and_other
+from kvdiag.diagnosis.growth.components import MemoryComponent, Unit
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import format_bytes
+from kvdiag.formatting import plural
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
+KV, HOST = "leak.kv_blocks", "leak.host"
+
 FILLING = "a cache can warm up for 12 h; watch the replicas for a day to rule that out"
 LOAD = "the replicas do not report their load, which may have risen too"
+NEIGHBOURS = "it may belong to other processes on each GPU; check NVML's process list"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What growth of one component of all replicas means, all processes and GPUs of a replica together.
+
+    `lookalike` is another explanation and how to rule it out; `common` where that would affect an older version as
+    well. `by_nvml`: NVML cannot separate torch's memory; `verdict` is then that of engines without torch.
+    """
+
+    verdict: str
+    lookalike: str | None = None
+    common: bool = False
+    by_nvml: bool = False
+
+
+MEANINGS: Mapping[MemoryComponent, Meaning] = {
+    MemoryComponent.TORCH_LIVE: Meaning(TORCH),
+    MemoryComponent.TORCH_UNUSED: Meaning(
+        "fragmentation.allocator",
+        "torch's cache may still grow to its largest shape; `torch.cuda.empty_cache()` would release it",
+    ),
+    MemoryComponent.OUTSIDE_TORCH: Meaning(NON_TORCH),
+    MemoryComponent.DEVICE_OUTSIDE_TORCH: Meaning(NON_TORCH, NEIGHBOURS, common=True),
+    MemoryComponent.SERVER: Meaning(NON_TORCH, by_nvml=True),
+    MemoryComponent.DEVICE: Meaning(NON_TORCH, NEIGHBOURS, common=True, by_nvml=True),
+    MemoryComponent.UNLISTED: Meaning(
+        "baseline.foreign_memory", "processes of other containers are not listed; check NVML on the host"
+    ),
+    MemoryComponent.KV_HELD_IDLE: Meaning(KV),
+    MemoryComponent.HOST_ANONYMOUS: Meaning(HOST),
+    MemoryComponent.HOST_RESIDENT: Meaning(HOST, "resident bytes include mapped files; check anonymous bytes"),
+}
+
+MISSING: Mapping[str, str] = {
+    TORCH: "no replica reports torch's memory; install the kvdiag agent in the server",
+    NON_TORCH: "no replica reports its GPU memory; collect it with DCGM or kvdiag",
+    KV: "no replica was idle often enough while reporting its KV pool; record some idle time",
+    HOST: "no replica reports its processes' host memory; collect it with cAdvisor or kvdiag",
+}
+"""Verdicts that every version gets, and what is missing where no replica reports a component of it."""
 
 
 def findings(
@@ -40,9 +85,10 @@ def findings(
     for growth in growths:
         if growth.version != version:
             continue
-        component = BY_NAME[growth.component]
-        finding = _finding(growth, component, changed.get(growth.component), limits)
-        if component.by_nvml:
+        meaning, change = MEANINGS[growth.component], changed.get(growth.component)
+        status, summary = _judged(growth, meaning, change, limits)
+        finding = Finding(meaning.verdict, status, summary, _evidence(growth, change))
+        if meaning.by_nvml:
             likely, other = likely_and_other(version.engine)
             finding = replace(finding, id=likely)
             found.append(_hidden(other, finding))
@@ -50,54 +96,48 @@ def findings(
     reported = {finding.id for finding in found}
     return (
         *found,
-        *(_not_reported(verdict, version, replicas, compared, limits) for verdict in ALWAYS if verdict not in reported),
-    )
-
-
-def _finding(growth: VersionGrowth, component: Component, change: VersionChange | None, limits: Limits) -> Finding:
-    status, summary = _judged(growth, component, change, limits)
-    return Finding(
-        id=component.verdict,
-        status=status,
-        summary=summary,
-        evidence=_evidence(growth, component, change),
+        *(
+            Finding(verdict, "unknown", _not_reported(missing, version, replicas, compared, limits))
+            for verdict, missing in MISSING.items()
+            if verdict not in reported
+        ),
     )
 
 
 def _judged(
-    growth: VersionGrowth, component: Component, change: VersionChange | None, limits: Limits
+    growth: VersionGrowth, meaning: Meaning, change: VersionChange | None, limits: Limits
 ) -> tuple[Status, str]:
-    faster = change is not None and change.faster
-    who = f"{growth.version.title}, {_replicas(growth.replicas)}: {component.title}"
-    rate = _rate(growth.per_hour, component.unit)
-    more = "" if change is None or not faster else _more(change, component.unit)
+    label, title = growth.component.label, growth.version.title
+    replicas = plural(growth.replicas, "replica")
+    needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
     if growth.course == "untested":
-        needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
         report = "reports" if growth.replicas == 1 else "report"
-        enough = f"{_replicas(growth.replicas)} of {growth.version.title} {report} {component.title} for long enough"
-        return "unknown", f"{enough}; {needed}"
+        return "unknown", f"{replicas} of {title} {report} {label} for long enough; {needed}"
+    grew = f"{title}, {replicas}: {label} grew {_rate(growth.per_hour, growth.component)}"
+    faster = change is not None and change.faster
+    if change is not None and faster:
+        grew += f", {change.component.amount(change.per_hour.middle)}/h more than in {change.older.version}"
     if growth.course == "grows":
-        doubts = _doubts(growth, component, limits, faster=faster)
-        grow = f"{who} keep growing, {rate}{more}"
-        return ("suspect", f"{grow}; {doubts[0]}") if doubts else ("fault", f"{grow}, and are not released")
+        doubts = _doubts(growth, meaning, limits, faster=faster)
+        return ("suspect", f"{grew}; {doubts[0]}") if doubts else ("fault", f"{grew}; nothing was released")
     if faster:
-        return "suspect", f"{who} grow {rate}{more}; add replicas or watch longer to confirm a leak"
-    if growth.course == "chance":
-        needed = f"compare {max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas"
-        return "unknown", f"{who} grow {rate}, within the false-alarm rate of this many comparisons; {needed}"
+        return "suspect", f"{grew}; add replicas or watch longer to confirm a leak"
+    if growth.course == "inconclusive":
+        compare = f"compare {max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas"
+        return "unknown", f"{grew}, within the false-alarm rate of this many comparisons; {compare}"
     if growth.course == "ended":
-        return "ok", f"{who} grew {rate} and stopped: warm-up or a cache that has filled, not a leak"
-    return "ok", f"{who} show no common growth: {rate}"
+        return "ok", f"{grew} and stopped: warm-up or a cache that has filled, not a leak"
+    return "ok", f"{title}, {replicas}: no common growth of {label} ({_rate(growth.per_hour, growth.component)})"
 
 
-def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, faster: bool) -> Sequence[str]:
+def _doubts(growth: VersionGrowth, meaning: Meaning, limits: Limits, *, faster: bool) -> Sequence[str]:
     """Other explanations of the growth. A comparison with an older version rules out what affects both versions."""
     doubts = []
-    if component.lookalike is not None and not (component.around and faster):
-        doubts.append(component.lookalike)
-    if growth.age_hours * HOUR_SECONDS < limits.fleet.certain_seconds and component.unit == "bytes":
+    if meaning.lookalike is not None and not (meaning.common and faster):
+        doubts.append(meaning.lookalike)
+    if growth.age_hours * HOUR_SECONDS < limits.fleet.certain_seconds and growth.component.unit == "bytes":
         doubts.append(FILLING)
-    if not growth.beside_load and not faster:
+    if not growth.load_reported and not faster:
         doubts.append(LOAD)
     return doubts
 
@@ -105,58 +145,41 @@ def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, fast
 def _hidden(verdict: str, finding: Finding) -> Finding:
     """A flat total rules out growth of its parts; a growing total does not show which part grows."""
     if finding.status == "ok":
-        return Finding(id=verdict, status="ok", summary=finding.summary, evidence=finding.evidence)
-    summary = finding.summary if finding.status == "unknown" else UNDECIDED
-    return Finding(id=verdict, status="unknown", summary=summary)
+        return replace(finding, id=verdict)
+    return Finding(verdict, "unknown", finding.summary if finding.status == "unknown" else UNDECIDED)
 
 
-def _not_reported(verdict: str, version: Version, replicas: int, compared: int, limits: Limits) -> Finding:
-    summary = f"{version.title}: {MISSING[verdict]}"
-    if compared < limits.fleet.replicas:
-        hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
-        have = "has" if compared == 1 else "have"
-        watched = f"{compared} of {_replicas(replicas)} of {version.title} {have} been watched for {hours:.0f} h"
-        summary = f"{watched}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
-    return Finding(id=verdict, status="unknown", summary=summary)
+def _not_reported(missing: str, version: Version, replicas: int, compared: int, limits: Limits) -> str:
+    if compared >= limits.fleet.replicas:
+        return f"{version.title}: {missing}"
+    hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
+    have = "has" if compared == 1 else "have"
+    watched = f"{compared} of {plural(replicas, 'replica')} of {version.title} {have} been watched for {hours:.0f} h"
+    return f"{watched}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
 
 
-def _replicas(count: int) -> str:
-    return f"{count:,} replica{'' if count == 1 else 's'}"
-
-
-def _rate(interval: Interval, unit: Unit) -> str:
+def _rate(interval: Interval, component: MemoryComponent) -> str:
     """A growth with its bounds: 18.9 MiB/h (17.1 to 20.4)."""
-    middle = f"{amount(interval.middle, unit)}/h"
+    middle = f"{component.amount(interval.middle)}/h"
     if math.isinf(interval.low) or math.isinf(interval.high):
         return middle
-    return f"{middle} ({amount(interval.low, unit)} to {amount(interval.high, unit)})"
+    return f"{middle} ({component.amount(interval.low)} to {component.amount(interval.high)})"
 
 
-def _more(change: VersionChange, unit: Unit) -> str:
-    return f", {amount(change.per_hour.middle, unit)}/h more than in {change.older.version}"
-
-
-def amount(value: float, unit: Unit) -> str:
-    """Bytes or blocks in words."""
-    return format_bytes(value) if unit == "bytes" else f"{value:,.3g} blocks"
-
-
-def _evidence(growth: VersionGrowth, component: Component, change: VersionChange | None) -> tuple[Evidence, ...]:
-    unit, source = component.unit, component.source
+def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evidence, ...]:
+    unit, source = growth.component.unit, growth.component.source
     figures = (
         Evidence("version", growth.version.title, "", "engine"),
         Evidence("model", growth.version.model, "", "engine"),
-        Evidence("component", component.title, "", source),
+        Evidence("component", growth.component.label, "", source),
         Evidence("replicas", growth.replicas, "replicas", "kvdiag"),
-        Evidence("observed", growth.hours, "hours", "kvdiag"),
+        Evidence("watched", growth.hours, "hours", "kvdiag"),
         Evidence("age", growth.age_hours, "hours", "kvdiag"),
-        Evidence("growth_per_hour", growth.per_hour.middle, unit, source),
-        Evidence("growth_per_hour_low", _finite(growth.per_hour.low), unit, "computed"),
-        Evidence("growth_per_hour_high", _finite(growth.per_hour.high), unit, "computed"),
+        *_interval("growth_per_hour", growth.per_hour, unit, source),
         Evidence("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
-        Evidence("p_without_growth", growth.chance, "ratio", "computed"),
-        Evidence("false_discoveries", growth.false_ratio, "ratio", "computed"),
-        Evidence("load_reported", "yes" if growth.beside_load else "no", "", "engine"),
+        Evidence("p_value", growth.p_value, "ratio", "computed"),
+        Evidence("false_discovery_rate", growth.false_discovery_ratio, "ratio", "computed"),
+        Evidence("load_reported", "yes" if growth.load_reported else "no", "", "engine"),
     )
     if change is None:
         return figures
@@ -164,13 +187,15 @@ def _evidence(growth: VersionGrowth, component: Component, change: VersionChange
         *figures,
         Evidence("compared_with", change.older.title, "", "engine"),
         Evidence("compared_with_replicas", change.older_replicas, "replicas", "kvdiag"),
-        Evidence("growth_beyond_older", change.per_hour.middle, unit, source),
-        Evidence("growth_beyond_older_low", _finite(change.per_hour.low), unit, "computed"),
-        Evidence("growth_beyond_older_high", _finite(change.per_hour.high), unit, "computed"),
-        Evidence("p_without_difference", change.chance, "ratio", "computed"),
-        Evidence("false_discoveries_of_the_difference", change.false_ratio, "ratio", "computed"),
+        *_interval("growth_beyond_older", change.per_hour, unit, source),
+        Evidence("p_value_of_difference", change.p_value, "ratio", "computed"),
+        Evidence("false_discovery_rate_of_difference", change.false_discovery_ratio, "ratio", "computed"),
     )
 
 
-def _finite(value: float) -> float | None:
-    return None if math.isinf(value) else value
+def _interval(name: str, interval: Interval, unit: Unit, source: str) -> tuple[Evidence, ...]:
+    bounds = (("low", interval.low), ("high", interval.high))
+    return (
+        Evidence(name, interval.middle, unit, source),
+        *(Evidence(f"{name}_{end}", None if math.isinf(at) else at, unit, "computed") for end, at in bounds),
+    )

@@ -6,19 +6,21 @@ A summary takes about 2 kB, whatever the length of the history: it is all that a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from kvdiag import stats
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.memory_series import engine_activity, engine_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Device, Facts, Sample, Timeline
 
-HELD = "kv_held_idle"
+HELD = Part.KV_HELD_IDLE
 """The only component that does not depend on the load and has no noise."""
 
 
@@ -44,7 +46,7 @@ class Growth:
     `floor_per_hour` is the rise of the lowest bins, jumps included. `newest` is the median of the last bin.
     """
 
-    component: str
+    component: Part
     newest: float
     per_hour: float
     later_per_hour: float
@@ -52,7 +54,7 @@ class Growth:
     later_floor_per_hour: float
     jumps_up: int
     jumps_down: int
-    beside_load: bool
+    load_reported: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class ReplicaSummary:
     restarts: int
     growths: tuple[Growth, ...]
 
-    def growth(self, component: str) -> Growth | None:
+    def growth(self, component: Part) -> Growth | None:
         """The growth of one component, `None` where this replica does not report it."""
         return next((one for one in self.growths if one.component == component), None)
 
@@ -101,16 +103,6 @@ class _Series:
         return times, values
 
 
-@dataclass(slots=True)
-class _Engines:
-    """The engines' load, the highest that it has been, blocks held at idle, and the moments of restarts."""
-
-    load: _Series = field(default_factory=_Series)
-    highest: _Series = field(default_factory=_Series)
-    held: _Series = field(default_factory=_Series)
-    restarts: list[float] = field(default_factory=list)
-
-
 def summarise(
     timeline: Timeline, facts: Facts, limits: Limits, *, replica: str, version: str | None = None
 ) -> ReplicaSummary:
@@ -119,13 +111,12 @@ def summarise(
     `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
     the start of its process where that is reported, else from its first sample or newest restart.
     """
-    engines = _engines(timeline, facts, limits)
-    series = _memory(timeline, facts)
+    restarts = engine_activity(timeline).restarts_seconds
+    series = _totals(timeline, facts, limits, restarts)
     first = timeline.samples[0].at_seconds if timeline.samples else 0.0
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
-    seen_to_begin = engines.restarts[-1] if engines.restarts else first
     started = facts.started_seconds
-    began = seen_to_begin if started is None else min(max([started, *engines.restarts]), last)
+    began = max([first, *restarts[-1:]]) if started is None else min(max([started, *restarts[-1:]]), last)
     start = max(began + limits.fleet.first_seconds, first)
     return ReplicaSummary(
         replica=replica,
@@ -137,134 +128,102 @@ def summarise(
         began_seconds=began,
         age_seconds=last - began,
         watched_seconds=max(last - start, 0.0),
-        restarts=len(engines.restarts),
-        growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
+        restarts=len(restarts),
+        growths=_growths(series, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
     )
 
 
-def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
-    seen = _Engines()
-    tokens: dict[str, int] = {}
+def _totals(
+    timeline: Timeline, facts: Facts, limits: Limits, restarts_seconds: Collection[float]
+) -> defaultdict[str, _Series]:
+    """Every total that the samples report, by its name; a total of which a part is missing is none."""
+    own, series = server_uuids(timeline, facts), defaultdict[str, _Series](_Series)
     highest, idle_since = 0.0, None
     for sample in timeline.samples:
+        for name, sizes in _parts(sample, facts, own):
+            known = [size for size in sizes if size is not None]
+            if known and len(known) == len(sizes):
+                series[name].add(sample.at_seconds, sum(known), len(known))
         if not sample.engines:
             continue
-        restarted, load = False, 0.0
-        for engine in sample.engines:
-            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
-            load += float(engine.requests_running or 0) if usage is None else usage
-            if count is not None:
-                restarted = restarted or count < tokens.get(engine.engine, 0)
-                tokens[engine.engine] = count
-        if restarted:
-            seen.restarts.append(sample.at_seconds)
-            highest = 0.0
-        highest = max(highest, load)
-        seen.load.add(sample.at_seconds, load, len(sample.engines))
-        seen.highest.add(sample.at_seconds, highest)
+        load = series["load"].values[-1]
+        highest = load if sample.at_seconds in restarts_seconds else max(highest, load)
+        series["highest"].add(sample.at_seconds, highest)
         if sample.engines_idle is not True:
             idle_since = None
             continue
         idle_since = sample.at_seconds if idle_since is None else idle_since
         # Blocks are released late, so the first sample of an idle interval does not count.
-        if sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds:
-            held = held_blocks(sample, facts)
-            if held is not None:
-                seen.held.add(sample.at_seconds, held)
-    return seen
-
-
-def _memory(timeline: Timeline, facts: Facts) -> dict[str, _Series]:
-    """Every total that the samples report, by its name."""
-    own = server_uuids(timeline, facts)
-    series = {
-        name: _Series()
-        for name in ("live", "reserved", "releasable", "inside", "device", "server", "others", "anonymous", "resident")
-    }
-    for sample in timeline.samples:
-        if sample.devices:
-            _add_devices(series, sample, facts, own)
-        if sample.allocators:
-            _add_allocators(series, sample, facts)
-        if sample.host:
-            resident = sum(process.resident_bytes for process in sample.host)
-            series["resident"].add(sample.at_seconds, resident, len(sample.host))
-            anonymous = [process.anonymous_bytes for process in sample.host]
-            if None not in anonymous:
-                series["anonymous"].add(sample.at_seconds, _sum(anonymous), len(anonymous))
+        settled = sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds
+        if settled and (held := held_blocks(sample, facts)) is not None:
+            series["held"].add(sample.at_seconds, held)
     return series
 
 
-def _add_devices(series: dict[str, _Series], sample: Sample, facts: Facts, own: frozenset[str]) -> None:
-    devices = server_devices(sample.devices, own)
-    at_seconds, count = sample.at_seconds, len(devices)
+def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[str, Sequence[float | None]]]:
+    """The parts of every total of one sample."""
+    if sample.engines:
+        yield "load", [engine_load(engine) for engine in sample.engines]
+    if sample.devices:
+        yield from _device_parts(server_devices(sample.devices, own), facts)
+    if sample.allocators:
+        allocators = [one for one in sample.allocators if one.may_be_of(facts.server_pids)]
+        yield "live", [one.allocated_bytes for one in allocators]
+        yield "reserved", [one.reserved_bytes for one in allocators]
+        yield "releasable", [releasable_bytes(one) for one in allocators]
+        yield "outside", [one.outside_torch_bytes for one in allocators]
+    if sample.host:
+        yield "resident", [process.resident_bytes for process in sample.host]
+        yield "anonymous", [process.anonymous_bytes for process in sample.host]
+
+
+def _device_parts(devices: Sequence[Device], facts: Facts) -> Iterator[tuple[str, Sequence[float | None]]]:
     used = [device.memory.used_bytes for device in devices if device.memory is not None]
-    if used:
-        series["device"].add(at_seconds, sum(used), len(used))
+    yield "device", used
     if facts.server_pids is not None:
-        server = [size for device in devices if (size := server_bytes(device, facts.server_pids)) is not None]
-        if server:
-            series["server"].add(at_seconds, sum(server), len(server))
-    listed = [process.used_bytes for device in devices for process in device.processes or ()]
+        yield "server", [size for device in devices if (size := server_bytes(device, facts.server_pids)) is not None]
     # An empty list is normal inside a container, and does not show which process uses the bytes.
-    if listed and None not in listed and len(used) == count and all(device.processes for device in devices):
-        series["others"].add(at_seconds, sum(used) - _sum(listed), count)
-
-
-def _add_allocators(series: dict[str, _Series], sample: Sample, facts: Facts) -> None:
-    own = [one for one in sample.allocators or () if one.may_be_of(facts.server_pids)]
-    if not own:
-        return
-    series["live"].add(sample.at_seconds, sum(one.allocated_bytes for one in own), len(own))
-    series["reserved"].add(sample.at_seconds, sum(one.reserved_bytes for one in own), len(own))
-    cached = [releasable_bytes(one) for one in own]
-    if None not in cached:
-        series["releasable"].add(sample.at_seconds, _sum(cached), len(own))
-    beside = [one.outside_torch_bytes for one in own]
-    if None not in beside:
-        series["inside"].add(sample.at_seconds, _sum(beside), len(own))
+    if len(used) == len(devices) and all(device.processes for device in devices):
+        listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
+        others = [None if None in sizes else whole - _sum(sizes) for whole, sizes in zip(used, listed, strict=True)]
+        yield "others", others
 
 
 def _sum(sizes: Iterable[int | None]) -> int:
     return sum(size for size in sizes if size is not None)
 
 
-def _growths(
-    series: dict[str, _Series], engines: _Engines, start: float, last: float, limits: Limits
-) -> tuple[Growth, ...]:
+def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[Growth, ...]:
     """Each byte counts in one component only: the finest one reported."""
 
-    def cells(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
-        return _blocks(one, start, last, filled_ratio, limits)
+    def bins(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
+        return _bins(one, start, last, filled_ratio, limits)
 
-    totals = {name: cells(one) for name, one in series.items()}
-    live, reserved = totals["live"], totals["reserved"]
-    found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet.idle_blocks_ratio)}
+    live, reserved, server, device = (bins(series[name]) for name in ("live", "reserved", "server", "device"))
+    anonymous = bins(series["anonymous"])
+    found: dict[Part, list[float] | None] = {HELD: bins(series["held"], limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
-        found["torch_live"] = live
+        found[Part.TORCH_LIVE] = live
         # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
-        unused, cached = _less(reserved, live), totals["releasable"]
-        found["torch_unused"] = unused if cached is None else _less(unused, cached)
-        if totals["inside"] is not None:
-            found["outside_torch"] = totals["inside"]
-        elif totals["server"] is not None:
-            found["outside_torch"] = _less(totals["server"], reserved)
-        elif totals["device"] is not None:
-            found["device_outside_torch"] = _less(totals["device"], reserved)
-    elif totals["server"] is not None:
-        found["server"] = totals["server"]
+        unused, cached, outside = _less(reserved, live), bins(series["releasable"]), bins(series["outside"])
+        found[Part.TORCH_UNUSED] = unused if cached is None else _less(unused, cached)
+        if outside is not None or server is not None:
+            found[Part.OUTSIDE_TORCH] = _less(server or [], reserved) if outside is None else outside
+        elif device is not None:
+            found[Part.DEVICE_OUTSIDE_TORCH] = _less(device, reserved)
     else:
-        found["device"] = totals["device"]
-    found["unlisted"] = totals["others"]
-    found["host_resident" if totals["anonymous"] is None else "host_anonymous"] = (
-        totals["anonymous"] or totals["resident"]
-    )
-    load, highest = cells(engines.load), cells(engines.highest)
+        found[Part.DEVICE if server is None else Part.SERVER] = device if server is None else server
+    found[Part.UNLISTED] = bins(series["others"])
+    if anonymous is None:
+        found[Part.HOST_RESIDENT] = bins(series["resident"])
+    else:
+        found[Part.HOST_ANONYMOUS] = anonymous
+    load, highest = bins(series["load"]), bins(series["highest"])
     beside = [] if load is None or highest is None else [load, highest]
     return tuple(
         # Blocks in use while idle do not depend on load.
-        _growth(name, values, [] if name == HELD else beside, (last - start) / limits.fleet.blocks, limits)
-        for name, values in found.items()
+        _growth(component, values, [] if component == HELD else beside, (last - start) / limits.fleet.blocks, limits)
+        for component, values in found.items()
         if values is not None
     )
 
@@ -273,8 +232,10 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
     return [one - other for one, other in zip(whole, part, strict=True)]
 
 
-def _growth(name: str, values: list[float], beside: list[list[float]], block_seconds: float, limits: Limits) -> Growth:
-    per_hour, late = HOUR_SECONDS / block_seconds, len(values) // 2
+def _growth(
+    component: Part, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
+) -> Growth:
+    per_hour, late = HOUR_SECONDS / bin_seconds, len(values) // 2
     whole = list(values)
     for column, sensitivity in zip(
         beside, stats.sensitivities(values, beside, limits.growth.load_correlation), strict=True
@@ -283,9 +244,9 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
     smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_least_bytes)
     # Jumps in both directions hide a trend and are removed; jumps that only rise are growth themselves.
     rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.fleet.steps_p
-    level = whole if rising or name == HELD else smooth.values
+    level = whole if rising or component == HELD else smooth.values
     return Growth(
-        component=name,
+        component=component,
         newest=values[-1],
         per_hour=stats.theil_sen(level) * per_hour,
         later_per_hour=stats.theil_sen(level[late:]) * per_hour,
@@ -293,7 +254,7 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
         later_floor_per_hour=_floor(whole[late:]) * per_hour,
         jumps_up=smooth.ups,
         jumps_down=smooth.downs,
-        beside_load=bool(beside) or name == HELD,
+        load_reported=bool(beside) or component == HELD,
     )
 
 
@@ -303,7 +264,7 @@ def _floor(level: Sequence[float]) -> float:
     return (min(level[-third:]) - min(level[:third])) / (len(level) - third)
 
 
-def _blocks(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:
+def _bins(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:
     """Medians of equal bins of the life; gaps are interpolated. `None` where too many bins are empty."""
     times, values = series.since(start)
     if not times:

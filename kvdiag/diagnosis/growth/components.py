@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
+
+from kvdiag.formatting import format_bytes, format_count
+from kvdiag.model import Allocator
 
 Unit = Literal["bytes", "blocks"]
 
@@ -12,7 +15,6 @@ Unit = Literal["bytes", "blocks"]
 class MemoryComponent(StrEnum):
     """A part of a server's memory; `torch_live + torch_unused = torch_reserved`, `+ outside_torch = server`."""
 
-    KV_HELD_IDLE = "kv_held_idle"
     TORCH_LIVE = "torch_live"
     TORCH_RESERVED = "torch_reserved"
     TORCH_UNUSED = "torch_unused"
@@ -22,6 +24,7 @@ class MemoryComponent(StrEnum):
     DEVICE = "device"
     OTHERS = "others"
     UNLISTED = "unlisted"
+    KV_HELD_IDLE = "kv_held_idle"
     HOST_ANONYMOUS = "host_anonymous"
     HOST_TOGETHER = "host_together"
     HOST_RESIDENT = "host_resident"
@@ -41,14 +44,25 @@ class MemoryComponent(StrEnum):
         """Bytes, but for KV blocks."""
         return "blocks" if self is MemoryComponent.KV_HELD_IDLE else "bytes"
 
+    def amount(self, value: float) -> str:
+        """A figure of the component in its unit, as text: `1.50 GiB`, `0.12 blocks`, `1,234 blocks`."""
+        if self.unit == "bytes":
+            return format_bytes(value)
+        return f"{value:.2g} blocks" if value < 10 else f"{format_count(value)} blocks"  # noqa: PLR2004 - no decimals
+
     @property
     def collected(self) -> bool:
         """Whether a garbage collector, or the C library, may return it in one go after hours of growth."""
-        return self in (
-            MemoryComponent.HOST_ANONYMOUS,
-            MemoryComponent.HOST_TOGETHER,
-            MemoryComponent.HOST_RESIDENT,
-        )
+        return self.source == "host"
+
+
+def torch_components(process: Allocator) -> Iterator[tuple[MemoryComponent, int]]:
+    """The components of one process on one device that its agent reports, in bytes."""
+    yield MemoryComponent.TORCH_LIVE, process.allocated_bytes
+    yield MemoryComponent.TORCH_RESERVED, process.reserved_bytes
+    yield MemoryComponent.TORCH_UNUSED, process.reserved_bytes - process.allocated_bytes
+    if process.outside_torch_bytes is not None:
+        yield MemoryComponent.OUTSIDE_TORCH, process.outside_torch_bytes
 
 
 _TITLES: Mapping[MemoryComponent, str] = {

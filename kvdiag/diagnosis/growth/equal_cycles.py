@@ -9,7 +9,7 @@ agents publish of torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -19,33 +19,39 @@ from kvdiag.model import Allocator, Device, Facts, Timeline
 
 BASELINE = "baseline"
 
-Owner = Literal["server", "neighbour", "unseen"]
+Owner = Literal["server", "another process", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGrowth:
-    """One device over equal cycles. `owner` is whose bytes these are: the server's, a neighbour's, or not visible.
+class Climb:
+    """Bytes after each of several equal cycles, the first ones apart: whether they rose, and whether they still do."""
 
-    `idle_bytes` is what the device grew by while nothing ran, `None` where that was not seen.
-    """
-
-    gpu: int
-    uuid: str
-    owner: Owner
     warmup_cycles: int
     judged_cycles: int
     rising_cycles: int
     warmup_bytes: int
     judged_bytes: int
-    idle_bytes: int | None
     rose: bool
     leaking: bool
-    smallest_visible_bytes: int
 
     @property
     def bytes_per_cycle(self) -> float:
         """Growth per judged cycle."""
         return self.judged_bytes / self.judged_cycles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGrowth(Climb):
+    """One device over equal cycles. `owner` is whose bytes these are: the server's, another process's, or unknown.
+
+    `idle_bytes` is what the device grew by while nothing ran, `None` where that was not observed.
+    """
+
+    gpu: int
+    uuid: str
+    owner: Owner
+    idle_bytes: int | None
+    smallest_visible_bytes: int
 
 
 def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
@@ -60,11 +66,10 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
     uuids = own.union(*seen)
     if any(each != uuids for each in seen):
         return ()
-    growths = []
-    for uuid in sorted(uuids):
-        series = [next(device for device in devices if device.uuid == uuid) for devices in readings]
-        growths.append(replace(_growth(series, warmup, facts, limits), idle_bytes=_idle_bytes(timeline, uuid)))
-    return tuple(growths)
+    series = {
+        uuid: [device for devices in readings for device in devices if device.uuid == uuid] for uuid in sorted(uuids)
+    }
+    return tuple(_growth(each, warmup, facts, _idle_bytes(timeline, uuid), limits) for uuid, each in series.items())
 
 
 def warmup_cycles(cycles: int, limits: Limits) -> int | None:
@@ -106,50 +111,28 @@ def _idle_bytes(timeline: Timeline, uuid: str) -> int | None:
     return used[-1] - used[0] if len(used) > 1 else None
 
 
-def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
-    """The server's own bytes where every reading tells them; else the device's, whoever holds them."""
+def _growth(
+    series: Sequence[Device], warmup: int, facts: Facts, idle_bytes: int | None, limits: Limits
+) -> DeviceGrowth:
+    """The server's own bytes where every reading reports them; else the device's, whichever process uses them."""
+
+    def over_cycles(used: Sequence[int], owner: Owner) -> DeviceGrowth:
+        climb = climb_of(used, warmup, limits.device_quantum_bytes, limits)
+        return DeviceGrowth(
+            gpu=series[0].index,
+            uuid=series[0].uuid,
+            owner=owner,
+            idle_bytes=idle_bytes,
+            smallest_visible_bytes=limits.device_quantum_bytes,
+            **{each.name: getattr(climb, each.name) for each in fields(climb)},
+        )
+
     totals = [device.memory.used_bytes for device in series if device.memory is not None]
     own = [size for device in series if (size := server_bytes(device, facts.server_pids)) is not None]
     if len(own) < len(series):
-        return _over_cycles(series[0], totals, "unseen", warmup, limits)
-    growth = _over_cycles(series[0], own, "server", warmup, limits)
-    whole = _over_cycles(series[0], totals, "neighbour", warmup, limits)
+        return over_cycles(totals, "unknown")
+    growth, whole = over_cycles(own, "server"), over_cycles(totals, "another process")
     return whole if whole.rose and not growth.rose else growth
-
-
-def _over_cycles(device: Device, used: Sequence[int], owner: Owner, warmup: int, limits: Limits) -> DeviceGrowth:
-    climb = climb_of(used, warmup, limits.device_quantum_bytes, limits)
-    return DeviceGrowth(
-        gpu=device.index,
-        uuid=device.uuid,
-        owner=owner,
-        warmup_cycles=warmup,
-        judged_cycles=climb.judged_cycles,
-        rising_cycles=climb.rising_cycles,
-        warmup_bytes=climb.warmup_bytes,
-        judged_bytes=climb.judged_bytes,
-        idle_bytes=None,
-        rose=climb.rose,
-        leaking=climb.leaking,
-        smallest_visible_bytes=limits.device_quantum_bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Climb:
-    """Bytes after each of several equal cycles, the first ones apart: whether they rose, and whether they go on."""
-
-    judged_cycles: int
-    rising_cycles: int
-    warmup_bytes: int
-    judged_bytes: int
-    rose: bool
-    leaking: bool
-
-    @property
-    def bytes_per_cycle(self) -> float:
-        """Growth per judged cycle."""
-        return self.judged_bytes / self.judged_cycles
 
 
 def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limits) -> Climb:
@@ -162,6 +145,7 @@ def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limit
     early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
     rose = total >= quantum_bytes
     return Climb(
+        warmup_cycles=warmup,
         judged_cycles=len(judged),
         rising_cycles=rising,
         warmup_bytes=sum(rises[:warmup]),
@@ -175,7 +159,7 @@ def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorGrowth:
-    """One process on one device over equal cycles. `outside` is what it holds beside torch, `None` where not told."""
+    """One process on one device over equal cycles. `outside` is its memory outside torch, `None` if not reported."""
 
     device_uuid: str
     who: str

@@ -59,8 +59,6 @@ Reason = Literal[
 """The gate that decided; `grows` passed all of them. `slowing`: every fifth of the history rose less than the one
 before. `no past`: garbage-collected memory over a short window without a history to compare with."""
 
-_RANKS: dict[GrowthStatus, int] = {"none": 0, "unknown": 1, "suspect": 2, "fault": 3}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
@@ -120,9 +118,7 @@ class GrowthEvidence:
         )
         if spread is None:
             return None
-        return stats.Interval(
-            low=min(spread.low, max(room_bytes, 0.0) / fastest), middle=spread.middle, high=spread.high
-        )
+        return replace(spread, low=min(spread.low, max(room_bytes, 0.0) / fastest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +139,9 @@ class Assessment:
     @property
     def decides(self) -> GrowthEvidence | None:
         """The window that answers; `None` where the history is too short for any."""
-        for status in ("fault", "suspect"):
-            for window in self.windows:
-                if window.status == status:
-                    return window
+        called = [window for status in ("fault", "suspect") for window in self.windows if window.status == status]
         pending = [window for window in self.windows if window.reason in ("recent", "slowing")]
-        return next(iter((*pending[-1:], *self.windows[-1:])), None)
+        return next(iter((*called, *pending[-1:], *self.windows[-1:])), None)
 
 
 def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
@@ -179,12 +172,9 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     length = round(limits.burst_hours * MINUTES_PER_HOUR)
     begin = series.times_seconds[-1] - length * MINUTE_SECONDS
     if not still and served_since_seconds is not None and served_since_seconds <= begin and count >= length:
-        burst = minutes.judged(length, replace(limits, least_gain_bytes=limits.burst_gain_bytes))
-    return Assessment(
-        seconds=series.times_seconds[-1] - series.times_seconds[0],
-        windows=windows,
-        burst=burst if burst is not None and burst.status == "fault" else None,
-    )
+        fast = minutes.judged(length, replace(limits, least_gain_bytes=limits.burst_gain_bytes))
+        burst = fast if fast is not None and fast.status == "fault" else None
+    return Assessment(seconds=series.times_seconds[-1] - series.times_seconds[0], windows=windows, burst=burst)
 
 
 def _slowing(minutes: _Minutes, limits: GrowthLimits) -> bool:
@@ -253,10 +243,10 @@ class _Minutes:
                 break
         if not found or not found[0].grows:
             return found[0] if found else None
-        agreed = [one for one in found if one.grows]
+        agreed = [one.status for one in found if one.grows]
         if len(agreed) < limits.suspect_windows:
             return replace(found[0], status="unknown", reason="recent")
-        certain = len(agreed) == len(limits.confirming_ratios) and all(one.status == "fault" for one in agreed)
+        certain = agreed == ["fault"] * len(limits.confirming_ratios)
         return replace(found[0], status="fault" if certain else "suspect")
 
     def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
@@ -272,12 +262,10 @@ class _Minutes:
         if level is None:
             return None
         past = [value for value in bins[:-count] if value is not None]
-        # The lowest readings of a bin are those of its lowest load, which is not the mean that was taken out.
-        lows = (
-            level
-            if removed
-            else stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio) or level
-        )
+        # The lowest readings of a bin are those of its lowest load, which is not the mean that is taken out.
+        lows = None
+        if not removed:
+            lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
         return _gated(level, lows or level, past, size, limits, load_removed=removed, collected=self.collected)
 
     def _at_equal_load(
@@ -290,7 +278,8 @@ class _Minutes:
             return middles, False
         load = self.load[start:end]
         columns = [load, list(accumulate(load, max))]
-        follows = stats.sensitivities(means, [_means(each, size) for each in columns], limits.load_correlation)
+        binned = [[mean for mean in _binned(each, size, fmean) if mean is not None] for each in columns]
+        follows = stats.sensitivities(means, binned, limits.load_correlation)
         for column, sensitivity in zip(columns, follows, strict=True):
             if sensitivity:
                 average = fmean(column)
@@ -401,7 +390,3 @@ def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[f
         for start in range(len(minutes) % size, len(minutes), size)
     )
     return [of(cell) if cell else None for cell in cells]
-
-
-def _means(values: Sequence[float], size: int) -> list[float]:
-    return [fmean(values[start : start + size]) for start in range(len(values) % size, len(values), size)]

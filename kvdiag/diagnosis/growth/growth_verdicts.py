@@ -205,7 +205,8 @@ def evidence(
 ) -> tuple[Evidence, ...]:
     """The figure of every gate, and how long the room lasts where it is known and used up."""
     source, left = component.source, _left(growth, room_bytes, limits)
-    times = (None, None, None) if left is None else (left.low, left.middle, left.high)
+    latest = None if left is None or math.isinf(left.high) else left.high
+    times = (None, None, None) if left is None else (left.low, left.middle, latest)
     rows = (
         ("holder", who, "", source),
         ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
@@ -222,15 +223,11 @@ def evidence(
         ("steps_down", growth.steps_down, "steps", source),
         ("detection_limit", growth.detection_limit_bytes_per_second * HOUR_SECONDS, "bytes per hour", "computed"),
         ("room", room_bytes, "bytes", source),
+        ("time_to_exhaustion_earliest", times[0], "seconds", "computed"),
+        ("time_to_exhaustion", times[1], "seconds", "computed"),
+        ("time_to_exhaustion_latest", times[2], "seconds", "computed"),
     )
-    names = ("time_to_exhaustion_earliest", "time_to_exhaustion", "time_to_exhaustion_latest")
-    return (
-        *(Evidence(*row) for row in rows),
-        *(
-            Evidence(name, None if value is None or math.isinf(value) else value, "seconds", "computed")
-            for name, value in zip(names, times, strict=True)
-        ),
-    )
+    return tuple(Evidence(*row) for row in rows)
 
 
 def relabelled(one: Finding, status: Status, doubt: str) -> Finding:

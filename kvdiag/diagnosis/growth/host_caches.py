@@ -1,185 +1,90 @@
 """Host caches with a size limit: growth within the limit is a cache that fills, growth beyond it is a leak.
 
 By its shape a filling cache is a leak for hours; only the limit tells them apart (llama.cpp's prompt cache takes 6 to
-25 hours in reports of 2026). A limit on the command line is known; the default of a program is assumed.
+25 hours in reports of 2026). Within a limit that is set, growth is ok; within a program's default, which is assumed, a
+leak is a step less certain; a cache that nothing reports makes it a suspect while it may still fill.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvdiag.model import MAX_BYTES, Facts, HostCache
-
-MIB = 2**20
-GIB = 2**30
-
-OFFLOADING = "vLLM's KV offloading buffer"
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.memory_series import MemoryOwner, MemorySeries, memory_series
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.engine_memory import host_caches
+from kvdiag.formatting import format_bytes, format_ratio
+from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 CONTAINER = "container"
 """How the host memory of a whole container is called where its processes are not told apart."""
-
-_BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?""", r"""(?=[\s"',}]|$)"""
-"""Around a flag and its number, or a key of an option's JSON and its."""
 
 MEDIA = ("vision_config", "audio_config", "visual", "thinker_config", "mm_vision_tower")
 """Parts of a config.json by which a model takes more than text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cap:
-    """One cache: whose it is (parts of names of processes), how it is set, and what bounds it where it is not set.
-
-    `default_bytes` is `None` where the cache is off unless it is asked for; `media` caches hold images, audio and
-    video, and nothing of a model that takes text alone; `processes` of one server have each one of their own.
-    """
-
-    name: str
-    programs: tuple[str, ...]
-    flags: tuple[str, ...]
-    unit_bytes: int
-    default_bytes: int | None
-    source: str
-    media: bool = False
-    processes: int = 1
-
-
-CAPS = (
-    Cap(
-        name="llama.cpp's prompt cache",
-        programs=("llama-server", "llama_server", "ollama"),
-        flags=("--cache-ram", "-cram"),
-        unit_bytes=MIB,
-        default_bytes=8192 * MIB,
-        source="ggml-org/llama.cpp PR 16391 (common/arg.cpp); ollama issue 18264 has it in every runner",
-    ),
-    Cap(
-        name="vLLM's multimodal processor cache",
-        programs=("vllm",),
-        flags=("--mm-processor-cache-gb", "--mm_processor_cache_gb"),
-        unit_bytes=GIB,
-        default_bytes=4 * GIB,
-        source="vllm/config/multimodal.py::mm_processor_cache_gb: in each API server and each engine core",
-        media=True,
-        processes=2,
-    ),
-    Cap(
-        name=OFFLOADING,
-        programs=("vllm",),
-        flags=("--kv-offloading-size", "--kv_offloading_size"),
-        unit_bytes=GIB,
-        default_bytes=None,
-        source="vllm/config/cache.py::kv_offloading_size: all ranks together",
-    ),
-    Cap(
-        name="vLLM's CPU offloading connector",
-        programs=("vllm",),
-        flags=("cpu_bytes_to_use",),
-        unit_bytes=1,
-        default_bytes=None,
-        source="kv_connector_extra_config of OffloadingConnector and SimpleCPUOffloadConnector in --kv-transfer-config",
-    ),
-    Cap(
-        name="LMCache's local cache",
-        programs=("vllm", "sglang"),
-        flags=("lmcache.max_local_cpu_size",),
-        unit_bytes=GIB,
-        default_bytes=None,
-        source="kv_connector_extra_config of LMCacheConnectorV1: GiB of each worker, as LMCACHE_MAX_LOCAL_CPU_SIZE",
-    ),
-    Cap(
-        name="vLLM's swap space",
-        programs=("vllm",),
-        flags=("--swap-space", "--swap_space"),
-        unit_bytes=GIB,
-        default_bytes=None,
-        source="vllm/config/cache.py::swap_space of vLLM up to 0.17: for each GPU",
-    ),
-    Cap(
-        name="SGLang's hierarchical cache",
-        programs=("sglang",),
-        flags=("--hicache-size",),
-        unit_bytes=10**9,
-        default_bytes=None,
-        source="docs.sglang.io, HiCache best practices: host memory in GB for each rank",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """What the caches of a process may take together, their names, and whether that is told or only assumed."""
+class SizeLimit:
+    """What the caches of a process may take together, their names, and whether that is reported or only assumed."""
 
     limit_bytes: int
     names: str
-    told: bool
+    reported: bool
 
 
-def told(command: str) -> tuple[HostCache, ...]:
-    """The caches that a server's command line sets, with their bounds; none for what it sets to nothing."""
-    found: dict[str, HostCache] = {}
-    for cap in CAPS:
-        for flag in cap.flags if any(program in command.lower() for program in cap.programs) else ():
-            match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
-            limit = None if match is None else round(float(match[1]) * cap.unit_bytes)
-            if limit is not None and limit < MAX_BYTES:
-                found[cap.name] = HostCache(name=cap.name, flag=flag, limit_bytes=limit)
-    return tuple(found.values())
+def size_limit(who: str, facts: Facts) -> SizeLimit | None:
+    """The limit of the caches of a process, by its name; `None` where it is known to have none.
 
-
-def bound_of(who: str, facts: Facts) -> Bound | None:
-    """What bounds the caches of a process, by its name; `None` where none of them is known to be there.
-
-    A container is called what its pod calls it: whose caches are in it the engine tells.
+    A container is called what its pod calls it: the engine says whose caches are in it.
     """
     whose = f"{who} {facts.engine_name or ''}" if who.startswith(CONTAINER) else who
-    caps = [cap for cap in CAPS if any(program in whose.lower() for program in cap.programs)]
-    set_by = {cache.name: cache for cache in facts.host_caches or ()}
-    known = [set_by[cap.name] for cap in caps if cap.name in set_by]
+    options = [option for option in host_caches() if option.may_be_in(whose)]
+    reported = {cache.name: cache for cache in facts.host_caches or ()}
+    known = [reported[option.name] for option in options if option.name in reported]
     if any(cache.limit_bytes for cache in known):
         names = ", ".join(f"{cache.name} ({cache.flag})" for cache in known if cache.limit_bytes)
-        return Bound(limit_bytes=sum(cache.limit_bytes for cache in known), names=names, told=True)
+        return SizeLimit(limit_bytes=sum(cache.limit_bytes for cache in known), names=names, reported=True)
     assumed = [
-        cap
-        for cap in caps
-        if cap.default_bytes is not None and cap.name not in set_by and (not cap.media or _takes_media(facts))
+        (option, option.default_bytes)
+        for option in options
+        if option.default_bytes is not None
+        and option.name not in reported
+        and (not option.media or _takes_media(facts))
     ]
     if not assumed:
         return None
-    names = ", ".join(f"{cap.name} ({cap.flags[0]}, by default)" for cap in assumed)
-    return Bound(limit_bytes=sum(cap.default_bytes or 0 for cap in assumed), names=names, told=False)
+    names = ", ".join(f"{option.name} ({option.flags[0]}, by default)" for option, _ in assumed)
+    return SizeLimit(limit_bytes=sum(size for _, size in assumed), names=names, reported=False)
 
 
-def untold_bytes(who: str, facts: Facts, largest_bytes: int) -> int:
-    """What caches of a host process may take that nothing tells: neither a command line nor the model; 0 for none.
+def unreported_bytes(who: str, facts: Facts, largest_bytes: int) -> int:
+    """What caches of a process may take that neither a command line nor the model reports; 0 for none.
 
     `largest_bytes` is taken for a container of an engine that is not known. A program whose name is known and not among
     these has no such cache by default.
     """
     container = is_container(who)
-    caps = [cap for cap in CAPS if any(program in who.lower() for program in cap.programs)]
-    if not caps and facts.engine_name is None:
+    options = [option for option in host_caches() if option.may_be_in(who)]
+    if not options and facts.engine_name is None:
         return largest_bytes if container else 0
-    caps = caps or [cap for cap in CAPS if facts.engine_name in cap.programs]
-    set_by = {cache.name for cache in facts.host_caches or ()}
+    options = options or [option for option in host_caches() if facts.engine_name in option.programs]
+    reported = {cache.name for cache in facts.host_caches or ()}
+    # Of a model whose config is known, media say whether there is any: then its limit is assumed. A worker has none of
+    # the caches that are on by default.
+    if facts.model_config is not None or "worker" in who.lower():
+        return 0
     return sum(
-        (cap.default_bytes or 0) * (cap.processes if container else 1)
-        for cap in caps
-        # Of a model whose config is known, media say whether there is any: then its bound is assumed, not untold.
-        if cap.name not in set_by and cap.media and facts.model_config is None and not _is_worker(who)
+        (option.default_bytes or 0) * (option.processes if container else 1)
+        for option in options
+        if option.name not in reported and option.media
     )
 
 
 def is_container(who: str) -> bool:
-    """Whether this is a container, of whose processes nothing is told."""
+    """Whether this is a container, whose processes are not reported."""
     return who.lower().startswith(CONTAINER)
-
-
-def _is_worker(who: str) -> bool:
-    """Whether a process is one of vLLM's workers: none of their caches is on by default."""
-    return "worker" in who.lower()
 
 
 def _takes_media(facts: Facts) -> bool:
@@ -189,3 +94,49 @@ def _takes_media(facts: Facts) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(config, Mapping) and any(part in config for part in MEDIA)
+
+
+def within_its_limit(
+    judged: Finding, owner: MemoryOwner, seen: MemorySeries, part: MemoryComponent, facts: Facts, limits: Limits
+) -> Finding:
+    """A leak's finding as it is where growth exceeds the limits of the process's caches, or none is known."""
+    limit = size_limit(owner.who, facts)
+    if limit is None:
+        return judged
+    grown = seen.grown_bytes(part, owner)
+    full = f"{format_bytes(grown)} of {format_bytes(limit.limit_bytes)}"
+    status: Status = "suspect" if judged.status == "fault" else "unknown"
+    summary = f"{judged.summary}; it may be {limit.names} filling ({full})"
+    if grown > limits.growth.cache_passed_ratio * limit.limit_bytes:
+        status, summary = judged.status, f"{judged.summary}; beyond the size limit of {limit.names} ({full})"
+    elif limit.reported:
+        within = f"grows within the size limit of {limit.names} ({full}): still filling"
+        status, summary = "ok", f"{owner.who}: {part.label} {within}"
+    return replace(judged, status=status, evidence=(*judged.evidence, *_evidence(grown, limit)), summary=summary)
+
+
+def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
+    """The fullest cache of a known size limit that fills while it is watched; `None` where none does."""
+    seen = memory_series(timeline, facts, limits)
+    part, found = MemoryComponent.HOST_ANONYMOUS, []
+    for owner, assessed in seen.assessed(part, limits.growth).items():
+        limit, growth = size_limit(owner.who, facts), assessed.decides
+        if limit is None or not limit.reported or growth is None:
+            continue
+        grown = seen.grown_bytes(part, owner)
+        fills = growth.grows or growth.reason in ("ended", "slowing")
+        if fills and grown <= limits.growth.cache_passed_ratio * limit.limit_bytes:
+            found.append((grown / limit.limit_bytes, owner.who, grown, limit))
+    if not found:
+        return None
+    ratio, who, grown, limit = max(found, key=lambda one: one[:2])
+    full = f"{format_bytes(grown)} of {format_bytes(limit.limit_bytes)}, {format_ratio(ratio)}"
+    return Finding(verdict, "ok", f"{who}: {limit.names} is still filling ({full})", _evidence(grown, limit))
+
+
+def _evidence(grown_bytes: int, limit: SizeLimit) -> tuple[Evidence, ...]:
+    return (
+        Evidence("grown_since_first_sample", grown_bytes, "bytes", "host"),
+        Evidence("cache_size_limit", limit.limit_bytes, "bytes", limit.names),
+        Evidence("full", grown_bytes / limit.limit_bytes, "ratio", "computed"),
+    )

@@ -14,7 +14,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
+from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import Assessment, Series, assess
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
@@ -24,9 +25,7 @@ from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
 Points = tuple[list[float], list[int]]
 """Times in seconds and bytes of one component, side by side."""
 
-Part = MemoryComponent
-
-GROUPS: tuple[tuple[MemoryComponent, ...], ...] = (
+GROUPS: tuple[tuple[Part, ...], ...] = (
     (Part.HOST_ANONYMOUS, Part.HOST_TOGETHER, Part.HOST_RESIDENT),
     (Part.TORCH_LIVE, Part.TORCH_RESERVED, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH),
     (Part.SERVER, Part.DEVICE, Part.OTHERS),
@@ -46,14 +45,14 @@ class MemoryOwner:
 class EngineActivity:
     """What the engines did, reading by reading: their load, and whether any of them slept.
 
-    The load is the sum of the pools' usage where they report it, else of running requests. `began_seconds` is the first
-    reading after the newest restart, `None` without one; `fresh` says that the first reading preceded any request.
+    The load is the sum of the pools' usage where they report it, else of running requests. `restarts_seconds` are
+    the first readings after each restart; `fresh`: the first reading preceded any request.
     """
 
     times_seconds: tuple[float, ...]
     load: tuple[float, ...]
     asleep: tuple[bool, ...]
-    began_seconds: float | None
+    restarts_seconds: tuple[float, ...]
     fresh: bool
 
     def at(self, seconds: float, limits: GrowthLimits) -> ActivityAt:
@@ -75,23 +74,23 @@ class MemorySeries:
     """The series of every component that some source reports, in bytes, by owner."""
 
     engines: EngineActivity
-    points: Mapping[MemoryComponent, Mapping[MemoryOwner, Points]]
+    points: Mapping[Part, Mapping[MemoryOwner, Points]]
     started_seconds: float | None
-    _assessed: dict[MemoryComponent, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
+    _assessed: dict[Part, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
     _activity: dict[float, ActivityAt] = field(default_factory=dict)
 
-    def assessed(self, part: MemoryComponent, limits: GrowthLimits) -> Mapping[MemoryOwner, Assessment]:
+    def assessed(self, part: Part, limits: GrowthLimits) -> Mapping[MemoryOwner, Assessment]:
         """A component of every owner that was there to the end, judged by the estimator."""
         if part not in self._assessed:
             self._assessed[part] = self._assess(part, limits)
         return self._assessed[part]
 
-    def grown_bytes(self, part: MemoryComponent, owner: MemoryOwner) -> int:
+    def grown_bytes(self, part: Part, owner: MemoryOwner) -> int:
         """What a component holds beyond its first reading."""
         _, sizes = self.points[part][owner]
         return max(sizes[-1] - sizes[0], 0)
 
-    def _assess(self, part: MemoryComponent, limits: GrowthLimits) -> dict[MemoryOwner, Assessment]:
+    def _assess(self, part: Part, limits: GrowthLimits) -> dict[MemoryOwner, Assessment]:
         group = next(group for group in GROUPS if part in group)
         lines = [line for one in group for line in self.points[one].values()]
         first = min((times[0] for times, _ in lines), default=0.0)
@@ -104,13 +103,13 @@ class MemorySeries:
             if last - times[-1] > limits.reading_age_seconds:
                 continue
             # Where its beginning was seen, what comes with a beginning is left out; else the gates have to do.
-            born = max(times[0], self.engines.began_seconds or times[0])
+            born = max([times[0], *self.engines.restarts_seconds[-1:]])
             begun = self.engines.fresh or born - first > limits.reading_age_seconds
             since = max(born + limits.warmup_seconds if begun else born, started)
             assessed[owner] = assess(self._awake(line, since, part, limits), limits, served)
         return assessed
 
-    def _awake(self, line: Points, since_seconds: float, part: MemoryComponent, limits: GrowthLimits) -> Series:
+    def _awake(self, line: Points, since_seconds: float, part: Part, limits: GrowthLimits) -> Series:
         """The readings since a moment with the load beside them, without those of engines asleep."""
         first = bisect_left(line[0], since_seconds)
         times, sizes = line[0][first:], line[1][first:]
@@ -150,7 +149,7 @@ class _Gathering:
         self._started_seconds = facts.started_seconds
         self._least_seconds = limits.reading_seconds
         self._kept: dict[Hashable, float] = {}
-        self._points: dict[MemoryComponent, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
+        self._points: dict[Part, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
         self._owners: dict[Hashable, MemoryOwner] = {}
 
     def series(self) -> MemorySeries:
@@ -166,11 +165,8 @@ class _Gathering:
                     key = each.identity
                     if key not in self._owners:
                         self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
-                    self._add(Part.TORCH_LIVE, key, at_seconds, each.allocated_bytes)
-                    self._add(Part.TORCH_RESERVED, key, at_seconds, each.reserved_bytes)
-                    self._add(Part.TORCH_UNUSED, key, at_seconds, each.reserved_bytes - each.allocated_bytes)
-                    if each.outside_torch_bytes is not None:
-                        self._add(Part.OUTSIDE_TORCH, key, at_seconds, each.outside_torch_bytes)
+                    for part, size_bytes in torch_components(each):
+                        self._add(part, key, at_seconds, size_bytes)
             if sample.host and self._due(("host", sample.host[0].pid, len(sample.host)), at_seconds):
                 self._host(sample.host, at_seconds)
         return MemorySeries(
@@ -180,13 +176,10 @@ class _Gathering:
         )
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
-        source = (devices[0].uuid, len(devices))
-        if at_seconds - self._kept.get(source, -math.inf) < self._least_seconds:
-            return
         # Of readings at each second every fifth lists processes, and the others say nothing of the server's.
-        if self._own and all(device.processes is None for device in devices):
+        listed = not self._own or any(device.processes is not None for device in devices)
+        if not listed or not self._due((devices[0].uuid, len(devices)), at_seconds):
             return
-        self._kept[source] = at_seconds
         for device in server_devices(devices, self._own or self._assigned):
             key = (device.uuid, device.index)
             if key not in self._owners:
@@ -202,21 +195,20 @@ class _Gathering:
                 self._add(Part.DEVICE, key, at_seconds, used)
 
     def _host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
-        sizes = [process.anonymous_bytes for process in processes]
-        if len(sizes) > 1 and None not in sizes:
+        sizes = [process.anonymous_bytes for process in processes if process.anonymous_bytes is not None]
+        if 1 < len(sizes) == len(processes):
             key = ("together", *(process.pid for process in processes))
             who = f"the server's {len(sizes)} processes together"
             self._owners.setdefault(key, MemoryOwner(device_uuid="", who=who))
-            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(size for size in sizes if size is not None))
+            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(sizes))
         for process in processes:
             one = (process.pid, process.name)
             if one not in self._owners:
                 self._owners[one] = MemoryOwner(device_uuid="", who=process.who)
-            size = process.anonymous_bytes
-            if size is None:
+            if process.anonymous_bytes is None:
                 self._add(Part.HOST_RESIDENT, one, at_seconds, process.resident_bytes)
             else:
-                self._add(Part.HOST_ANONYMOUS, one, at_seconds, size)
+                self._add(Part.HOST_ANONYMOUS, one, at_seconds, process.anonymous_bytes)
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
         """Whether a source's reading is far enough from its last for a minute's median to gain by it."""
@@ -225,15 +217,12 @@ class _Gathering:
         self._kept[source] = at_seconds
         return True
 
-    def _add(self, part: MemoryComponent, key: Hashable, at_seconds: float, size_bytes: int) -> None:
-        lines = self._points[part]
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = ([], [])
-        line[0].append(at_seconds)
-        line[1].append(size_bytes)
+    def _add(self, part: Part, key: Hashable, at_seconds: float, size_bytes: int) -> None:
+        times, sizes = self._points[part].setdefault(key, ([], []))
+        times.append(at_seconds)
+        sizes.append(size_bytes)
 
-    def _by_owner(self, part: MemoryComponent) -> dict[MemoryOwner, Points]:
+    def _by_owner(self, part: Part) -> dict[MemoryOwner, Points]:
         """The series of a part; of processes under one name and number the newest counts."""
         lines = sorted(self._points[part].items(), key=lambda one: one[1][0][-1])
         return {self._owners[key]: line for key, line in lines}
@@ -244,7 +233,7 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
     times: list[float] = []
     load: list[float] = []
     asleep: list[bool] = []
-    began: float | None = None
+    restarts: list[float] = []
     tokens: dict[str, int] = {}
     fresh = False
     newest: tuple[Engine, ...] = ()
@@ -252,29 +241,34 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
         engines = sample.engines
         if engines is None:
             continue
-        full, sleeps = 0.0, False
+        restarted = False
         for engine in engines:
-            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
-            full += (engine.requests_running or 0) if usage is None else usage
-            sleeps = sleeps or bool(engine.asleep)
             # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
+            count = engine.prompt_tokens_total
             if count is not None:
-                began = sample.at_seconds if count < tokens.get(engine.engine, 0) else began
+                restarted = restarted or count < tokens.get(engine.engine, 0)
                 tokens[engine.engine] = count
+        if restarted:
+            restarts.append(sample.at_seconds)
         if not times:
             fresh = _unused(engines)
         newest = engines
         times.append(sample.at_seconds)
-        load.append(full)
-        asleep.append(sleeps)
+        load.append(sum(engine_load(engine) for engine in engines))
+        asleep.append(any(engine.asleep for engine in engines))
     return EngineActivity(
         times_seconds=tuple(times),
         load=tuple(load),
         asleep=tuple(asleep),
-        began_seconds=began,
+        restarts_seconds=tuple(restarts),
         # A counter that never moves says nothing.
         fresh=fresh and not _unused(newest),
     )
+
+
+def engine_load(engine: Engine) -> float:
+    """How much of its pool an engine uses, else how many requests it runs."""
+    return float(engine.requests_running or 0) if engine.kv_usage_ratio is None else engine.kv_usage_ratio
 
 
 def _unused(engines: tuple[Engine, ...]) -> bool:

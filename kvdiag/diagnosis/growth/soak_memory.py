@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.blocks.step_accounting import other_tokens
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
+from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
-from kvdiag.model import Facts, HostProcess, Span, Timeline
+from kvdiag.model import Facts, Span, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
 
-Part = MemoryComponent
-
-ORDER: tuple[MemoryComponent, ...] = (
+ORDER: tuple[Part, ...] = (
     Part.KV_HELD_IDLE,
     Part.TORCH_LIVE,
     Part.TORCH_UNUSED,
@@ -34,7 +33,7 @@ ORDER: tuple[MemoryComponent, ...] = (
 class SoakedComponent:
     """One component, whose it is in words, and what the cycles say of it."""
 
-    kind: MemoryComponent
+    kind: Part
     who: str
     soaked: Soaked
 
@@ -47,14 +46,14 @@ class Soak:
     problem: str | None
     components: tuple[SoakedComponent, ...] = ()
     blocks_kept: int | None = None
-    """KV blocks held after the last cycle beyond those after the first; `None` where they are not told."""
+    """KV blocks held after the last cycle beyond those after the first; `None` where they are not reported."""
 
     @property
     def requests(self) -> int:
         """Requests of all clean cycles."""
         return sum(cycle.requests for cycle in self.cycles if cycle.clean)
 
-    def of(self, *kinds: MemoryComponent) -> tuple[SoakedComponent, ...]:
+    def of(self, *kinds: Part) -> tuple[SoakedComponent, ...]:
         """The components of some kinds."""
         return tuple(one for one in self.components if one.kind in kinds)
 
@@ -90,7 +89,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
 
 
 def disturbance(timeline: Timeline, span: Span) -> str | None:
-    """Why a cycle says nothing of its own requests, in a clause; `None` where it does."""
+    """Why a cycle shows nothing of its own requests, in a clause; `None` where it does."""
     outcome = span.outcome
     if not span.complete:
         return "it was cut short"
@@ -105,7 +104,7 @@ def disturbance(timeline: Timeline, span: Span) -> str | None:
 
 
 def _why(cycles: Sequence[Cycle]) -> str:
-    """What spoilt most of the cycles, as the end of a sentence."""
+    """What disturbed most of the cycles, as the end of a sentence."""
     reasons = Counter(cycle.problem for cycle in cycles if cycle.problem is not None).most_common(1)
     return f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else "; a longer soak has more"
 
@@ -116,7 +115,7 @@ def _floor(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> Idle
     return floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
 
 
-def _least(kind: MemoryComponent, limits: Limits) -> float:
+def _least(kind: Part, limits: Limits) -> float:
     if kind is Part.KV_HELD_IDLE:
         return 0.0
     if kind is Part.HOST_ANONYMOUS:
@@ -124,7 +123,7 @@ def _least(kind: MemoryComponent, limits: Limits) -> float:
     return limits.torch_quantum_bytes if kind is Part.TORCH_LIVE else limits.soak.device_bytes
 
 
-Key = tuple[MemoryComponent, str]
+Key = tuple[Part, str]
 Readings = dict[Key, list[float | None]]
 
 
@@ -133,54 +132,39 @@ def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: S
     own = server_uuids(timeline, facts)
     readings: Readings = {}
     for place, (span, floor) in enumerate(zip(spans, floors, strict=True)):
-        host = _newest_host(timeline, span)
-        for key, value in {**_of_floor(floor, facts, own), **_of_host(host)}.items():
-            readings.setdefault(key, [None] * len(spans))[place] = value
-    # Whose a device's bytes are has to be told throughout.
-    for kind, who in [key for key in readings if key[0] == Part.SERVER]:
-        told = readings[Part.SERVER, who]
-        whole = readings[Part.DEVICE, who]
-        if any(mine is None and all_ is not None for mine, all_ in zip(told, whole, strict=True)):
-            del readings[kind, who]
-            readings.pop((Part.OTHERS, who), None)
-        else:
-            del readings[Part.DEVICE, who]
+        for part, who, value in (*_of_floor(floor, facts, own), *_of_host(timeline, span)):
+            readings.setdefault((part, who), [None] * len(spans))[place] = value
+    # Whose a device's bytes are has to be reported throughout.
+    for who in [who for part, who in readings if part is Part.SERVER]:
+        server, device = readings[Part.SERVER, who], readings[Part.DEVICE, who]
+        partly = any(mine is None and whole is not None for mine, whole in zip(server, device, strict=True))
+        for part in (Part.SERVER, Part.OTHERS) if partly else (Part.DEVICE,):
+            readings.pop((part, who), None)
     return readings
 
 
-def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Mapping[Key, float]:
-    found: dict[Key, float] = {}
+def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Iterator[tuple[Part, str, float]]:
     if floor is None:
-        return found
+        return
     if floor.blocks is not None:
-        found[Part.KV_HELD_IDLE, "the pool"] = floor.blocks
+        yield Part.KV_HELD_IDLE, "the pool", floor.blocks
     for each in floor.allocators or ():
         if each.may_be_of(facts.server_pids):
-            found[Part.TORCH_LIVE, each.who] = each.allocated_bytes
-            found[Part.TORCH_UNUSED, each.who] = each.reserved_bytes - each.allocated_bytes
-            if each.outside_torch_bytes is not None:
-                found[Part.OUTSIDE_TORCH, each.who] = each.outside_torch_bytes
+            yield from ((part, each.who, size) for part, size in torch_components(each) if part in ORDER)
     for device in server_devices(floor.devices, own):
         if device.memory is not None:
             who = f"GPU {device.index}" if device.mig_parent_uuid is None else f"GPU {device.index} {device.uuid}"
-            mine = server_bytes(device, facts.server_pids)
-            found[Part.DEVICE, who] = device.memory.used_bytes
+            used, mine = device.memory.used_bytes, server_bytes(device, facts.server_pids)
+            yield Part.DEVICE, who, used
             if mine is not None:
-                found[Part.SERVER, who] = mine
-                found[Part.OTHERS, who] = device.memory.used_bytes - mine
-    return found
+                yield Part.SERVER, who, mine
+                yield Part.OTHERS, who, used - mine
 
 
-def _newest_host(timeline: Timeline, span: Span) -> tuple[HostProcess, ...]:
+def _of_host(timeline: Timeline, span: Span) -> Iterator[tuple[Part, str, float]]:
     if span.release_seconds is None or span.end_seconds is None:
-        return ()
+        return
     within = timeline.between(span.release_seconds, span.end_seconds)
-    return next((sample.host for sample in reversed(within) if sample.host), ())
-
-
-def _of_host(processes: Sequence[HostProcess]) -> Mapping[Key, float]:
-    return {
-        (Part.HOST_ANONYMOUS, process.who): process.anonymous_bytes
-        for process in processes
-        if process.anonymous_bytes is not None
-    }
+    for process in next((sample.host for sample in reversed(within) if sample.host), ()):
+        if process.anonymous_bytes is not None:
+            yield Part.HOST_ANONYMOUS, process.who, process.anonymous_bytes

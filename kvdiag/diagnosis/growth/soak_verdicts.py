@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import format_bytes, format_count
+from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.model import Evidence, Finding, Status
-
-Part = MemoryComponent
 
 OWN = (Part.TORCH_LIVE, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH, Part.SERVER)
 """Nobody but the server moves these, and no garbage collector."""
-
-TEN = 10
-"""From here on a figure needs no decimals."""
-
-SEVERITY: tuple[Status, ...] = ("ok", "unknown", "suspect", "fault")
 
 
 def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
@@ -26,7 +19,7 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
     found, kind = component.soaked, component.kind
     others = kind is Part.OTHERS
     subject = f"{component.who}: {kind.label}"
-    each = amount(kind, found.per_request)
+    each = kind.amount(found.per_request)
     if found.shape == "leak":
         dose = "; larger doses leave more" if follows_dose(component, limits) else ""
         status = _leak_status(component, limits)
@@ -38,14 +31,14 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
         summary = f"{subject} grows {each} with each request of new content and not with repeated ones"
         return "unknown" if others else "suspect", f"{summary}: content is cached; the cache's size limit decides"
     if found.shape == "background":
-        idle = amount(kind, found.per_idle_cycle)
+        idle = kind.amount(found.per_idle_cycle)
         summary = f"{subject} grows {idle} in an idle cycle and no more under load: not caused by requests"
         return "suspect" if kind in OWN else "ok" if others else "unknown", summary
     if found.shape == "ended":
-        grown = amount(kind, found.first_touch + found.gain)
+        grown = kind.amount(found.first_touch + found.gain)
         return "ok", f"{subject} grew {grown} and stopped: warm-up, not a leak (detection limit {visible(component)})"
     if found.shape == "unsteady":
-        summary = f"{subject} rose {amount(kind, found.gain)} over {found.load_cycles} load cycles, but not steadily"
+        summary = f"{subject} rose {kind.amount(found.gain)} over {found.load_cycles} load cycles, but not steadily"
         return ("ok", summary) if others else ("unknown", f"{summary}; run a longer soak")
     return "ok", f"{subject} is flat over {found.load_cycles} load cycles (detection limit {visible(component)})"
 
@@ -53,20 +46,13 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
 def visible(component: SoakedComponent) -> str:
     """The detection limit, by cycle and by request."""
     found, kind = component.soaked, component.kind
-    return f"{amount(kind, found.visible_per_cycle)} per cycle, {amount(kind, found.visible_per_request)} per request"
+    return f"{kind.amount(found.visible_per_cycle)} per cycle, {kind.amount(found.visible_per_request)} per request"
 
 
 def follows_dose(component: SoakedComponent, limits: Limits) -> bool:
     """Whether larger doses leave more behind: the best evidence that it is the requests that do."""
     p_value = component.soaked.dose_p
     return p_value is not None and p_value < limits.soak.dose_significance
-
-
-def amount(kind: MemoryComponent, value: float) -> str:
-    """A component's figure in its unit."""
-    if kind.unit == "blocks":
-        return f"{value:.2g} blocks" if value < TEN else f"{format_count(value)} blocks"
-    return format_bytes(value)
 
 
 def _leak_status(component: SoakedComponent, limits: Limits) -> Status:
@@ -112,7 +98,7 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
         Evidence("growth_per_load_cycle", found.per_cycle, unit, source),
         Evidence("growth_per_idle_cycle", found.per_idle_cycle, unit, source),
         Evidence("growth_per_request", found.per_request, unit, source),
-        Evidence("warmup_growth", found.first_touch, unit, source),
+        Evidence("first_touch_growth", found.first_touch, unit, source),
         Evidence("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
         Evidence("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
         Evidence("p_trend", found.trend_p, "ratio", "computed"),

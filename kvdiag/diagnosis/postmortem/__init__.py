@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.postmortem import fragmented_memory, pool_capacity, prior_growth, startup, transients
+from kvdiag.diagnosis.postmortem import fragmented_memory, startup, transients
 from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.model import Diagnosis, Facts, Finding, Status
 from kvdiag.oom.account import Account
@@ -20,17 +20,26 @@ from kvdiag.oom.message import parse_shortage
 
 __all__ = ["RULES", "Case", "postmortem"]
 
-RULES: tuple[Callable[[Case, Limits], tuple[Finding, ...]], ...] = (
+RULES: tuple[Callable[[Case, Limits], Finding | None], ...] = (
     startup.judge_foreign,
-    pool_capacity.judge,
+    startup.judge_context,
     fragmented_memory.judge,
     transients.judge_capture,
     transients.judge_activation,
     startup.judge_misconfigured,
-    prior_growth.judge_torch,
-    prior_growth.judge_host,
+    transients.judge_torch_growth,
+    transients.judge_host_growth,
 )
-"""Causes before their consequences: the first fault is the headline."""
+"""Causes before their consequences: the first fault is the headline. `None`: the verdict does not apply."""
+
+UNKNOWN_WITHOUT_FAILURE = (
+    startup.FOREIGN,
+    startup.CONTEXT,
+    fragmented_memory.ID,
+    transients.CAPTURE,
+    transients.ACTIVATION,
+    startup.MISCONFIGURED,
+)
 
 
 def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
@@ -38,18 +47,23 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     if case.timeline is not None:
         case = replace(case, before=diagnose(case.timeline, case.facts, limits))
         case = replace(case, accounts=(*case.accounts, *_accounts_of_steps(case, limits)))
-    own = tuple(informed(finding) for rule in RULES for finding in rule(case, limits))
-    findings = _with_the_time_before(own, case)
-    seen = {finding.status for finding in findings}
-    worst: Status = next((status for status in ("fault", "suspect") if status in seen), "unknown")
-    if not case.accounts and case.before is not None:
-        worst = case.before.worst if case.before.worst != "ok" else "unknown"
+    if case.accounts:
+        own = [finding for rule in RULES if (finding := rule(case, limits)) is not None]
+    else:
+        missing = "no failure is reported; pass a log, a black box or torch's message"
+        own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
+    findings = _with_the_time_before(tuple(informed(finding) for finding in own), case)
+    statuses = {finding.status for finding in findings}
+    worst: Status = next((status for status in ("fault", "suspect") if status in statuses), "unknown")
     before, times = case.before, [one.at_seconds for one in case.accounts if one.at_seconds is not None]
+    if not case.accounts and before is not None:
+        worst = before.worst if before.worst != "ok" else "unknown"
+    sampled = before is not None and before.samples
     return Diagnosis(
         worst=worst,
         facts=_facts(case),
-        start_seconds=before.start_seconds if before is not None and before.samples else min(times, default=0.0),
-        end_seconds=before.end_seconds if before is not None and before.samples else min(times, default=0.0),
+        start_seconds=before.start_seconds if before is not None and sampled else min(times, default=0.0),
+        end_seconds=before.end_seconds if before is not None and sampled else min(times, default=0.0),
         samples=0 if before is None else before.samples,
         steps=() if before is None else before.steps,
         findings=findings,
@@ -59,22 +73,23 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
 
 
 def _accounts_of_steps(case: Case, limits: Limits) -> tuple[Account, ...]:
-    """Out-of-memory messages in responses to kvdiag's own requests, in the last minutes of the trace."""
+    """The first out-of-memory message in responses to kvdiag's own requests, in the last minutes of the trace."""
     timeline = case.timeline
     if timeline is None or not timeline.samples:
         return ()
     last = timeline.samples[-1].at_seconds - limits.last_seconds
-    errors = [
+    errors = (
         error
         for span in timeline.spans()
         if span.begin_seconds >= last and span.outcome is not None
         for error in span.outcome.errors
         if "out of memory" in error.lower()
-    ]
-    return tuple(
-        Account(origin="the trace", shortage=parse_shortage("torch", error), phase="request", phase_told_by="the trace")
-        for error in errors[:1]
     )
+    error = next(errors, None)
+    if error is None:
+        return ()
+    shortage = parse_shortage("torch", error)
+    return (Account(origin="the trace", shortage=shortage, phase="request", phase_source="the trace"),)
 
 
 def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
@@ -82,22 +97,22 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
     before = {} if case.before is None else {finding.id: finding for finding in case.before.findings}
     merged = []
     for finding in own:
-        other = before.pop(finding.id, None)
+        other = before.pop(finding.id, finding)
         # That no sample shows a spike is no evidence against the one that may have crashed it.
-        tells = other is not None and (other.status != "ok" or finding.id != transients.ACTIVATION)
-        merged.append(other if tells and other is not None and finding.status == "unknown" != other.status else finding)
+        decides = other.status != "ok" or finding.id != transients.ACTIVATION
+        merged.append(other if decides and finding.status == "unknown" != other.status else finding)
     return (*merged, *before.values())
 
 
 def _facts(case: Case) -> Facts:
     if case.facts != Facts() or case.report is None:
         return case.facts
-    told = case.report.settings
+    settings = case.report.settings
     return Facts(
-        engine_name="vllm",
-        engine_version=told.version,
-        model=told.model,
-        max_model_len_tokens=told.max_model_len_tokens,
-        tensor_parallel=told.tensor_parallel,
-        pipeline_parallel=told.pipeline_parallel,
+        engine_name=case.engine_name,
+        engine_version=settings.version,
+        model=settings.model,
+        max_model_len_tokens=settings.max_model_len_tokens,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
     )

@@ -1,7 +1,7 @@
-"""Which setting to change and by how much, computed from the figures of the failure. Pure.
+"""Which setting to change and to what, computed from the figures of the failure. Pure.
 
-A memory fraction is lowered by shortage / total and rounded down, so that the memory is free in any case. Where a
-figure is missing the setting is named without one.
+Settings are given as one would type them: a memory fraction in two decimals, changed by 0.01 at least and lowered with
+headroom to spare; sizes are rounded. Where a figure is missing the setting is named without one.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.formatting import format_bytes
 
 STEP_TOKENS = 64
-_STEP = 0.01
-"""Fractions are set to two decimals."""
+
+_POOL_STEP_BYTES = 64 * 2**20
+"""What --kv-cache-memory-bytes is set in steps of."""
 
 
 def lower_fraction(case: Case, short_bytes: int | None) -> str:
-    """How to lower what sizes the pool so that `short_bytes` more stay free, and what that costs in tokens."""
+    """How to lower what sizes the pool so that `short_bytes` and headroom stay free, and what that costs in tokens."""
     if short_bytes is None:
         return "lower --gpu-memory-utilization by 0.02 at a time"
+    short, needed = f"{format_bytes(short_bytes)} were missing", short_bytes + DEFAULT_LIMITS.headroom_bytes
     pool = case.report.settings.pool_bytes if case.report is not None else None
-    size = format_bytes(short_bytes)
     if pool is not None:
-        return (
-            f"lower --kv-cache-memory-bytes by {short_bytes} bytes ({size}): {pool} -> {max(pool - short_bytes, 0)}"
-            + _cost(case, short_bytes)
-        )
+        left = max(pool - needed, 0) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
+        return f"lower --kv-cache-memory-bytes ({short}): {pool} -> {left}" + _cost(case, pool - left)
     total, old = case.total_bytes, case.fraction_ratio
     if total is None:
-        return f"lower --gpu-memory-utilization by {size} / the device's total"
-    ratio = short_bytes / total
-    missing = f"({size} of {format_bytes(total)} are missing)"
+        return f"lower --gpu-memory-utilization by {format_bytes(needed)} / the device's total"
+    by = _ceil(needed / total)
+    lower = f"lower --gpu-memory-utilization by {by:.2f} ({short})"
     if old is None:
-        return f"lower --gpu-memory-utilization by {math.ceil(ratio * 100 - 1e-9) / 100:.2f} {missing}"
-    new = max(_floor(old - ratio), _STEP)
-    return f"lower --gpu-memory-utilization: {old:g} -> {new:g} {missing}{_cost(case, round((old - new) * total))}"
+        return lower
+    new = max(_floor(old - by), 0.01)
+    return f"{lower}: {old:g} -> {new:g}" + _cost(case, round((old - new) * total))
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
@@ -47,14 +46,12 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
     size = format_bytes(missing_bytes)
     if total is None:
         return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
-    ratio = missing_bytes / total
+    by = _ceil(missing_bytes / total)
+    higher = f"raise --gpu-memory-utilization by {by:.2f} ({size} are missing)"
     if old is None:
-        by = math.ceil(ratio * 100 - 1e-9) / 100
-        return f"raise --gpu-memory-utilization by {by:.2f} ({size} are missing), if that much is free"
-    new = math.ceil((old + ratio) * 100 - 1e-9) / 100
-    if new > DEFAULT_LIMITS.max_fraction_ratio:
-        return None
-    return f"raise --gpu-memory-utilization: {old:g} -> {new:g} ({size} are missing)"
+        return f"{higher}, if that much is free"
+    new = _ceil(old + missing_bytes / total)
+    return None if new > DEFAULT_LIMITS.max_fraction_ratio else f"{higher}: {old:g} -> {new:g}"
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
@@ -64,10 +61,10 @@ def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
 
 def scaled(option: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
     """How to lower a setting that the failed allocation scales with, to what would have fit."""
-    chief = case.chief
-    if chief is None or chief.shortage.asked_bytes is None or chief.shortage.free_bytes is None or not old:
+    shortage = case.failure.shortage
+    if shortage.asked_bytes is None or shortage.free_bytes is None or not old:
         return None
-    new = int(old * chief.shortage.free_bytes / chief.shortage.asked_bytes) // step * step
+    new = int(old * shortage.free_bytes / shortage.asked_bytes) // step * step
     if new <= 0:
         return f"lower {option} (now {old}): almost nothing was free, so halve it until it runs"
     return f"lower {option}: {old} -> {min(new, old - 1)} (the failed allocation scales with it)"
@@ -75,12 +72,16 @@ def scaled(option: str, old: int | None, case: Case, *, step: int = 1) -> str | 
 
 def joined(*parts: str | None) -> str:
     """Alternatives in one sentence, the first one first."""
-    told = [part for part in parts if part]
-    return "; or ".join(told)[:1].upper() + "; or ".join(told)[1:] + "." if told else ""
+    text = "; or ".join(part for part in parts if part)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def _floor(ratio: float) -> float:
     return math.floor(ratio * 100 + 1e-9) / 100
+
+
+def _ceil(ratio: float) -> float:
+    return math.ceil(ratio * 100 - 1e-9) / 100
 
 
 def _cost(case: Case, pool_bytes: int) -> str:

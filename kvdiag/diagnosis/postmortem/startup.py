@@ -1,138 +1,176 @@
-"""baseline.foreign_memory and baseline.misconfigured: memory that was taken or missing before any request came.
+"""baseline.foreign_memory, baseline.misconfigured and capacity.long_context: taken, missing or refused at start.
 
 Foreign memory: another process released memory while the server measured it (fault), processes that torch's message
 lists and whose memory would have been enough (fault), or bytes that neither torch nor a CUDA context explains
 (suspect).
+Long context: the engine refused to start because its KV pool is smaller than one longest request. A cache that grows
+in torch, where no pool is taken, runs out in the same way while it serves.
 Misconfigured: refusals to start, limits below the device, impossible sizes, and allocations that are made once at
 start, unless other processes had their memory.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
-from kvdiag.diagnosis.postmortem.headroom import OUT, foreign
+from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction
-from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
-from kvdiag.model import Finding, Status
+from kvdiag.model import Finding
+from kvdiag.oom.message import Shortage
 
-FOREIGN = "baseline.foreign_memory"
-MISCONFIGURED = "baseline.misconfigured"
+FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
 
 
-def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """Device memory of other processes; `sure` where those are listed."""
+
+    size_bytes: int
+    sure: bool
+
+
+def foreign(case: Case, limits: Limits) -> Foreign | None:
+    """Other processes' memory when it failed, where that would have been enough; `None` where nothing shows it."""
+    shortage = case.failure.shortage
+    total = shortage.total_bytes
+    if shortage.kind == "budget" and total is not None and shortage.free_bytes is not None:
+        # Taken after the process's own context and NCCL buffers (v1/worker/gpu_worker.py::init_device).
+        taken = total - shortage.free_bytes
+        return Foreign(size_bytes=taken, sure=True) if taken > limits.context_bytes else None
+    others = shortage.other_bytes
+    if others is not None:
+        least = max(limits.foreign_suspect_bytes, limits.foreign_fault_ratio * (total or 0), shortage.short_bytes or 0)
+        return Foreign(size_bytes=others, sure=True) if others >= least else None
+    reserved, free = shortage.reserved_bytes, shortage.free_bytes
+    if total is None or free is None or reserved is None or shortage.process_bytes is not None:
+        return None
+    rest = total - free - reserved - limits.context_bytes
+    enough = rest > max(limits.unlisted_bytes, limits.unlisted_ratio * total)
+    return Foreign(size_bytes=rest, sure=False) if enough else None
+
+
+def judge_foreign(case: Case, limits: Limits) -> Finding:
     """Look at processes that torch's message lists, memory taken before the start, and memory released during it."""
-    chief = case.chief
-    if chief is None:
-        return unknown(FOREIGN, "no failure is reported; pass a log, a black box or torch's message")
-    told = chief.shortage
-    if told.kind == "profiling":
-        came = None
-        if told.before_bytes is not None and told.free_bytes is not None:
-            came = told.free_bytes - told.before_bytes
-        size = "memory" if came is None or came <= 0 else format_bytes(came)
+    shortage = case.failure.shortage
+    if shortage.kind == "profiling":
+        before, free = shortage.before_bytes, shortage.free_bytes
+        size = "memory" if before is None or free is None or free <= before else format_bytes(free - before)
         summary = f"another process released {size} while the server measured free memory"
         remedy = "Start the server again. Start several servers on one device one after the other."
-        return (Finding(FOREIGN, "fault", summary, evidence(case), remedy=remedy),)
+        return Finding(FOREIGN, "fault", summary, evidence(case), remedy=remedy)
     found = foreign(case, limits)
     if found is None:
-        known = told.other_bytes is not None or told.kind not in OUT
-        if not known:
-            return unknown(FOREIGN, "the message does not list the device's processes; run nvidia-smi on the host")
-        return (Finding(FOREIGN, "ok", "other processes use too little to explain the failure"),)
+        if shortage.other_bytes is None and shortage.kind in OUT:
+            missing = "the message does not list the device's processes; run nvidia-smi on the host"
+            return Finding(FOREIGN, "unknown", missing)
+        return Finding(FOREIGN, "ok", "other processes use too little to explain the failure")
     size = format_bytes(found.size_bytes)
-    if told.kind == "budget":
+    if shortage.kind == "budget":
         summary = f"{size} of the device are in use at start, more than the server's own CUDA context"
-        remedy = joined(
-            "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)",
-            _fraction(case),
-        )
+        stop = "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)"
+        remedy = joined(stop, _fitting_fraction(shortage))
     else:
         who = "used by other processes" if found.sure else "in use by neither torch nor a CUDA context"
         summary = f"{asked_for(case)}; {size} {who}"
-        remedy = joined(
-            f"stop or move the processes that use {size}",
-            lower_fraction(case, told.short_bytes),
-        )
-    status: Status = "fault" if found.sure else "suspect"
-    return (Finding(FOREIGN, status, summary, evidence(case), remedy=remedy),)
+        stop = f"stop or move the processes that use {size}"
+        remedy = joined(stop, lower_fraction(case, shortage.short_bytes))
+    return Finding(FOREIGN, "fault" if found.sure else "suspect", summary, evidence(case), remedy=remedy)
 
 
-def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
+def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - every rule is called alike
+    """Read the refusal of a context length, or the failed growth of a cache in torch."""
+    shortage = case.failure.shortage
+    if case.failure.phase == "kv_growth" and shortage.kind in {"torch", "driver", "masked"}:
+        remedy = joined("shorten contexts or the batch", lower_fraction(case, shortage.short_bytes))
+        summary = f"{asked_for(case)}: the KV cache of the running requests does not fit"
+        return Finding(CONTEXT, "fault", summary, evidence(case), remedy=remedy)
+    if shortage.kind != "context":
+        return Finding(CONTEXT, "ok", "the engine did not reject the context length")
+    needed, available, fitting = shortage.needed_bytes, shortage.available_bytes, shortage.fitting_tokens
+    missing = None if needed is None or available is None else needed - available
+    tokens = shortage.asked_tokens
+    asked = "the longest request" if tokens is None else f"a request of {tokens:,} tokens"
+    needs = " does not fit:" if needed is None else f" needs {format_bytes(needed)} of KV cache, and"
+    has = "" if available is None else f" has {format_bytes(available)} and"
+    fits = "less" if fitting is None else f"{fitting:,} tokens"
+    remedy = joined(
+        "lower --max-model-len" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),
+        raise_fraction(case, missing) if missing else None,
+        "--kv-cache-dtype fp8 holds twice the tokens",
+        f"split the model over more GPUs: {format_bytes(missing)} are missing" if missing else None,
+    )
+    return Finding(CONTEXT, "fault", f"{asked}{needs} the pool{has} holds {fits}", evidence(case), remedy=remedy)
+
+
+def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     """Compare the memory fraction with the device, and allocations made once at start with what was free."""
-    chief = case.chief
-    if chief is None:
-        return unknown(MISCONFIGURED, "no failure is reported; pass a log, a black box or torch's message")
-    told = chief.shortage
-    if told.kind == "budget":
-        return _fault(case, _budget_summary(case), _fraction(case))
-    if told.kind == "blocks":
+    failure = case.failure
+    shortage = failure.shortage
+    if shortage.kind == "budget":
+        return _fault(case, _budget_summary(shortage), joined(_fitting_fraction(shortage)))
+    if shortage.kind == "blocks":
         return _no_blocks(case)
-    if told.kind == "limit":
-        allowed = "" if told.allowed_bytes is None else f" of {format_bytes(told.allowed_bytes)}"
+    if shortage.kind == "limit":
+        allowed = "" if shortage.allowed_bytes is None else f" of {format_bytes(shortage.allowed_bytes)}"
         summary = f"{asked_for(case)}: refused by a limit{allowed} below the device's memory"
         return _fault(case, summary, "Raise or remove per_process_memory_fraction; the device had room.")
-    if told.kind == "absurd":
+    if shortage.kind == "absurd":
         summary = "more was requested than any device has: a size overflowed in the caller; the device was not full"
         return _fault(case, summary, "Check the tensor shapes of the failing call; no memory setting helps.")
-    if told.kind == "library" and chief.phase != "graph_capture":
+    if shortage.kind == "library" and failure.phase != "graph_capture":
         summary = f"{asked_for(case)}: a library outside torch could not allocate, so the headroom is too small"
-        return _fault(case, summary, lower_fraction(case, told.short_bytes or limits.headroom_bytes))
-    if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
-        if chief.phase is None and told.kind in OUT:
-            return unknown(MISCONFIGURED, f"not known whether it failed before the first request{case.log_would}")
-        return (Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed"),)
+        return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
+    if failure.phase not in {"load", "kv_pool", "startup"} or shortage.kind not in OUT:
+        if failure.phase is None and shortage.kind in OUT:
+            missing = f"not known whether it failed before the first request{case.missing_log}"
+            return Finding(MISCONFIGURED, "unknown", missing)
+        return Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed")
     found = foreign(case, limits)
     if found is not None and found.sure:
-        return (Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory"),)
-    if chief.phase == "load":
+        return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
+    if failure.phase == "load":
         # The pool does not exist yet, so the memory fraction takes nothing from the weights.
-        remedy = joined("split the weights over more GPUs (--tensor-parallel-size)", "quantize them", _missing(case))
+        short = shortage.short_bytes
+        remedy = joined(
+            "split the weights over more GPUs (--tensor-parallel-size)",
+            "quantize them",
+            None if short is None else f"free {format_bytes(short)} plus what is still to load",
+        )
         return _fault(case, f"{asked_for(case)}: the weights do not fit on this device", remedy)
     summary = f"{asked_for(case)}: the allocations at start leave too little free memory"
-    return _fault(case, summary, joined(lower_fraction(case, told.short_bytes)))
+    return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
 
 
-def _fault(case: Case, summary: str, remedy: str) -> tuple[Finding, ...]:
-    remedy = remedy if remedy.endswith(".") else f"{remedy[:1].upper()}{remedy[1:]}."
-    found = Finding(MISCONFIGURED, "fault", summary, evidence(case), remedy=remedy)
-    return (found,)
+def _fault(case: Case, summary: str, remedy: str) -> Finding:
+    return Finding(MISCONFIGURED, "fault", summary, evidence(case), remedy=remedy)
 
 
-def _missing(case: Case) -> str | None:
-    short = None if case.chief is None else case.chief.shortage.short_bytes
-    return None if short is None else f"free {format_bytes(short)}, plus what is still to load"
-
-
-def _budget_summary(case: Case) -> str:
-    told = case.chief.shortage if case.chief is not None else None
-    if told is None or told.free_bytes is None or told.needed_bytes is None or told.total_bytes is None:
+def _budget_summary(shortage: Shortage) -> str:
+    if shortage.free_bytes is None or shortage.needed_bytes is None or shortage.total_bytes is None:
         return "less memory is free at start than the memory fraction claims"
-    where = "" if told.device is None else f" on GPU {told.device}"
+    where = "" if shortage.device is None else f" on GPU {shortage.device}"
     return (
-        f"the memory fraction claims {format_bytes(told.needed_bytes)}{where} ({told.fraction_ratio or 0:g} of "
-        f"{format_bytes(told.total_bytes)}), but only {format_bytes(told.free_bytes)} are free at start"
+        f"the memory fraction claims {format_bytes(shortage.needed_bytes)}{where} ({shortage.fraction_ratio or 0:g} of "
+        f"{format_bytes(shortage.total_bytes)}), but only {format_bytes(shortage.free_bytes)} are free at start"
     )
 
 
-def _fraction(case: Case) -> str:
-    told = case.chief.shortage if case.chief is not None else None
-    if told is None or told.free_bytes is None or told.total_bytes is None:
+def _fitting_fraction(shortage: Shortage) -> str:
+    if shortage.free_bytes is None or shortage.total_bytes is None:
         return "lower --gpu-memory-utilization below free / total"
-    fits = fraction_that_fits(told.free_bytes, told.total_bytes)
-    old = "" if told.fraction_ratio is None else f": {told.fraction_ratio:g} -> {fits:g}"
-    short = "" if told.needed_bytes is None else f" ({format_bytes(told.needed_bytes - told.free_bytes)} are missing)"
-    return f"lower --gpu-memory-utilization{old or f' to {fits:g}'}{short}"
+    fits = fraction_that_fits(shortage.free_bytes, shortage.total_bytes)
+    old = shortage.fraction_ratio
+    return f"lower --gpu-memory-utilization{f' to {fits:g}' if old is None else f': {old:g} -> {fits:g}'}"
 
 
-def _no_blocks(case: Case) -> tuple[Finding, ...]:
+def _no_blocks(case: Case) -> Finding:
     rank, total, fraction = case.rank, case.total_bytes, case.fraction_ratio
     used = None
     if rank is not None:
         parts = [rank.consumed or rank.weights, rank.activation, None if rank.consumed else rank.non_torch]
-        told = [part.nominal_bytes for part in parts if part is not None]
-        used = sum(told) if told else None
+        used = sum(part.nominal_bytes for part in parts if part is not None) or None
     missing = case.failed_pool_bytes
     if missing is None and used is not None and total is not None and fraction is not None:
         missing = max(used - round(fraction * total), 0) or None

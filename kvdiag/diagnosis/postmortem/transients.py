@@ -1,148 +1,162 @@
-"""spike.graph_capture and spike.activation: a transient allocation that did not fit.
+"""spike.graph_capture, spike.activation and leak.*: an allocation that did not fit while serving, or at a capture.
 
-Each is ruled out first: another phase of the server, fragmentation, other processes' memory, a second copy of the
-weights, a leak that had taken the headroom before. What remains is a step that was too large.
+Spikes: each is ruled out first: another phase of the server, fragmentation, other processes' memory, a second copy of
+the weights, a leak that had taken the headroom before. What remains is a step that was too large.
+Leaks: one failure shows no growth by itself. torch's bytes are compared with the figures of the start in the log, and a
+kill for host memory stays unknown without a history.
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.postmortem.case import Case, asked_for, evidence
-from kvdiag.diagnosis.postmortem.headroom import OUT, foreign, holes
+from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
+from kvdiag.diagnosis.postmortem.fragmented_memory import holes
 from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled
-from kvdiag.diagnosis.rule import unknown
+from kvdiag.diagnosis.postmortem.startup import foreign
 from kvdiag.formatting import format_bytes
-from kvdiag.model import Finding
+from kvdiag.model import Finding, Status
+from kvdiag.oom.phase import SERVING
 
-CAPTURE = "spike.graph_capture"
-ACTIVATION = "spike.activation"
+CAPTURE, ACTIVATION = "spike.graph_capture", "spike.activation"
+TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
-_NOT_TRANSIENT = {"load": "loading the weights", "kv_pool": "allocating the KV pool", "startup": "starting"}
+_NOT_TRANSIENT = {
+    "load": "loading the weights",
+    "kv_pool": "allocating the KV pool",
+    "startup": "starting",
+    "graph_capture": "capturing CUDA graphs",
+    "kv_growth": "the cache grew",
+}
 
 
-def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
+def judge_capture(case: Case, limits: Limits) -> Finding:
     """Memory ran out while graphs were captured; a capture that failed for another reason decides nothing."""
-    chief = case.chief
-    if chief is None:
-        return unknown(CAPTURE, "no failure is reported; pass a log, a black box or torch's message")
-    if chief.shortage.kind == "capture":
+    failure = case.failure
+    if failure.shortage.kind == "capture":
         summary = "a graph capture failed, but no figure shows lack of memory; look at the first error before it"
-        return (Finding(CAPTURE, "unknown", summary, evidence(case)),)
-    if chief.phase is None:
-        return unknown(CAPTURE, f"not known whether graphs were being captured{case.log_would}")
-    if chief.phase != "graph_capture" or chief.shortage.kind not in OUT:
-        return (Finding(CAPTURE, "ok", "it did not fail during graph capture"),)
+        return Finding(CAPTURE, "unknown", summary, evidence(case))
+    if failure.phase is None:
+        return Finding(CAPTURE, "unknown", f"not known whether graphs were being captured{case.missing_log}")
+    if failure.phase != "graph_capture" or failure.shortage.kind not in OUT:
+        return Finding(CAPTURE, "ok", "it did not fail during graph capture")
     if foreign(case, limits) is not None:
-        summary = f"{asked_for(case)}; other processes use enough to explain it"
-        return (Finding(CAPTURE, "suspect", summary, evidence(case)),)
-    rank = case.rank
-    estimate = None if rank is None or rank.graphs_estimate is None else rank.graphs_estimate.nominal_bytes
-    short = chief.shortage.short_bytes
+        return Finding(
+            CAPTURE, "suspect", f"{asked_for(case)}; other processes use enough to explain it", evidence(case)
+        )
+    rank, short = case.rank, failure.shortage.short_bytes
+    estimate = None if rank is None else rank.graphs_estimate
     remedy = joined(
         lower_fraction(case, short) + (" (a minimum: further graphs need more)" if short is not None else ""),
         "capture fewer sizes (--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config)",
         _fewer_sequences(case),
         "set --enforce-eager, which needs no graphs but is slower",
     )
-    promised = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate)} for them"
-    return (
-        Finding(
-            CAPTURE,
-            "fault",
-            f"{asked_for(case)}{promised}",
-            evidence(case),
-            remedy=remedy,
-        ),
-    )
+    kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for them"
+    return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}", evidence(case), remedy=remedy)
 
 
-def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
+def judge_activation(case: Case, limits: Limits) -> Finding:
     """An allocation of a step did not fit: not holes, not others' memory, and not what is taken once at start."""
-    chief = case.chief
-    if chief is None:
-        return unknown(ACTIVATION, "no failure is reported; pass a log, a black box or torch's message")
-    shortage = chief.shortage
+    failure = case.failure
+    shortage, phase = failure.shortage, failure.phase
     if shortage.kind not in OUT - {"library"}:
-        return (Finding(ACTIVATION, "ok", "no step ran out of device memory"),)
-    if chief.phase is not None and chief.phase not in _TRANSIENT:
-        told = _NOT_TRANSIENT.get(
-            chief.phase, "capturing CUDA graphs" if chief.phase == "graph_capture" else "the cache grew"
+        return Finding(ACTIVATION, "ok", "no step ran out of device memory")
+    if phase is not None and phase not in _TRANSIENT:
+        return Finding(ACTIVATION, "ok", f"it failed while {_NOT_TRANSIENT[phase]}, not in a step")
+    if phase is None and shortage.asked_bytes is None:
+        missing = "without size or time; add the engine's log from its start, or the agent's black box"
+        return Finding(ACTIVATION, "unknown", f"{asked_for(case)}, {missing}")
+    if holes(failure, limits).state == "confirmed":
+        return Finding(ACTIVATION, "ok", "enough memory was free, but not in one block")
+    if shortage.kind == "async" and phase is None:
+        return Finding(
+            ACTIVATION, "unknown", "cudaMallocAsync does not report what it caches; use torch's own allocator"
         )
-        return (Finding(ACTIVATION, "ok", f"it failed while {told}, not in a step"),)
-    if chief.phase is None and shortage.asked_bytes is None:
-        return unknown(
-            ACTIVATION,
-            f"{asked_for(case)}, without size or time; add the engine's log from its start, or the agent's black box",
-        )
-    if holes(chief, limits).state == "confirmed":
-        return (Finding(ACTIVATION, "ok", "enough memory was free, but not in one block"),)
-    if shortage.kind == "async" and chief.phase is None:
-        return unknown(ACTIVATION, "cudaMallocAsync does not report what it caches; use torch's own allocator")
     if foreign(case, limits) is not None:
-        return (Finding(ACTIVATION, "ok", "it would have fit without other processes' memory"),)
-    if any(
-        one.id == COPY and one.status in {"fault", "suspect"} for one in (case.before.findings if case.before else ())
-    ):
-        summary = "it would have fit without the second copy of the weights that the trace shows"
-        return (Finding(ACTIVATION, "ok", summary),)
-    grown = [one for one in (case.before.findings if case.before else ()) if one.id.startswith("leak.device")]
-    leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
-    when = "" if chief.phase is not None else f"; whether at start or while serving is unknown{case.log_would}"
-    enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
+        return Finding(ACTIVATION, "ok", "it would have fit without other processes' memory")
+    before = case.before.findings if case.before is not None else ()
+    called = [one.id for one in before if one.status in ("fault", "suspect")]
+    if COPY in called:
+        return Finding(
+            ACTIVATION, "ok", "it would have fit without the second copy of the weights that the trace shows"
+        )
+    leak = next((verdict for verdict in called if verdict.startswith("leak.device")), None)
+    when = "" if phase is not None else f"; whether at start or while serving is unknown{case.missing_log}"
     if shortage.enough_free:
         when = "; the device had enough free memory, so another limit refused the allocation" + when
-    summary = asked_for(case) + (when if leaks is None else f"; {leaks.id} had used up the headroom before")
-    return (
-        Finding(
-            ACTIVATION,
-            "fault" if leaks is None and not enough else "suspect",
-            summary,
-            evidence(case),
-            remedy=_remedy(case),
-        ),
-    )
+    if leak is not None:
+        when = f"; {leak} had used up the headroom before"
+    enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
+    status: Status = "fault" if leak is None and not enough else "suspect"
+    return Finding(ACTIVATION, status, asked_for(case) + when, evidence(case), remedy=_remedy(case))
 
 
 def _remedy(case: Case) -> str:
-    chief = case.chief
-    phase = None if chief is None else chief.phase
-    if chief is not None and chief.shortage.kind == "workspace":
+    failure = case.failure
+    if failure.shortage.kind == "workspace":
         return (
             "Raise the library's workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
         )
-    if chief is not None and chief.shortage.enough_free:
+    if failure.shortage.enough_free:
         return (
             "Look for another limit: of the process (ulimit -v, the share of a vGPU or container), or host memory "
-            "on a GPU "
-            "without its own. Lower --gpu-memory-utilization where other processes come and go."
+            "on a GPU without its own. Lower --gpu-memory-utilization where other processes come and go."
         )
-    tokens = scaled("--max-num-batched-tokens", _batched(case), case, step=STEP_TOKENS)
-    if phase == "profile":
+    settings = None if case.report is None else case.report.settings
+    batched = None if settings is None else settings.max_num_batched_tokens
+    batched = batched or (None if failure.work is None else failure.work.scheduled_tokens)
+    tokens = scaled("--max-num-batched-tokens", batched, case, step=STEP_TOKENS)
+    if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
-        return joined(
-            tokens or "lower --max-num-batched-tokens", _fewer_sequences(case), "raise --tensor-parallel-size"
-        )
-    room = lower_fraction(case, None if chief is None else chief.shortage.short_bytes)
-    if phase in {"sampler", "warmup", "decode"}:
+        smaller = tokens or "lower --max-num-batched-tokens"
+        return joined(smaller, _fewer_sequences(case), "raise --tensor-parallel-size")
+    room = lower_fraction(case, failure.shortage.short_bytes)
+    if failure.phase in {"sampler", "warmup", "decode"}:
         return joined(room, _fewer_sequences(case) or "lower --max-num-seqs")
-    if phase == "logprobs":
+    if failure.phase == "logprobs":
         return joined(room, "lower --max-logprobs, and avoid prompt_logprobs for long prompts", tokens)
-    if phase == "encoder":
+    if failure.phase == "encoder":
         return joined(room, "lower --limit-mm-per-prompt or the image size (--mm-processor-kwargs)")
     return joined(room, tokens or "lower --max-num-batched-tokens where prompts are long")
 
 
-def _batched(case: Case) -> int | None:
-    settings = None if case.report is None else case.report.settings
-    work = None if case.chief is None else case.chief.work
-    told = None if settings is None else settings.max_num_batched_tokens
-    return told or (None if work is None else work.scheduled_tokens)
-
-
 def _fewer_sequences(case: Case) -> str | None:
-    chief = case.chief
-    if chief is None:
+    failure = case.failure
+    return scaled("--max-num-seqs", failure.max_num_seqs or failure.shortage.requests, case)
+
+
+def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
+    """Compare torch's allocated bytes with weights, pool and peak activation at start."""
+    failure, rank = case.failure, case.rank
+    if failure.shortage.kind not in OUT or (failure.phase is not None and failure.phase not in SERVING):
         return None
-    return scaled("--max-num-seqs", chief.max_num_seqs or chief.shortage.requests, case)
+    allocated = failure.shortage.allocated_bytes
+    if allocated is None or rank is None or rank.weights is None or rank.pool is None:
+        missing = "torch's allocated bytes at start are missing; add the startup log or an hours-long trace"
+        return Finding(TORCH, "unknown", missing)
+    total = case.total_bytes or 0
+    peak = round(limits.activation_ratio * total) if rank.activation is None else rank.activation.nominal_bytes
+    graphs = 0 if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes
+    planned = rank.weights.nominal_bytes + rank.pool.nominal_bytes + peak + graphs
+    over = allocated - planned
+    summary = f"torch had allocated {format_bytes(allocated)}; by its figures at start {format_bytes(planned)}"
+    if over > max(limits.reserved_gap_bytes, round(limits.over_budget_ratio * total)):
+        summary = f"{summary}: {format_bytes(over)} more, which grew or belong to this one step"
+        return Finding(TORCH, "suspect", summary, evidence(case))
+    return Finding(TORCH, "ok", summary, evidence(case))
+
+
+def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+    """A kill by the kernel reports how much was in use, not whether it grew."""
+    shortage = case.failure.shortage
+    if shortage.kind != "host":
+        return None
+    used = shortage.process_bytes
+    who = "the process" if used is None else f"the process, using {format_bytes(used)},"
+    summary = (
+        f"{who} was killed for lack of host memory, not GPU memory; check a trace or the container's memory history "
+        "for growth"
+    )
+    return Finding(HOST, "unknown", summary, evidence(case))

@@ -200,11 +200,8 @@ def _unattributed_bytes(device: Device) -> int | None:
     """Used bytes of neither a process nor the driver; `None` where one of the figures is missing."""
     if device.memory is None or device.memory.driver_reserved_bytes is None or not device.processes:
         return None
-    held = [process.used_bytes for process in device.processes]
-    if None in held:
-        return None
-    known = sum(used for used in held if used is not None)
-    return device.memory.used_bytes - device.memory.driver_reserved_bytes - known
+    complete = all(process.used_bytes is not None for process in device.processes)
+    return _unexplained_bytes(device) if complete else None
 
 
 def _unexplained_bytes(device: Device) -> int:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY, unknown
-from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, serving_devices
+from kvdiag.diagnosis.timeline_queries import (
+    assigned_uuids,
+    gap_reason,
+    pool_tokens,
+    server_bytes,
+    server_devices,
+    serving_devices,
+)
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
@@ -21,7 +28,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     # Any engine may get the longest request: the smallest pool decides.
-    pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
+    pool = min(facts.pools, key=pool_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
     own = assigned_uuids(timeline, facts)
     devices, missing = server_devices(serving_devices(timeline), own), None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import device_growths
-from kvdiag.diagnosis.growth.filling_caches import filling
+from kvdiag.diagnosis.growth.host_caches import filling
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason
+from kvdiag.diagnosis.timeline_queries import first_devices, floor_within, gap_reason
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Timeline
 
@@ -34,7 +34,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
     evidence = (
-        Evidence("warmup_growth", first_touch, "bytes", "nvml"),
+        Evidence("first_touch_growth", first_touch, "bytes", "nvml"),
         Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
         Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
@@ -64,9 +64,8 @@ def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> d
     end = floor_within(timeline, cycles[0].begin_seconds, cycles[0].offer_seconds, facts, limits)
     if start is None or end is None:
         return {}
-    used = device_used_bytes(start.devices)
-    return {
-        device.uuid: device.memory.used_bytes - used[device.uuid]
-        for device in end.devices or ()
-        if device.memory is not None and device.uuid in used
-    }
+    before, after = (
+        {device.uuid: device.memory.used_bytes for device in floor.devices or () if device.memory is not None}
+        for floor in (start, end)
+    )
+    return {uuid: after[uuid] - before[uuid] for uuid in after.keys() & before.keys()}

@@ -6,10 +6,12 @@ has the whole pool and makes no progress are faults; a long request that complet
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import readings_of, whole_load
+from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, whole_load
 from kvdiag.formatting import format_bytes, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
@@ -68,45 +70,41 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     """One request that has the whole pool and makes no progress, while others wait behind it."""
     for pool in facts.pools:
-        begin: tuple[float, Engine] | None = None
-        readings = 0
-        for at_seconds, engine in readings_of(timeline, pool.engine):
-            if not _fills_alone(engine, pool):
-                begin = None
-            elif begin is None or _advanced(begin[1], engine):
-                begin, readings = (at_seconds, engine), 1
-            else:
-                readings += 1
-                if readings > limits.waiting_samples and at_seconds - begin[0] >= limits.stuck_seconds:
-                    return _hangs(pool, begin[0], timeline, limits)
+        for stall in _stalls(timeline, pool):
+            seconds = stall[-1][0] - stall[0][0]
+            if len(stall) > limits.waiting_samples and seconds >= limits.stuck_seconds:
+                waiting = max(engine.requests_waiting or 0 for _, engine in stall)
+                return _hangs(pool, seconds, waiting, limits)
     return None
 
 
-def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limits) -> Finding:
-    """The finding of a stalled engine, with how long it stalled and how many requests came to wait."""
-    seconds, waiting, first = 0.0, 0, None
+def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engine]]]:
+    """Runs of samples in which one request has the whole pool and makes no progress since the first of them."""
+    stall: list[tuple[float, Engine]] = []
     for at_seconds, engine in readings_of(timeline, pool.engine):
-        if at_seconds < since_seconds:
-            continue
-        first = first or engine
-        if not _fills_alone(engine, pool) or _advanced(first, engine):
-            break
-        seconds, waiting = at_seconds - since_seconds, max(waiting, engine.requests_waiting or 0)
-    capacity = pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
-    return Finding(
-        ID,
-        "fault",
-        f"one request uses the whole pool ({capacity:,} tokens) and generated no token for "
-        f"{format_duration(seconds)} with {waiting} waiting: its context does not fit",
-        (
-            Evidence("capacity", capacity, "tokens", "engine"),
-            Evidence("running", 1, "requests", "engine"),
-            Evidence("max_waiting", waiting, "requests", "engine"),
-            Evidence("stalled", seconds, "seconds", "engine"),
-            Evidence("tokens_while_stalled", 0, "tokens", "engine"),
-            Evidence("threshold", limits.stuck_seconds, "seconds", "kvdiag"),
-        ),
+        fills = _fills_alone(engine, pool)
+        if stall and (not fills or _advanced(stall[0][1], engine)):
+            yield stall
+            stall = []
+        if fills:
+            stall.append((at_seconds, engine))
+    if stall:
+        yield stall
+
+
+def _hangs(pool: KvPool, seconds: float, waiting: int, limits: Limits) -> Finding:
+    capacity = pool_tokens(pool)
+    evidence = (
+        Evidence("capacity", capacity, "tokens", "engine"),
+        Evidence("running", 1, "requests", "engine"),
+        Evidence("max_waiting", waiting, "requests", "engine"),
+        Evidence("stalled", seconds, "seconds", "engine"),
+        Evidence("tokens_while_stalled", 0, "tokens", "engine"),
+        Evidence("threshold", limits.stuck_seconds, "seconds", "kvdiag"),
     )
+    stalled = f"generated no token for {format_duration(seconds)} with {waiting} waiting"
+    summary = f"one request uses the whole pool ({capacity:,} tokens) and {stalled}: its context does not fit"
+    return Finding(ID, "fault", summary, evidence)
 
 
 def _fills_alone(engine: Engine, pool: KvPool) -> bool:

@@ -34,7 +34,7 @@ from kvdiag.diagnosis.reserved_memory import (
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
 from kvdiag.formatting import format_bytes, format_duration, plural
-from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Span, Status, Timeline
+from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
 ID = "fragmentation.allocator"
@@ -58,24 +58,17 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "ok", summary, _evidence(*failures[-1])),)
     readings = torch_readings(timeline, facts)
     if not readings:
-        inside = (
-            "torch's free blocks are visible only inside the server's process; run the agent in it (`kvdiag agent`)"
-        )
-        return unknown(ID, f"no allocation failed, and {inside}")
+        hidden = "torch's free blocks are visible only inside the server's process; run the agent in it"
+        return unknown(ID, f"no allocation failed, and {hidden} (`kvdiag agent`)")
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
-    judged = [
-        replace(_judge_process(last, recent_readings(timeline, last, limits), limits), holder=last.who)
-        for last in newest
-    ]
-    found = worst(judged)
+    judged = (_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest)
+    found = worst(replace(one, holder=last.who) for one, last in zip(judged, newest, strict=True))
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
-    if left is not None:
-        return (left,)
-    if found.status in ("ok", "unknown"):
+    if left is None and found.status in ("ok", "unknown"):
         growing = _over_cycles if timeline.marks else unused_growth
-        return (growing(timeline, facts, limits, ID) or found,)
-    return (found,)
+        left = growing(timeline, facts, limits, ID)
+    return (left or found,)
 
 
 def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -153,12 +146,11 @@ def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> F
     failure = recent_failure(last, limits)
     if failure is not None and confirmed(failure):
         stranded = failure.split.stranded_bytes if failure.split is not None else 0
-        summary = (
-            f"{who}: an allocation of {format_bytes(failure.asked_bytes)} failed {_ago(failure)} with "
-            f"{format_bytes(failure.free_bytes)} free and {format_bytes(stranded)} stranded between live blocks: "
-            "no free block is large enough"
-        )
-        return Finding(ID, "fault", summary, evidence)
+        age = failure.age_seconds
+        when = "just now" if age < MINUTE_SECONDS else f"{format_duration(age)} ago"
+        room = f"{format_bytes(failure.free_bytes)} free and {format_bytes(stranded)} stranded between live blocks"
+        failed = f"an allocation of {format_bytes(failure.asked_bytes)} failed {when}"
+        return Finding(ID, "fault", f"{who}: {failed} with {room}: no free block is large enough", evidence)
     if last.outside_driver:
         summary = f"{who} sleeps or allocates outside torch, so torch's figures are not the device's; wake it up"
         return Finding(ID, "unknown", summary)
@@ -197,10 +189,6 @@ def _by_the_gap(last: Allocator, recent: RecentReadings, limits: Limits) -> tupl
     if split is None and stranded >= limits.large_request_bytes:
         return "unknown", f"{unused}; run the agent in the server to see whether a large block would fit"
     return "ok", f"{unused}: the next requests use it"
-
-
-def _ago(failure: FailedAllocation) -> str:
-    return "just now" if failure.age_seconds < MINUTE_SECONDS else f"{format_duration(failure.age_seconds)} ago"
 
 
 def _parts(who: str, last: Allocator, recent: RecentReadings, limits: Limits) -> tuple[Evidence, ...]:

@@ -8,11 +8,11 @@ several times the most that any of its requests can need (blocks/waste.py).
 from __future__ import annotations
 
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
-from kvdiag.diagnosis.blocks.waste import MetricsWaste, metrics_waste
+from kvdiag.diagnosis.blocks.waste import metrics_waste
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_count, plural
-from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "fragmentation.kv_waste"
 RUN = "run `kvdiag run`, whose requests have known tokens"
@@ -77,11 +77,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         f"a request uses {waste.blocks_per_request:,.0f} blocks, {waste.ratio:.0f} times what its "
         f"{waste.request_tokens:,} tokens at most can need"
     )
-    return (Finding(ID, _severity(waste, limits), summary, evidence),)
-
-
-def _severity(waste: MetricsWaste, limits: Limits) -> Status:
     agrees = 1.0 / limits.metrics_agreement_ratio <= waste.looked_up_ratio <= limits.metrics_agreement_ratio
     # One window's prompts may be odd; what every window shows is how this server reserves.
     large = waste.ratio >= limits.metrics_waste_fault_ratio or waste.windows_in_a_row >= limits.metrics_windows
-    return "fault" if large and agrees else "suspect"
+    return (Finding(ID, "fault" if large and agrees else "suspect", summary, evidence),)

@@ -19,11 +19,12 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     idle_floors,
     newest_devices,
+    pool_tokens,
     server_bytes,
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
+from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Timeline
 
 ID = "imbalance.rank"
 
@@ -61,7 +62,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     """Engines of one server share model and fraction: a smaller pool lacks what one of its ranks uses."""
-    sizes = [(_pool_tokens(pool), pool) for pool in facts.pools]
+    sizes = [(pool_tokens(pool), pool) for pool in facts.pools]
     if not sizes:
         return None
     (least, small), (most, large) = (extreme(sizes, key=lambda one: one[0]) for extreme in (min, max))
@@ -69,18 +70,18 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
         return None
     alike = _alike(timeline, facts)
     why = "" if alike else ", or has a smaller GPU"
-    return Finding(
-        ID,
-        "fault" if alike and most - least > limits.uneven_pools_fault_ratio * most else "suspect",
+    certain = alike and most - least > limits.uneven_pools_fault_ratio * most
+    summary = (
         f"engine {small.engine} has a pool of {format_count(least)} tokens, engine {large.engine} one of "
-        f"{format_count(most)}: a rank of engine {small.engine} uses more than the others{why}",
-        (
-            *(Evidence(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
-            Evidence("kv_tokens_lost", most - least, "tokens", "computed"),
-            Evidence("pool_ratio", least / most, "ratio", "computed"),
-        ),
-        imbalance=ImbalanceFigures(lost_tokens=most - least),
+        f"{format_count(most)}: a rank of engine {small.engine} uses more than the others{why}"
     )
+    evidence = (
+        *(Evidence(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
+        Evidence("kv_tokens_lost", most - least, "tokens", "computed"),
+        Evidence("pool_ratio", least / most, "ratio", "computed"),
+    )
+    figures = ImbalanceFigures(lost_tokens=most - least)
+    return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
 
 
 def _alike(timeline: Timeline, facts: Facts) -> bool:
@@ -89,10 +90,6 @@ def _alike(timeline: Timeline, facts: Facts) -> bool:
     devices = server_devices(newest_devices(timeline), own) if own else ()
     sizes = {None if device.memory is None else device.memory.total_bytes for device in devices}
     return len(devices) == len(own) > 1 and len(sizes) == 1 and None not in sizes
-
-
-def _pool_tokens(pool: KvPool) -> int:
-    return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
 
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
@@ -138,19 +135,15 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
         ranks_too = len(fullest.pids & frozenset().union(*(one.pids for one in ranks if one is not fullest)))
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
         return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
-    if lost_bytes <= _even_bytes(fullest, ranks, limits):
+    even_bytes = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
+    agree = _agree(fullest, ranks, limits)
+    if lost_bytes <= (min(even_bytes, limits.standing_out_bytes) if agree else even_bytes):
         summary = f"{len(ranks)} ranks use the same memory to within {format_bytes(lost_bytes)}"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)
     hidden = "" if fullest.processes_bytes else "; its processes are not visible here"
     summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"
-    certain = _agree(fullest, ranks, limits) and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
+    certain = agree and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
     return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
-
-
-def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:
-    """What a rank may use beyond the others: less where those agree with one another."""
-    usual = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
-    return min(usual, limits.standing_out_bytes) if _agree(fullest, ranks, limits) else usual
 
 
 def _agree(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:

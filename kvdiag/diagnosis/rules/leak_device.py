@@ -34,9 +34,6 @@ from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"
 
-_HELD_BY = {"server": "server", "neighbour": "another process", "unseen": "unknown"}
-"""Whose bytes grew, as evidence names it."""
-
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours."""
@@ -80,15 +77,15 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         instead = "" if timeline.marks else f", or take {limits.growth.window_hours[0]:.0f} h of samples"
         return _both("unknown", f"{needed}; pause traffic for the run{instead}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
-    most = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
+    most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most), _amount(most)
-    if most.owner == "neighbour":
+    if most.owner == "another process":
         return _both("unknown", f"another process grows on {where} ({grown})", evidence)
     if not most.rose:
         return _both("ok", _flat("device memory is", most.judged_cycles, most.smallest_visible_bytes), evidence)
     if not most.leaking:
         return _both("unknown", f"device memory rose {grown}, but not steadily", evidence)
-    if most.owner == "unseen" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
+    if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
         while_idle = f"{format_bytes(most.idle_bytes or 0)} before any request"
         return _both("unknown", f"{where} also grows while idle ({while_idle})", evidence)
     hidden = "device memory (whose process is not visible)"
@@ -105,13 +102,17 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
 def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     """Torch's allocated bytes, exact to the 512 bytes that it counts by."""
     most = max(inside, key=lambda one: (one.live.leaking, one.live.bytes_per_cycle))
-    evidence = _climb(most, most.live, "live")
-    if most.live.rose and not most.live.leaking and most.live.rising_cycles == 1:
+    climb, what = most.live, "torch's allocated memory"
+    evidence = _climb(most, climb, "live")
+    if climb.leaking:
+        summary = f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}"
+        return Finding(TORCH, "fault", summary, evidence, holder=most.who)
+    if climb.rose and climb.rising_cycles == 1:
         # To the 512 bytes, most runs allocate some table or workspace late.
-        summary = f"torch's allocated memory rose once, {_amount(most.live)}: an event, not a leak"
-        return Finding(TORCH, "ok", summary, evidence)
-    leak = f"{most.who}: torch's allocated memory {_grows(most.live.bytes_per_cycle)}"
-    return _of_process(TORCH, most, most.live, leak, "torch's allocated memory", limits.torch_quantum_bytes, evidence)
+        return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)
+    if climb.rose:
+        return Finding(TORCH, "unknown", f"{what} rose {_amount(climb)}, but not steadily", evidence)
+    return Finding(TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.torch_quantum_bytes), evidence)
 
 
 def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
@@ -120,33 +121,21 @@ def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, fact
     if len(climbs) < len(inside):
         return _outside_torch_by_device(inside, timeline, facts, limits)
     most, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
-    rate = f"{format_bytes(climb.bytes_per_cycle)} with each request outside torch"
-    leak = f"{most.who} grows {rate}, and it is not released"
-    evidence = _climb(most, climb, "outside_torch")
-    return _of_process(NON_TORCH, most, climb, leak, "outside torch the process", limits.device_quantum_bytes, evidence)
-
-
-def _of_process(
-    verdict: str,
-    growth: AllocatorGrowth,
-    climb: Climb,
-    leak: str,
-    what: str,
-    quantum_bytes: int,
-    evidence: tuple[Evidence, ...],
-) -> Finding:
+    evidence, what = _climb(most, climb, "outside_torch"), "outside torch the process"
     if climb.leaking:
-        return Finding(verdict, "fault", leak, evidence, holder=growth.who)
+        rate = f"{format_bytes(climb.bytes_per_cycle)} with each request outside torch"
+        summary = f"{most.who} grows {rate}, and it is not released"
+        return Finding(NON_TORCH, "fault", summary, evidence, holder=most.who)
     if climb.rose:
-        return Finding(verdict, "unknown", f"{what} rose {_amount(climb)}, but not steadily", evidence)
-    return Finding(verdict, "ok", _flat(f"{what} is", climb.judged_cycles, quantum_bytes), evidence)
+        return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, but not steadily", evidence)
+    return Finding(NON_TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.device_quantum_bytes), evidence)
 
 
 def _outside_torch_by_device(
     inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits
 ) -> Finding:
     """Where no process's bytes are reported: what its device grew by, less what torch reserved."""
-    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "neighbour"]
+    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "another process"]
     reserved: Counter[str] = Counter()
     for one in inside:
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
@@ -185,7 +174,7 @@ def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, 
         Evidence(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
         Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
-        Evidence("warmup_growth", climb.warmup_bytes, "bytes", "torch"),
+        Evidence("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
         Evidence("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
     )
 
@@ -201,7 +190,7 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("growth_over_judged_cycles", growth.judged_bytes, "bytes", "nvml"),
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
-        Evidence("warmup_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("detection_limit_per_request", growth.smallest_visible_bytes, "bytes per request", "computed"),
-        Evidence("held_by", _HELD_BY[growth.owner], "", "nvml"),
+        Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
+        Evidence("smallest_detectable_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("holder", growth.owner, "", "nvml"),
     )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.filling_caches import within_its_limit
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, relabelled, too_short
-from kvdiag.diagnosis.growth.host_caches import is_container, untold_bytes
+from kvdiag.diagnosis.growth.host_caches import is_container, unreported_bytes, within_its_limit
 from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
@@ -34,61 +33,61 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 
 def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """The anonymous bytes of each process, then of all together; then resident ones where no others are told."""
-    seen = memory_series(timeline, facts, limits)
+    """The anonymous bytes of each process, then of all together; then resident ones where no others are reported."""
+    series = memory_series(timeline, facts, limits)
     room = _room_bytes(timeline, facts)
-    resident = _resident(seen, room, facts, limits)
-    if not seen.points[Part.HOST_ANONYMOUS]:
+    resident = _resident(series, room, facts, limits)
+    if not series.points[Part.HOST_ANONYMOUS]:
         if resident is not None:
             return (resident,)
         reason = gap_reason(timeline, facts, "host")
         return unknown(ID, reason or "the host memory of the server's processes was not read")
-    assessed = seen.assessed(Part.HOST_ANONYMOUS, limits.growth)
+    assessed = series.assessed(Part.HOST_ANONYMOUS, limits.growth)
     found = decisive(assessed, limits.growth, lambda _: room)
     part = Part.HOST_ANONYMOUS
     if found is not None and not found[1].grows:
         # What no process shows alone, all of them may: workers that take turns, each too noisy.
-        together = decisive(seen.assessed(Part.HOST_TOGETHER, limits.growth), limits.growth, lambda _: room)
+        together = decisive(series.assessed(Part.HOST_TOGETHER, limits.growth), limits.growth, lambda _: room)
         if together is not None and together[1].grows:
             found, part = together, Part.HOST_TOGETHER
         elif resident is not None and resident.status != "unknown":
             return (resident,)
     if found is None:
         return unknown(ID, too_short(assessed.values(), "host memory", limits.growth))
-    judged = _finding(seen, part, found, room, facts, limits)
-    return (judged if not found[1].grows else within_its_limit(judged, found[0], seen, part, facts, limits),)
+    judged = _finding(series, part, found, room, facts, limits)
+    return (judged if not found[1].grows else within_its_limit(judged, found[0], series, part, facts, limits),)
 
 
 def _finding(
-    seen: MemorySeries, part: MemoryComponent, found: Decisive, room: int | None, facts: Facts, limits: Limits
+    series: MemorySeries, part: MemoryComponent, found: Decisive, room: int | None, facts: Facts, limits: Limits
 ) -> Finding:
     """Growth of a component, less certain while it may be a cache of which nothing is reported."""
-    cache = untold_bytes(found[0].who, facts, limits.growth.cache_bytes)
-    grown = seen.grown_bytes(part, found[0])
+    cache = unreported_bytes(found[0].who, facts, limits.growth.cache_bytes)
+    grown = series.grown_bytes(part, found[0])
     return finding(ID, found, part, room, limits.growth, cache_bytes=cache, grown_bytes=grown)
 
 
-def _resident(seen: MemorySeries, room: int | None, facts: Facts, limits: Limits) -> Finding | None:
+def _resident(series: MemorySeries, room: int | None, facts: Facts, limits: Limits) -> Finding | None:
     """Resident bytes of processes that report no others, such as the API server's metrics; `None` without any.
 
     Mapped files and page cache are among them: they may be what grows for some hours, and end at the size of the files.
     That such a process stands still says nothing of the engine's others.
     """
     part = Part.HOST_RESIDENT
-    if not seen.points[part]:
+    if not series.points[part]:
         return None
-    assessed = seen.assessed(part, limits.growth)
+    assessed = series.assessed(part, limits.growth)
     found = decisive(assessed, limits.growth, lambda _: room)
     if found is None:
         (missing,) = unknown(ID, too_short(assessed.values(), "resident host memory", limits.growth))
         return missing
-    judged = _finding(seen, part, found, room, facts, limits)
+    judged = _finding(series, part, found, room, facts, limits)
     doubt = "resident memory includes mapped files; read /proc/PID/smaps_rollup for anonymous memory"
     if not found[1].grows:
-        # Nothing was found in the little that is seen: no evidence that leaves the whole undecided.
+        # Nothing was found in what is observed: no evidence that leaves the whole undecided.
         doubted = relabelled(judged, "unknown", doubt) if judged.status == "ok" else judged
         return replace(doubted, evidence=(), growth=None)
-    judged = within_its_limit(judged, found[0], seen, part, facts, limits)
+    judged = within_its_limit(judged, found[0], series, part, facts, limits)
     lasting = assessed[found[0]].lasts(limits.growth.resident_hours) and not is_container(found[0].who)
     return judged if judged.status != "fault" or lasting else relabelled(judged, "suspect", doubt)
 

@@ -15,6 +15,7 @@ The verdict of an idle interval stands while the engine works, until a later one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
 from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
@@ -163,8 +164,8 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
 
 def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
     """When the engine that runs now started, as far as observed: its pool was empty then."""
-    began = memory_series(timeline, facts, limits).engines.began_seconds
-    return max(began or 0.0, facts.started_seconds or 0.0)
+    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
+    return max([facts.started_seconds or 0.0, *restarts[-1:]])
 
 
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
@@ -176,11 +177,8 @@ def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> flo
 
 def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
     """The lowest floor since the pool was last empty: what falls below it is being released late."""
-    lowest = 0
-    for floor in floors:
-        blocks = floor.blocks or 0
-        lowest = min(lowest or blocks, blocks)
-    return lowest
+    since = takewhile(lambda floor: floor.blocks, reversed(floors))
+    return min((floor.blocks or 0 for floor in since), default=0)
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:

@@ -27,7 +27,8 @@ ID = "spike.activation"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at allocations that torch failed, at exits under load, and at the devices while requests run."""
-    failed = [(first, last) for first, last in torch_readings(timeline, facts) if _failed(first, last)]
+    counted = [pair for pair in torch_readings(timeline, facts) if None not in (pair[0].ooms_total, pair[1].ooms_total)]
+    failed = [(first, last) for first, last in counted if (last.ooms_total or 0) > (first.ooms_total or 0)]
     failed.sort(key=lambda pair: (pair[1].title or "", pair[1].pid, pair[1].device_uuid))
     judged = [replace(_of_torch(first, last), holder=last.who) for first, last in failed]
     if judged:
@@ -47,10 +48,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
-
-
-def _failed(first: Allocator, last: Allocator) -> bool:
-    return None not in (first.ooms_total, last.ooms_total) and (last.ooms_total or 0) > (first.ooms_total or 0)
 
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:

@@ -34,10 +34,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     used = sum(device.memory.used_bytes for device in devices if device.memory is not None)
     # Where the server's GPUs are not known, other tenants' bytes cannot be explained.
     explained = explained_bytes(devices, facts, limits) if own or len(devices) == 1 else None
-    expected = (
-        Quantity("blocks", 0, "blocks"),
-        Quantity("device_used_bytes", explained, "bytes"),
-    )
+    expected = (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", explained, "bytes"))
     measured = (
         Quantity("blocks", floor.blocks, "blocks"),
         Quantity("device_used_bytes", used if devices and not dark else None, "bytes"),
@@ -50,7 +47,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         status, parts = "fault", [f"{plural(floor.blocks, 'block is', 'blocks are')} in use while idle"]
     else:
         parts = ["no block is in use"]
-    if dark and _failed(samples):
+    # Memory that a GPU never reports is no failure.
+    if dark and any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps):
         status = "unknown" if status == "ok" else status
         parts.append(f"GPU {dark[0].index}'s memory could not be read")
     elif dark:
@@ -74,11 +72,6 @@ def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -
         return "the engine does not report running and waiting requests; check its /metrics"
     few = f"{plural(len(samples), 'idle sample')}; {limits.idle_samples} in a row are needed"
     return f"{few}: {reason}" if reason else few
-
-
-def _failed(samples: Sequence[Sample]) -> bool:
-    """Whether reading a device failed meanwhile; memory that a GPU never reports is no failure."""
-    return any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps)
 
 
 def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> int | None:

@@ -65,7 +65,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         fill_quantity(worst),
         Quantity("cycles_judged", len(judged), "cycles"),
         # Detection limit: one block over all requests.
-        Quantity("smallest_visible_leak", round(1 / max(requests, 1), 3), "blocks per request"),
+        Quantity("smallest_detectable_leak", round(1 / max(requests, 1), 3), "blocks per request"),
     )
     return StepResult(ID, status, sentence, expected=expected, measured=measured, notes=judged[-1].notes)
 

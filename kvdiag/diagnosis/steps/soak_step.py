@@ -8,8 +8,9 @@ from __future__ import annotations
 from kvdiag.diagnosis.blocks.step_accounting import unknown
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, SOAK, Soak, soaked
-from kvdiag.diagnosis.growth.soak_verdicts import SEVERITY, verdict, visible, worst
+from kvdiag.diagnosis.growth.soak_verdicts import verdict, visible, worst
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 

@@ -15,13 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kvdiag.engine_memory import host_cache_set_by
 from kvdiag.engines.engine import SOURCE, EngineReading
 from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
-
-OFFLOADING = "vLLM's KV offloading buffer"
-"""As the diagnosis calls this host cache."""
 
 USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
@@ -204,7 +202,8 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
     sizes = {float(size) for size in reported if _GIB.fullmatch(size)}
     if len(reported) != 1 or not sizes:
         return ()
-    return (HostCache(name=OFFLOADING, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
+    name = host_cache_set_by("--kv_offloading_size").name
+    return (HostCache(name=name, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import host_caches
+from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, Gap
@@ -63,7 +63,7 @@ def read_facts(
     commands = host.commands(pids or ())
     ranks = engine.parallel_ranks(commands)
     # Where both limit a cache, the command line counts.
-    reported = (cache for command in commands for cache in host_caches.told(command))
+    reported = (cache for command in commands for cache in limits_on_command_line(command))
     caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
     root = host.model_folder(identity.root, pids or ())
     weights, weight_gaps = host.weights_bytes(root)

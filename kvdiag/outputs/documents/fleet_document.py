@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from kvdiag.diagnosis.fleet import Fleet, VersionChange, VersionGrowth, VersionReplicas
-from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.documents.diagnosis_document import SCHEMA_VERSION
 from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
@@ -52,8 +51,8 @@ def _replicas(one: VersionReplicas) -> Json:
 
 
 def _growth(one: VersionGrowth) -> Json:
-    names = ("component", "course", "replicas", "hours", "age_hours")
-    figures = fields_of(one, *names, later_half_per_hour="later_per_hour", load_reported="beside_load")
+    names = ("component", "course", "replicas", "hours", "age_hours", "load_reported")
+    figures = fields_of(one, *names, later_half_per_hour="later_per_hour")
     return {**plain(one.version), **figures, **_tested(one), "per_hour": _interval(one.per_hour)}
 
 
@@ -64,8 +63,7 @@ def _change(one: VersionChange) -> Json:
 
 
 def _tested(one: VersionGrowth | VersionChange) -> Json:
-    p_values = fields_of(one, p_value="chance", false_discovery_ratio="false_ratio")
-    return {"unit": BY_NAME[one.component].unit, **p_values}
+    return {"unit": one.component.unit, **fields_of(one, "p_value", "false_discovery_ratio")}
 
 
 def _interval(interval: Interval) -> Json:

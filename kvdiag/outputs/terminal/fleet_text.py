@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.comparison import Course
-from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
-from kvdiag.diagnosis.fleet.fleet_verdicts import amount
+from kvdiag.diagnosis.fleet.version_comparison import Course
+from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.formatting import format_count, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
@@ -33,11 +32,11 @@ LEAST_P = 0.001
 
 VERSION_ORDER: tuple[Status, ...] = ("fault", "suspect", "ok")
 
-COURSES: tuple[Course, ...] = ("grows", "chance", "untested", "ended", "flat")
-COURSE_STYLES: dict[Course, str] = {"grows": "red", "chance": "magenta", "untested": "magenta"}
+COURSES: tuple[Course, ...] = ("grows", "inconclusive", "untested", "ended", "flat")
+COURSE_STYLES: dict[Course, str] = {"grows": "red", "inconclusive": "magenta", "untested": "magenta"}
 COURSE_WORDS: dict[Course, str] = {
     "grows": "grows",
-    "chance": "perhaps",
+    "inconclusive": "perhaps",
     "untested": "too few",
     "ended": "ended",
     "flat": "flat",
@@ -136,9 +135,9 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
             Text(COURSE_WORDS[one.course], style=COURSE_STYLES.get(one.course, "green")),
             plain(_title(one.version)),
             spaced(one.component),
-            amount(one.per_hour.middle, BY_NAME[one.component].unit),
+            one.component.amount(one.per_hour.middle),
             f"{one.replicas:,}",
-            _p_value(one.chance),
+            _p_value(one.p_value),
         )
     return _with_rest(table, len(growths))
 
@@ -152,16 +151,15 @@ def _changes(changes: Sequence[VersionChange]) -> RenderableType:
             plain(f"{_title(one.older)} to {_title(one.newer)}"),
             spaced(one.component),
             _bounds(one.per_hour, one.component),
-            _p_value(one.chance),
+            _p_value(one.p_value),
         )
     return _with_rest(table, len(changes))
 
 
-def _bounds(interval: Interval, component: str) -> str:
-    unit = BY_NAME[component].unit
+def _bounds(interval: Interval, component: MemoryComponent) -> str:
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return amount(interval.middle, unit)
-    low, middle, high = (amount(bound, unit) for bound in (interval.low, interval.middle, interval.high))
+        return component.amount(interval.middle)
+    low, middle, high = (component.amount(bound) for bound in (interval.low, interval.middle, interval.high))
     last = high.rpartition(" ")[1:]
     return f"{middle} ({low.removesuffix(''.join(last))} to {high})"
 

@@ -79,7 +79,7 @@ def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, dia
     assert pytest.approx(12e6, rel=0.15) == shown["growth_per_hour"]
     assert pytest.approx(12e6, rel=0.25) == shown["growth_beyond_older"]
     assert pytest.approx(72.0, abs=0.1) == shown["age"]
-    assert shown["false_discoveries"] < 0.01
+    assert shown["false_discovery_rate"] < 0.01
 
 
 def test_upgrade_as_text_names_the_version_first(upgrade: str, diagnose: Callable[..., Judged]) -> None:

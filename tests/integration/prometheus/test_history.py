@@ -114,7 +114,7 @@ def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Di
     replica = only(diagnose, history, "own")
 
     def told(findings: list[dict[str, Any]]) -> list[tuple[str, str, Any]]:
-        figures = ("growth_per_hour", "p_without_growth", "growth_of_the_floor", "blocks_at_last_idle")
+        figures = ("growth_per_hour", "p_drift", "growth_of_the_floor", "blocks_at_last_idle")
         return [
             (one["id"], one["status"], [each["value"] for each in one["evidence"] if each["name"] in figures])
             for one in findings

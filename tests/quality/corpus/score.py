@@ -111,7 +111,7 @@ def after_death(text: str, timeline: Timeline, facts: Facts) -> Diagnosis:
     found = read_failures(text)
     accounts: tuple[Account, ...] = ()
     if found is not None:
-        names = ("shortage", "process", "rank", "phase", "phase_told_by", "work", "running", "waiting", "max_num_seqs")
+        names = ("shortage", "process", "rank", "phase", "phase_source", "work", "running", "waiting", "max_num_seqs")
         accounts = (Account(origin="a log", **{name: getattr(found, name) for name in names}),)
     return postmortem(Case(accounts=accounts, timeline=timeline, facts=facts))
 

@@ -230,7 +230,7 @@ def test_times_between_hits_and_misses_leave_it_open() -> None:
     assert "unknown" == status
 
 
-def test_shortage_says_what_spoilt_most() -> None:
+def test_shortage_says_what_left_out_most() -> None:
     """The commonest reason, and in how many of all requests."""
     found = made(rounds=3)
     spoilt = [
@@ -266,6 +266,6 @@ def test_engine_counts_where_every_judged_request_has_hits() -> None:
         (made(counted=False), True),
     ],
 )
-def test_clock_tells_what_others_have_asked(found: Isolation, noted: bool) -> None:
+def test_clock_tells_what_others_have_requested(found: Isolation, noted: bool) -> None:
     """A note beside the verdict, where there was a hit to be timed."""
     assert noted == (timing(found, DEFAULT_LIMITS) is not None)

@@ -90,13 +90,13 @@ def test_cache_that_keeps_tenants_apart_is_ok(server: Server) -> None:
         pytest.param(Server(counts=False, hits=APART, half_fast={"other_salt"}), id="some as fast"),
     ],
 )
-def test_what_cannot_be_told_is_unknown(server: Server) -> None:
+def test_what_cannot_be_reported_is_unknown(server: Server) -> None:
     """Without a control, alone time, or enough requests, nothing is said of the cache, and why."""
     actual = judged(server)
     assert ("unknown", "unknown") == (actual.worst, finding(actual, ID).status)
 
 
-def test_restart_in_the_middle_spoils_one_request() -> None:
+def test_restart_in_the_middle_leaves_out_one_request() -> None:
     """Counters that begin anew are no hits of anybody's."""
     actual = judged(Server(hits=APART, restarts_before=7))
     assert ("ok", 29) == (finding(actual, ID).status, measured(step(actual, "isolation"))["requests"])
@@ -136,7 +136,7 @@ def test_evidence_has_both_sides() -> None:
 
 
 @given(st.sets(st.integers(0, len(REQUESTS) - 1)), st.sets(st.integers(0, len(REQUESTS) - 1)))
-def test_somebody_else_never_makes_a_fault(prompts: set[int], running: set[int]) -> None:
+def test_another_tenant_never_makes_a_fault(prompts: set[int], running: set[int]) -> None:
     """Whatever else the server does meanwhile, hits of others' requests are not called one tenant's on another."""
     server = Server(hits=APART, other_prompts=prompts, other_running=running)
     actual = finding(judged(server), ID)

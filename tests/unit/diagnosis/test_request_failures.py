@@ -33,7 +33,7 @@ def figures(found: Shortage | None) -> tuple[int | None, ...]:
     return () if found is None else (found.asked_bytes, found.free_bytes, found.unallocated_bytes)
 
 
-def test_cycles_that_ran_out_are_told_with_their_largest_request() -> None:
+def test_cycles_that_ran_out_are_reported_with_their_largest_request() -> None:
     """In order, each with how many failed; other errors, and cycles without an outcome, are none."""
     larger = OOM.replace("3.00 GiB", "4.00 GiB")
     found = memory_failures(

@@ -260,7 +260,7 @@ def test_tokens_of_one_moment_tell_no_rate() -> None:
     assert kept_since_start(seen, held, DEFAULT_LIMITS) is None
 
 
-def test_stranded_bytes_are_told_by_blocks_else_by_torchs_count() -> None:
+def test_stranded_bytes_are_reported_by_blocks_else_by_torchs_count() -> None:
     """Torch's own count leaves expandable segments out, so that it tells nothing of them."""
     counted = allocator(inactive_split_bytes=5 * MIB)
     assert 5 * MIB == stranded_bytes(counted)

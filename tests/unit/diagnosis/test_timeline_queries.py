@@ -12,7 +12,6 @@ from kvdiag.diagnosis.timeline_queries import (
     IdleFloor,
     assigned_uuids,
     block_bytes,
-    device_used_bytes,
     first_devices,
     floor_within,
     gap_reason,
@@ -245,11 +244,8 @@ def test_requests_count_as_open_where_samples_in_a_row_saw_them() -> None:
     assert 7 == most_open(timeline(two), SPAN, 1)
 
 
-def test_bytes_of_a_device_are_told_by_memory_and_processes() -> None:
-    """Used bytes by UUID; the server's own where all its processes tell theirs."""
-    blind = device(1, used_bytes=None)
-    assert {"GPU-0": 20 * GIB} == device_used_bytes((device(), blind))
-    assert {} == device_used_bytes(None)
+def test_bytes_of_a_device_are_reported_by_memory_and_processes() -> None:
+    """The server's own where all its processes report theirs."""
     both = device(processes=(process(100, GIB), process(101, 2 * GIB), process(7, 4 * GIB)))
     assert 3 * GIB == server_bytes(both, (100, 101))
     assert server_bytes(both, None) is None

@@ -27,7 +27,7 @@ def test_first_failure_counts_and_the_others_are_its_consequences() -> None:
         actual.process,
         actual.rank,
         actual.phase,
-        actual.phase_told_by,
+        actual.phase_source,
         actual.later,
     )
 
@@ -54,7 +54,7 @@ def test_without_a_traceback_it_is_how_far_the_log_had_come() -> None:
     """The last thing that the engine said on its way up tells where it died."""
     actual = read_failures(f"INFO Available KV cache memory: 8.0 GiB\nfar\n{'.' * 900}\n{OOM}")
     assert actual is not None
-    assert ("kv_pool", "progress") == (actual.phase, actual.phase_told_by)
+    assert ("kv_pool", "progress") == (actual.phase, actual.phase_source)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.console import Group
 
 import kvdiag.outputs.documents
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare
-from kvdiag.diagnosis.fleet.fleet_components import COMPONENTS
+from kvdiag.diagnosis.fleet.fleet_verdicts import MEANINGS
 from kvdiag.outputs.documents.fleet_document import compared as values
 from kvdiag.outputs.terminal.fleet_text import COURSES, versions
 from tests.unit.diagnosis.fleet.replicas import fleet_of, made
@@ -97,5 +97,5 @@ def test_every_object_of_the_schema_is_closed() -> None:
 def test_the_schema_knows_every_component() -> None:
     """Components and courses of the code are those of the schema."""
     defined = SCHEMAS["fleet.schema.json"]["$defs"]
-    assert [one.name for one in COMPONENTS] == defined["component"]["enum"]
+    assert list(MEANINGS) == defined["component"]["enum"]
     assert set(COURSES) == set(defined["version_growth"]["properties"]["course"]["enum"])

@@ -221,7 +221,7 @@ def test_finished_requests_need_all_but_their_last_token() -> None:
         (SPAN, (idle(10.0, counted=0), under_load(21.0, 64, counted=1024), under_load(22.0, 64, counted=1024)), None),
     ],
 )
-def test_what_was_not_seen_whole_is_not_judged(
+def test_what_was_not_observed_whole_is_not_judged(
     span: Span | None, samples: Sequence[Sample], reason: str | None
 ) -> None:
     """Each reason that a span cannot be judged is told, and there is none where all is well."""

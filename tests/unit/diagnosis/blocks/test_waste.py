@@ -151,7 +151,7 @@ def test_second_counter_is_set_against_the_first() -> None:
     assert [0.5, 0.0, 0.0] == [None if one is None else one.looked_up_ratio for one in found]
 
 
-def test_engine_with_most_waste_is_told() -> None:
+def test_engine_with_most_waste_is_reported() -> None:
     """Of two engines the one whose pool has the larger blocks for a request."""
     both = Facts(pools=(pool("0"), pool("1", usable_blocks=3072)), max_model_len_tokens=32768)
     # The second one's request at the same share of its pool, twice as many blocks

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.fleet.replica import Growth
+from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Finding, Timeline
 from tests.builders.series import Part, host_part, timeline, torch_part
@@ -77,7 +78,7 @@ def made(
         restarts=restarts,
         growths=tuple(
             Growth(
-                component=component,
+                component=MemoryComponent(component),
                 newest=20e9,
                 per_hour=slope * MB,
                 later_per_hour=0.0 if ended else slope * later * MB,
@@ -85,7 +86,7 @@ def made(
                 later_floor_per_hour=slope * floor * MB,
                 jumps_up=0,
                 jumps_down=0 if floor == 1.0 else downs,
-                beside_load=load,
+                load_reported=load,
             )
             for component, slope in slopes.items()
         ),

@@ -41,7 +41,7 @@ def test_what_grows_names_the_verdict(part: object, verdict: str, status: str) -
     assert [(verdict, status)] == [(one.id, one.status) for one in called]
     shown = evidence(called[0])
     assert status == fleet.worst
-    assert ("vllm 0.32.0", 6, 1 / 64) == (shown["version"], shown["replicas"], shown["p_without_growth"])
+    assert ("vllm 0.32.0", 6, 1 / 64) == (shown["version"], shown["replicas"], shown["p_value"])
     assert pytest.approx(20.0 * MB, rel=0.25) == shown["growth_per_hour"]
     assert called[0].summary.startswith("vllm 0.32.0, 6 replicas: ")
     assert called[0].remedy
@@ -62,7 +62,7 @@ def test_what_many_replicas_do_at_once_is_no_leak(name: str) -> None:
     """Caches that fill and then stay, a load that is the same for all, garbage that is collected every few hours."""
     fleet = compare([life(name, seed, 0.0, 24.0, 600.0) for seed in range(12)])
 
-    assert set() == {one.course for one in fleet.growths} & {"grows", "chance"}
+    assert set() == {one.course for one in fleet.growths} & {"grows", "inconclusive"}
 
 
 def test_staircases_of_all_replicas_are_a_leak() -> None:
@@ -97,15 +97,6 @@ def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: 
     assert {called: "fault", open_: "unknown"} == alone
     (untold,) = of(fleet.findings, open_)
     assert untold.summary == UNDECIDED
-
-
-def test_five_replicas_are_too_few() -> None:
-    """Five of one version are not tested, whatever they show, and the fleet is not healthy for it."""
-    fleet = compare(fleet_of(5, "torch_live", 500.0))
-
-    (torch,) = of(fleet.findings, TORCH)
-    assert ("unknown", "unknown") == (fleet.worst, torch.status)
-    assert torch.summary.endswith("; 6 are needed, 12 are better")
 
 
 def test_young_replicas_are_not_compared() -> None:
@@ -147,32 +138,6 @@ def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
     assert ("unknown", "unknown") == (six.worst, open_.status)
     assert open_.summary.endswith("; compare 12 replicas")
     assert ("fault", "fault") == (twelve.worst, of(twelve.findings, TORCH)[-1].status)
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "words"),
-    [
-        ({}, "fault", "and are not released"),
-        ({"hours": 10.0}, "suspect", "warm up for 12 h"),
-        ({"hours": 10.0, "age": 100.0}, "fault", "and are not released"),
-        ({"load": False}, "suspect", "do not report their load"),
-        ({"ended": True}, "ok", "and stopped"),
-        ({"floor": 0.0}, "ok", "no common growth"),
-    ],
-    ids=["certain", "short life", "short view of a long life", "no load", "ended", "falls back"],
-)
-def test_what_else_it_may_be_is_said(changes: dict[str, object], status: str, words: str) -> None:
-    """Growth is a fault only where nothing else looks the same."""
-    (found,) = of(compare(fleet_of(8, "torch_live", 20.0, **changes)).findings, TORCH)
-
-    assert status == found.status
-    assert words in found.summary
-
-
-def test_growth_below_two_megabytes_an_hour_does_not_count() -> None:
-    """What all replicas share may be too little to matter, however sure it is."""
-    (found,) = of(compare(fleet_of(20, "torch_live", 1.5)).findings, TORCH)
-    assert "ok" == found.status
 
 
 def test_newer_version_that_grows_is_told_from_the_older() -> None:
@@ -270,19 +235,6 @@ def test_held_blocks_are_exact() -> None:
     assert ("fault", "ok") == (of(losing.findings, KV)[0].status, of(sound.findings, KV)[0].status)
     assert evidence(of(losing.findings, KV)[0])["growth_per_hour"] == pytest.approx(1.0, rel=0.1)
     assert "blocks/h" in of(losing.findings, KV)[0].summary
-
-
-def test_resident_bytes_are_suspect_only() -> None:
-    """Where anonymous bytes are not told, mapped files may be what grows."""
-
-    def resident(size: int) -> Sample:
-        sample = host_part(size)
-        return replace(sample, host=tuple(replace(one, anonymous_bytes=None) for one in sample.host or ()))
-
-    (found,) = of(compare(replicas(6, leak=20.0, part=resident)).findings, HOST)
-
-    assert "suspect" == found.status
-    assert found.summary.endswith("check anonymous bytes")
 
 
 def test_load_that_all_replicas_share_is_no_leak() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
-from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
 from tests.unit.diagnosis.fleet.replicas import replica
 
@@ -21,19 +22,7 @@ KNOWN = Facts(pools=(pool(),), server_pids=(SERVER_PID,))
 def life(part: Callable[[int], Sample], *, hours: float = 25.0) -> Timeline:
     """The readings of so many hours; the first of them is left out of what is compared."""
     count = round(hours * HOUR / TICK) + 1
-    samples = []
-    for place in range(count):
-        sample = part(place)
-        samples.append(
-            Sample(
-                at_seconds=place * TICK,
-                engines=sample.engines,
-                devices=sample.devices,
-                allocators=sample.allocators,
-                host=sample.host,
-            )
-        )
-    return Timeline(samples=tuple(samples))
+    return Timeline(samples=tuple(replace(part(place), at_seconds=place * TICK) for place in range(count)))
 
 
 def full(size: int) -> Sample:
@@ -64,7 +53,7 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
     # The last of 48 blocks of half an hour has the readings 147 to 150
     rate: Any = pytest.approx(6 * MIB, rel=1e-9)
     assert actual == Growth(
-        component="device",
+        component=MemoryComponent.DEVICE,
         newest=20 * GIB + 148.5 * MIB,
         per_hour=rate,
         later_per_hour=rate,
@@ -72,7 +61,7 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
         later_floor_per_hour=rate,
         jumps_up=0,
         jumps_down=0,
-        beside_load=False,
+        load_reported=False,
     )
 
 
@@ -124,84 +113,68 @@ def test_three_quarters_of_a_life_have_to_be_known(missing: float, told: bool) -
     assert told == bool(found.growths)
 
 
+SHARED = device(
+    used_bytes=30 * GIB, total_bytes=80 * GIB, processes=(process(SERVER_PID, 20 * GIB), process(7, 6 * GIB))
+)
+WHOLE = device(used_bytes=30 * GIB, total_bytes=80 * GIB)
+INSIDE, OTHER = allocator(process_bytes=None), allocator(pid=7)
+STRANGE = device(2, used_bytes=9 * GIB, processes=(process(7, 9 * GIB),))
+ANONYMOUS = HostProcess(pid=1, name="a", resident_bytes=5 * GIB, anonymous_bytes=3 * GIB)
+
+
+def of(*devices: Device, inside: tuple[Allocator, ...] = (), host: tuple[HostProcess, ...] = ()) -> Sample:
+    """A sample of these parts."""
+    return Sample(at_seconds=0.0, devices=devices or None, allocators=inside or None, host=host or None)
+
+
 class TestParts:
     """Which bytes are in which component."""
 
-    DEVICE = device(
-        used_bytes=30 * GIB, total_bytes=80 * GIB, processes=(process(SERVER_PID, 20 * GIB), process(7, 6 * GIB))
-    )
-
-    def test_every_byte_of_a_device_is_in_one_component(self) -> None:
-        """The server's processes, and what no listed process holds; others' listed bytes are nobody's leak here."""
-        sample = Sample(at_seconds=0.0, devices=(self.DEVICE,))
-        assert {"server": 20 * GIB, "unlisted": 4 * GIB} == newest(sample)
-        assert {"device": 30 * GIB, "unlisted": 4 * GIB} == newest(sample, NOBODY)
-
-    def test_torchs_bytes_are_told_apart(self) -> None:
-        """Live ones, what it reserves beside them less what the driver could have back, and the process's rest."""
-        # 6 of 8 GiB live, 1 of the rest releasable, in a process of 11 GiB
-        inside = allocator(process_bytes=11 * GIB, releasable_bytes=GIB)
-
-        expected = {"torch_live": 6 * GIB, "torch_unused": 1 * GIB, "outside_torch": 3 * GIB}
-        assert expected == newest(Sample(at_seconds=0.0, allocators=(inside,)))
-
-    def test_split_of_the_reserved_bytes_goes_before_the_total(self) -> None:
-        """Two GiB that could be given back are no cache that grows."""
-        inside = allocator(split=split())
-        assert {"torch_live": 6 * GIB, "torch_unused": 0.0} == newest(Sample(at_seconds=0.0, allocators=(inside,)))
-
-    def test_without_its_own_figure_the_rest_is_nvmls(self) -> None:
-        """The process's bytes, else the device's, less what torch reserves."""
-        inside = allocator(process_bytes=None)
-        sample = Sample(at_seconds=0.0, devices=(self.DEVICE,), allocators=(inside,))
-        whole = Sample(
-            at_seconds=0.0, devices=(device(used_bytes=30 * GIB, total_bytes=80 * GIB),), allocators=(inside,)
-        )
-
-        torch = {"torch_live": 6 * GIB, "torch_unused": 2 * GIB}
-        assert newest(sample) == {**torch, "outside_torch": 12 * GIB, "unlisted": 4 * GIB}
-        assert newest(whole) == {**torch, "device_outside_torch": 22 * GIB}
-
     @pytest.mark.parametrize(
-        ("other", "expected"),
+        ("sample", "known", "gib"),
         [
-            (device(1, used_bytes=5 * GIB), {"device": 35 * GIB}),
-            (device(1, used_bytes=5 * GIB, processes=()), {"device": 35 * GIB}),
-            (device(1, used_bytes=5 * GIB, processes=(process(9, None),)), {"device": 35 * GIB}),
+            (of(SHARED), KNOWN, {"server": 20, "unlisted": 4}),
+            (of(SHARED), NOBODY, {"device": 30, "unlisted": 4}),
             (
-                device(1, used_bytes=5 * GIB, processes=(process(9, 3 * GIB),)),
-                {"device": 35 * GIB, "unlisted": 6 * GIB},
+                of(SHARED, device(1, used_bytes=5 * GIB, processes=(process(SERVER_PID, 3 * GIB),)), STRANGE),
+                KNOWN,
+                {"server": 23, "unlisted": 6},
             ),
-            (device(1, used_bytes=None, processes=(process(9, 3 * GIB),)), {"device": 30 * GIB}),
+            (
+                of(inside=(allocator(process_bytes=11 * GIB, releasable_bytes=GIB),)),
+                KNOWN,
+                {"torch_live": 6, "torch_unused": 1, "outside_torch": 3},
+            ),
+            (of(inside=(allocator(split=split()),)), KNOWN, {"torch_live": 6, "torch_unused": 0}),
+            (
+                of(SHARED, inside=(INSIDE,)),
+                KNOWN,
+                {"torch_live": 6, "torch_unused": 2, "outside_torch": 12, "unlisted": 4},
+            ),
+            (of(WHOLE, inside=(INSIDE,)), KNOWN, {"torch_live": 6, "torch_unused": 2, "device_outside_torch": 22}),
+            (of(inside=(INSIDE, OTHER)), KNOWN, {"torch_live": 6, "torch_unused": 2}),
+            (of(inside=(OTHER,)), KNOWN, {}),
+            # What no listed process uses needs the list, and the memory, of every device.
+            (of(SHARED, device(1, used_bytes=5 * GIB)), NOBODY, {"device": 35}),
+            (of(SHARED, device(1, used_bytes=5 * GIB, processes=())), NOBODY, {"device": 35}),
+            (of(SHARED, device(1, used_bytes=5 * GIB, processes=(process(9, None),))), NOBODY, {"device": 35}),
+            (
+                of(SHARED, device(1, used_bytes=5 * GIB, processes=(process(9, 3 * GIB),))),
+                NOBODY,
+                {"device": 35, "unlisted": 6},
+            ),
+            (of(SHARED, device(1, used_bytes=None, processes=(process(9, 3 * GIB),))), NOBODY, {"device": 30}),
+            (of(host=(ANONYMOUS, replace(ANONYMOUS, pid=2, anonymous_bytes=GIB))), KNOWN, {"host_anonymous": 4}),
+            (
+                of(host=(ANONYMOUS, HostProcess(pid=3, name="c", resident_bytes=GIB, anonymous_bytes=None))),
+                KNOWN,
+                {"host_resident": 6},
+            ),
         ],
-        ids=["no list", "an empty list", "a size untold", "both lists", "no memory"],
     )
-    def test_what_no_process_holds_needs_every_list(self, other: Device, expected: dict[str, int]) -> None:
-        """One device whose processes, or whose memory, are not told leaves the sum open."""
-        assert expected == newest(Sample(at_seconds=0.0, devices=(self.DEVICE, other)), NOBODY)
-
-    def test_servers_bytes_are_those_of_its_devices(self) -> None:
-        """Of several the sum; a device that is not the server's is left out."""
-        second = device(1, used_bytes=5 * GIB, processes=(process(SERVER_PID, 3 * GIB),))
-        strange = device(2, used_bytes=9 * GIB, processes=(process(7, 9 * GIB),))
-
-        expected = {"server": 23 * GIB, "unlisted": 6 * GIB}
-        assert expected == newest(Sample(at_seconds=0.0, devices=(self.DEVICE, second, strange)))
-
-    def test_another_servers_allocator_is_not_counted(self) -> None:
-        """A pid that is seen and not the server's."""
-        inside = (allocator(), allocator(pid=7, allocated_bytes=GIB))
-        assert 6 * GIB == newest(Sample(at_seconds=0.0, allocators=inside))["torch_live"]
-        assert {} == newest(Sample(at_seconds=0.0, allocators=inside[1:]))
-
-    def test_host_bytes_are_anonymous_where_every_process_tells(self) -> None:
-        """One that does not leaves resident bytes, all together."""
-        told = HostProcess(pid=1, name="a", resident_bytes=5 * GIB, anonymous_bytes=3 * GIB)
-        other = HostProcess(pid=2, name="b", resident_bytes=2 * GIB, anonymous_bytes=1 * GIB)
-        untold = HostProcess(pid=3, name="c", resident_bytes=GIB, anonymous_bytes=None)
-
-        assert {"host_anonymous": 4 * GIB} == newest(Sample(at_seconds=0.0, host=(told, other)))
-        assert {"host_resident": 6 * GIB} == newest(Sample(at_seconds=0.0, host=(told, untold)))
+    def test_every_byte_is_in_the_finest_component(self, sample: Sample, known: Facts, gib: dict[str, int]) -> None:
+        """A total counts only where its parts are not reported; a sum that lacks a part is none."""
+        assert {name: size * GIB for name, size in gib.items()} == newest(sample, known)
 
     def test_sum_over_usual_parts_counts(self) -> None:
         """Of a replica whose second GPU is read at every other time, the times with both: of equally many, the more."""
@@ -246,7 +219,7 @@ class TestEngines:
             )
         )
 
-        assert (True, True, False) == (by_usage.beside_load, by_requests.beside_load, alone.beside_load)
+        assert (True, True, False) == (by_usage.load_reported, by_requests.load_reported, alone.load_reported)
         assert abs(by_usage.per_hour) < MIB > abs(by_requests.per_hour)
         assert pytest.approx(10 * GIB * 6 / 200, rel=1e-6) == alone.per_hour
 
@@ -261,7 +234,7 @@ class TestEngines:
 
         found = growth(page, KNOWN)
 
-        assert ("kv_held_idle", True) == (found.component, found.beside_load)
+        assert ("kv_held_idle", True) == (found.component, found.load_reported)
         assert pytest.approx(10.0, rel=0.02) == found.per_hour
         assert 230 <= found.newest <= 250
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.fleet import Version
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Facts, Timeline
 from tests.builders.series import device_part, hidden_device_part, host_part, torch_part
-from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, process
+from tests.builders.values import GIB, MIB, device, engine
 from tests.unit.diagnosis.fleet.replicas import FACTS, day, replica, unloaded
 
 HOUR = 3600.0
@@ -45,20 +45,6 @@ def test_each_byte_is_in_the_finest_component_that_is_told(part: object, expecte
     assert [0] * (len(expected) - 1) == sorted(round(rate) for rate in actual.values())[:-1]
 
 
-def test_device_without_its_processes_is_told_from_torch() -> None:
-    """With the agent alone on the one hand and a device's total on the other, what is beside torch still shows."""
-
-    # Torch flat, and a device that grows
-    def part(size: int) -> Sample:
-        whole = device(used_bytes=size + 10 * GIB, total_bytes=160 * GIB)
-        return Sample(at_seconds=0.0, devices=(whole,), allocators=(allocator(process_bytes=None),))
-
-    actual = growths(day(1, name="pool", leak=50.0, part=part), replace(FACTS, server_pids=None))
-    assert {"torch_live": 0, "torch_unused": 0, "device_outside_torch": 50} == {
-        name: round(rate) for name, rate in actual.items()
-    }
-
-
 def test_growth_is_at_equal_load() -> None:
     """Memory that follows the load, and keeps its highest, does not grow; where the load is not told it does."""
     cycles, ratchet = (day(3, name=name, part=hidden_device_part) for name in ("load cycles", "ratchet"))
@@ -66,7 +52,7 @@ def test_growth_is_at_equal_load() -> None:
     assert abs(growths(cycles)["device"]) < 2.0
     assert abs(growths(ratchet)["device"]) < 2.0
     assert abs(growths(unloaded(cycles))["device"]) > 20.0
-    assert [False] == [one.beside_load for one in replica(unloaded(cycles), "r").growths]
+    assert [False] == [one.load_reported for one in replica(unloaded(cycles), "r").growths]
 
 
 def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
@@ -105,21 +91,6 @@ def test_version_is_the_engines_unless_another_is_given() -> None:
     assert "engine of unknown version" == Version(engine=None, version=None, model=None).title
 
 
-def test_a_part_that_is_missing_now_and_then_is_no_fall() -> None:
-    """Two GPUs of which one is not read at times are not half as full."""
-    both = (
-        device(index=0, used_bytes=30 * GIB, total_bytes=80 * GIB),
-        device(index=1, used_bytes=30 * GIB, total_bytes=80 * GIB),
-    )
-    samples = tuple(
-        replace(sample, devices=both if place % 5 else both[:1])
-        for place, sample in enumerate(day(1, part=hidden_device_part).samples)
-    )
-
-    (only,) = replica(Timeline(samples=samples), "r").growths
-    assert (0.0, 0.0, 60 * GIB) == (only.per_hour, only.later_per_hour, only.newest)
-
-
 def test_gone_or_sparse_readings_are_not_told() -> None:
     """A component of which more than a quarter of the life is not known is none; nothing at all has no figures."""
     # Devices in the first half of a day only
@@ -131,15 +102,6 @@ def test_gone_or_sparse_readings_are_not_told() -> None:
     assert () == replica(Timeline(samples=samples), "r").growths
     nothing = replica(Timeline(samples=()), "r")
     assert (0.0, 0.0, 0, ()) == (nothing.began_seconds, nothing.watched_seconds, nothing.restarts, nothing.growths)
-
-
-def test_unlisted_process_sizes_say_nothing_of_others() -> None:
-    """Where the driver does not tell one process's bytes, what is beside them all is not told either."""
-    listed = (process(SERVER_PID, 20 * GIB), process(7, None))
-    part = (device(used_bytes=30 * GIB, total_bytes=80 * GIB, processes=listed),)
-    seen = Timeline(samples=tuple(replace(sample, devices=part, allocators=None) for sample in day(1).samples))
-
-    assert {"server"} == set(growths(seen))
 
 
 def test_summaries_are_small() -> None:

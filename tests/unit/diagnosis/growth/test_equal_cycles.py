@@ -127,11 +127,11 @@ def test_floors_are_those_of_cycles_that_worked() -> None:
     ("own", "used", "owner", "leaking", "judged"),
     [
         ((0, 9, 9, 11, 13, 15), (500, 509, 509, 511, 513, 515), "server", True, 6),
-        ((9,) * 6, (500, 500, 500, 504, 508, 512), "neighbour", True, 12),
+        ((9,) * 6, (500, 500, 500, 504, 508, 512), "another process", True, 12),
         ((9, 9, 9, 11, 13, 15), (500, 500, 500, 600, 700, 800), "server", True, 6),
         ((9,) * 6, (500,) * 6, "server", False, 0),
-        ((9, 9, 9, 9, 9, None), (500, 500, 500, 504, 508, 512), "unseen", True, 12),
-        ((None,) * 6, (500, 500, 500, 504, 508, 512), "unseen", True, 12),
+        ((9, 9, 9, 9, 9, None), (500, 500, 500, 504, 508, 512), "unknown", True, 12),
+        ((None,) * 6, (500, 500, 500, 504, 508, 512), "unknown", True, 12),
     ],
 )
 def test_growth_is_the_servers_where_its_own_bytes_rise(

@@ -6,19 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.growth.host_caches import CAPS, Bound, bound_of, told, untold_bytes
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.host_caches import SizeLimit, filling, size_limit, unreported_bytes, within_its_limit
+from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
-from kvdiag.model import Facts, HostCache, HostProcess, Sample, Timeline
+from kvdiag.engine_memory import host_caches, limits_on_command_line
+from kvdiag.model import Evidence, Facts, Finding, HostCache, HostProcess, Sample, Status, Timeline
 from tests.builders.answers import evidence
 from tests.builders.series import Part, timeline
-from tests.builders.values import GIB, MIB
+from tests.builders.values import GIB, MIB, engine
 from tests.builders.worlds import World, facts
 
 FACTS = replace(facts(World()), host_limit_bytes=256 * GIB)
 CACHE = HostCache(name="llama.cpp's prompt cache", flag="--cache-ram", limit_bytes=4 * GIB)
 MEDIA = HostCache(name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=0)
+OWNER = MemoryOwner(device_uuid="", who="llama-server 7")
+FAULT = Finding(id="leak.host", status="fault", summary="it grows", evidence=())
+MB = 10**6
 VISION = '{"model_type": "qwen2_vl", "vision_config": {}}'
 
 
@@ -66,7 +72,7 @@ def growing(name: str, gb_per_hour: float) -> Timeline:
 )
 def test_command_line_tells_bounds(command: str, expected: list[tuple[str, int]]) -> None:
     """Flags of a program that has the cache are read in their units; what is no number, or too large, is left out."""
-    assert expected == [(cache.flag, cache.limit_bytes) for cache in told(command)]
+    assert expected == [(cache.flag, cache.limit_bytes) for cache in limits_on_command_line(command)]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +90,9 @@ def test_command_line_tells_bounds(command: str, expected: list[tuple[str, int]]
 )
 def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected: tuple[int, bool] | None) -> None:
     """What the command line says goes before a program's default; a cache of media is none of a model of text."""
-    actual = bound_of(who, replace(FACTS, **changes))  # type: ignore[arg-type]
+    actual = size_limit(who, replace(FACTS, **changes))  # type: ignore[arg-type]
 
-    assert expected == (None if actual is None else (actual.limit_bytes, actual.told))
-    assert actual is None or isinstance(actual, Bound)
+    assert expected == (None if actual is None else (actual.limit_bytes, actual.reported))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected
 )
 def test_what_nothing_tells_may_be_a_cache(who: str, changes: dict[str, object], expected: int) -> None:
     """Of an engine that is not known the largest default counts; of one that is, what its model may have."""
-    actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.growth.cache_bytes)  # type: ignore[arg-type]
+    actual = unreported_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.growth.cache_bytes)  # type: ignore[arg-type]
 
     assert expected == actual
 
@@ -140,7 +145,7 @@ def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
 
 def test_every_cap_names_its_source() -> None:
     """No bound without where it is from."""
-    assert [] == [cap.name for cap in CAPS if not cap.source or not cap.flags]
+    assert [] == [cap.name for cap in host_caches() if not cap.source or not cap.flags]
 
 
 @pytest.mark.parametrize(
@@ -157,25 +162,12 @@ def test_growth_is_judged_by_the_size_limit(
     assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
 
 
-def test_growth_of_a_process_without_caches_is_a_leak() -> None:
-    """A bound is of the process that has the cache, and of no other."""
-    known = replace(FACTS, engine_name=None, host_caches=(CACHE,))
-    (actual,) = judge(growing("python3", 1.0), known, DEFAULT_LIMITS)
-    assert ("fault", False) == (actual.status, "cache_size_limit" in evidence(actual))
-
-
 def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
     """The verdict for what is no leak says how full the cache is."""
     (actual,) = warmup(growing("llama-server", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
 
     assert ("benign.warmup", "ok") == (actual.id, actual.status)
     assert evidence(actual)["full"] == pytest.approx(0.698, abs=0.01)
-
-
-def test_nothing_fills_where_nothing_is_told() -> None:
-    """An assumed bound explains nothing away."""
-    (actual,) = warmup(growing("llama-server", 1.0), Facts(), DEFAULT_LIMITS)
-    assert "full" not in evidence(actual)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +183,7 @@ def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: 
     """A pod calls its container as it likes; a process of another program has none of the engine's caches."""
     cache = HostCache(name="vLLM's KV offloading buffer", flag="kv_offloading_size", limit_bytes=8 * GIB)
 
-    found = bound_of(who, replace(FACTS, engine_name=engine, host_caches=(cache,)))
+    found = size_limit(who, replace(FACTS, engine_name=engine, host_caches=(cache,)))
 
     assert expected == (None if found is None else found.limit_bytes)
 
@@ -211,7 +203,7 @@ def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: 
 )
 def test_flag_is_in_the_unit_of_its_program(command: str, name: str, limit_bytes: int) -> None:
     """llama.cpp counts MiB, vLLM GiB, SGLang GB, a connector bytes: as their documentation has it."""
-    assert [(name, limit_bytes)] == [(cache.name, cache.limit_bytes) for cache in told(command)]
+    assert [(name, limit_bytes)] == [(cache.name, cache.limit_bytes) for cache in limits_on_command_line(command)]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +219,7 @@ def test_flag_is_in_the_unit_of_its_program(command: str, name: str, limit_bytes
 )
 def test_cache_of_media_is_assumed_where_the_model_takes_any(config: str | None, media: bool) -> None:
     """By its config.json; one that cannot be read says nothing."""
-    found = bound_of("VLLM::EngineCore 7", Facts(model_config=config))
+    found = size_limit("VLLM::EngineCore 7", Facts(model_config=config))
     assert (4 * GIB if media else None) == (None if found is None else found.limit_bytes)
 
 
@@ -239,13 +231,100 @@ def test_several_caches_bound_a_process_together() -> None:
         MEDIA,
     )
 
-    assert bound_of("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == Bound(
+    assert size_limit("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == SizeLimit(
         limit_bytes=12 * GIB,
         names="vLLM's KV offloading buffer (--kv-offloading-size), vLLM's swap space (--swap-space)",
-        told=True,
+        reported=True,
     )
-    assert bound_of("VLLM::EngineCore 7", Facts(model_config=VISION)) == Bound(
+    assert size_limit("VLLM::EngineCore 7", Facts(model_config=VISION)) == SizeLimit(
         limit_bytes=4 * GIB,
         names="vLLM's multimodal processor cache (--mm-processor-cache-gb, by default)",
-        told=False,
+        reported=False,
     )
+
+
+def set_to(limit_bytes: int) -> Facts:
+    """A server whose command line limits its cache."""
+    return Facts(host_caches=(replace(CACHE, limit_bytes=limit_bytes),))
+
+
+def grown(size_bytes: int, *, minutes: int = 80, name: str = "llama-server") -> Timeline:
+    """A process that holds so much more at last, at a steady rate."""
+    samples = []
+    for minute in range(minutes):
+        size = 2 * GIB + size_bytes * minute // (minutes - 1)
+        held = HostProcess(pid=7, name=name, resident_bytes=size, anonymous_bytes=size)
+        samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), host=(held,)))
+    return Timeline(samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("known", "grown_mb", "judged", "status"),
+    [
+        (set_to(1000 * MB), 1050, FAULT, "ok"),
+        (set_to(1000 * MB), 1051, FAULT, "fault"),
+        (Facts(), 8000, FAULT, "suspect"),
+        (Facts(), 8000, replace(FAULT, status="suspect"), "unknown"),
+        (Facts(), 9100, FAULT, "fault"),
+    ],
+)
+def test_growth_within_a_size_limit_is_the_caches(known: Facts, grown_mb: int, judged: Finding, status: Status) -> None:
+    """A twentieth beyond it is not counted; under a bound that is only assumed a step less certain."""
+    seen = memory_series(grown(grown_mb * MB), known, DEFAULT_LIMITS)
+    actual = within_its_limit(judged, OWNER, seen, MemoryComponent.HOST_ANONYMOUS, known, DEFAULT_LIMITS)
+
+    assert status == actual.status
+    limit = 1000 * MB if known.host_caches else 8 * GIB
+    assert [
+        ("grown_since_first_sample", grown_mb * MB, "bytes", "host"),
+        ("cache_size_limit", limit, "bytes"),
+        ("full", grown_mb * MB / limit, "ratio", "computed"),
+    ] == [
+        (one.name, one.value, one.unit, one.source)[: 3 if one.name == "cache_size_limit" else 4]
+        for one in actual.evidence
+    ]
+
+
+def test_process_without_caches_is_judged_as_it_was() -> None:
+    """Nothing is known that bounds it."""
+    seen = memory_series(grown(500 * MB, name="python3"), Facts(), DEFAULT_LIMITS)
+    stranger = MemoryOwner(device_uuid="", who="python3 7")
+    assert FAULT is within_its_limit(FAULT, stranger, seen, MemoryComponent.HOST_ANONYMOUS, Facts(), DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("grown_mb", "limit_mb", "full"), [(1000, 2000, 0.5), (1050, 1000, 1.05), (1060, 1000, None), (10, 1000, None)]
+)
+def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, full: float | None) -> None:
+    """Under a bound that is told; one through it is none, nor is one that stands still."""
+    actual = filling(grown(grown_mb * MB), set_to(limit_mb * MB), DEFAULT_LIMITS, "benign.warmup")
+
+    assert (full is None) == (actual is None)
+    if actual is not None:
+        assert ("benign.warmup", "ok") == (actual.id, actual.status)
+        size = Evidence(name="grown_since_first_sample", value=grown_mb * MB, unit="bytes", source="host")
+        assert size == actual.evidence[0]
+        assert full == evidence(actual)["full"]
+
+
+def test_cache_of_an_assumed_bound_is_not_told_as_filling() -> None:
+    """Nobody knows that it is there."""
+    assert filling(grown(1000 * MB), Facts(), DEFAULT_LIMITS, "benign.warmup") is None
+    assert filling(grown(1000 * MB, name="python3"), set_to(2000 * MB), DEFAULT_LIMITS, "benign.warmup") is None
+
+
+def test_fullest_of_two_caches_is_set_to() -> None:
+    """By its share of the bound."""
+    # Two processes of one server, of which the second holds more of it
+    samples = []
+    for minute in range(80):
+        held = [
+            HostProcess(pid=pid, name="llama-server", resident_bytes=size, anonymous_bytes=size)
+            for pid, size in ((8, 2 * GIB + 20 * MB * minute), (9, 2 * GIB + 12 * MB * minute))
+        ]
+        samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), host=tuple(held)))
+
+    actual = filling(Timeline(samples=tuple(samples)), set_to(4000 * MB), DEFAULT_LIMITS, "benign.warmup")
+
+    assert actual is not None
+    assert 79 * 20 * MB / (4000 * MB) == evidence(actual)["full"]

@@ -70,7 +70,7 @@ def test_activity_is_over_all_engines() -> None:
     assert (1.0, 2.0, 4.0) == actual.times_seconds
     assert (0.75, 3.25, 0.0) == actual.load
     assert (False, True, False) == actual.asleep
-    assert (None, False) == (actual.began_seconds, actual.fresh)
+    assert ((), False) == (actual.restarts_seconds, actual.fresh)
 
 
 def counting(seconds: float, *prompts: int, generated: int | None = 0) -> Sample:
@@ -85,11 +85,11 @@ def counting(seconds: float, *prompts: int, generated: int | None = 0) -> Sample
 
 
 def test_restart_is_a_counter_that_falls() -> None:
-    """Of any engine, at the newest such sample; one that stands still is none."""
+    """Of any engine; one that stands still is none."""
     still = timeline(counting(1.0, 5, 9), counting(2.0, 5, 9), counting(3.0, 6, 12))
     restarts = timeline(counting(1.0, 5, 9), counting(2.0, 5, 8), counting(3.0, 0, 9), counting(4.0, 7, 9))
-    assert engine_activity(still).began_seconds is None
-    assert 3.0 == engine_activity(restarts).began_seconds
+    assert () == engine_activity(still).restarts_seconds
+    assert (2.0, 3.0) == engine_activity(restarts).restarts_seconds
 
 
 @pytest.mark.parametrize(

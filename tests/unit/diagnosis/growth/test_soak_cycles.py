@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -92,36 +91,6 @@ def test_leak_per_request_is_measured() -> None:
     assert pytest.approx(20.0 * MIB / actual.requests_per_cycle, rel=0.1) == actual.per_request
     assert actual.dose_p is not None
     assert actual.dose_p < 0.01
-
-
-def test_too_few_cycles_are_not_judged() -> None:
-    """Eleven load cycles of new content give no answer at all."""
-    # Idle and load in turns, up to the eleventh load
-    cycles = DEFAULT[: 2 * (DEFAULT_LIMITS.soak.cycles - 1)]
-
-    assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
-
-
-def test_without_idle_cycles_nothing_is_judged() -> None:
-    """Where somebody else came in every idle cycle, load has nothing to be compared with."""
-    cycles = [cycle if cycle.requests else replace(cycle, problem="other traffic") for cycle in DEFAULT]
-
-    assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
-
-
-def test_what_came_back_did_not_stay() -> None:
-    """Memory that rose with the first cycles and is given back later is flat, not grown: seen on a real worker."""
-    # 6 MiB that come with the first load and go, with 3 MiB of what was there before, half-way
-    sizes = [0, *[6 * MIB] * 29, *[-3 * MIB] * 30]
-
-    assert ("flat", -9.0 * MIB) == (judged(sizes).shape, judged(sizes).gain)
-
-
-def judged(sizes: list[int]) -> Soaked:
-    """The same, where it is known to be judged."""
-    found = verdict([*sizes])
-    assert found is not None
-    return found
 
 
 def verdict(sizes: list[int | None]) -> Soaked | None:

@@ -44,6 +44,13 @@ def soak(
     return found
 
 
+def in_turns(loads: Sequence[float]) -> Soaked | None:
+    """What is said of a host's memory over load cycles that add so much, an idle one after each."""
+    cycles = [IDLE, *[LOAD, IDLE] * len(loads)]
+    rises = [0.0, *(rise for load in loads for rise in (load, 0.0))]
+    return judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
+
+
 def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
     """Ten for a load of two requests, one for an idle cycle: of each request 4.5 stay."""
     actual = soak(10.0, 1.0, first=20.0, least=3.0)
@@ -160,40 +167,23 @@ def test_noise_of_a_hosts_memory_raises_what_counts(each: float, noisy: bool, sh
 )
 def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], shape: str) -> None:
     """Garbage that is collected falls back to what was there; three blocks of cycles at least have to be seen."""
-    # An idle cycle after each load; a quarter of the loads is warm-up
-    cycles = [IDLE, *[LOAD, IDLE] * len(loads)]
-    rises = [0.0, *(rise for load in loads for rise in (load, 0.0))]
-
-    found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
-
+    found = in_turns(loads)
     assert found is not None
     assert (shape, 2) == (found.shape, found.blocks)
 
 
-@pytest.mark.parametrize(("loads", "judged"), [(12, 9), (15, 12), (16, 12), (19, 15), (20, 15)])
-def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, judged: int) -> None:
-    """What is left of them is judged."""
-    # An idle cycle after each load
-    cycles = [IDLE, *[LOAD, IDLE] * loads]
-    rises = [0.0, *[10.0, 0.0] * loads]
-
-    found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=False)
-
-    assert found is not None
-    assert judged == found.load_cycles
+@pytest.mark.parametrize(("loads", "judged"), [(11, None), (12, 9), (15, 12), (16, 12), (19, 15), (20, 15)])
+def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, judged: int | None) -> None:
+    """What is left of them is judged; eleven are too few."""
+    found = in_turns([10.0] * loads)
+    assert judged == (None if found is None else found.load_cycles)
 
 
 @pytest.mark.parametrize(("loads", "blocks"), [(24, 3), (56, 6), (60, 6), (104, 6)])
 def test_blocks_of_a_long_soak_become_longer(loads: int, blocks: int) -> None:
     """Six at the most: a collector's period lies within one of them, be it ever so long."""
-    # An idle cycle after each load; a quarter of the loads is warm-up
-    cycles = [IDLE, *[LOAD, IDLE] * loads]
-    rises = [0.0, *[10.0, 0.0] * loads]
-
-    found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
-
-    assert found is not None
-    assert blocks == found.blocks
+    found = in_turns([10.0] * loads)
+    assert blocks == (None if found is None else found.blocks)
 
 
 def test_dose_is_judged_where_doses_differ() -> None:
@@ -205,13 +195,6 @@ def test_dose_is_judged_where_doses_differ() -> None:
 
     assert rank_sum_tail([15.0] * 4, [5.0] * 4) == actual.dose_p
     assert 5.0 == actual.per_request
-
-
-@pytest.mark.parametrize(("loads", "judged"), [(11, False), (12, True)])
-def test_twelve_load_cycles_are_judged(loads: int, judged: bool) -> None:
-    """Eleven are too few."""
-    cycles = [IDLE, *[LOAD, IDLE] * loads]
-    assert judged == (judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=1.0) is not None)
 
 
 @pytest.mark.parametrize(("idles", "judged"), [(3, False), (4, True)])

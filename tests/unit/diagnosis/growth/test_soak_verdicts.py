@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.soak_cycles import Shape, Soaked
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
-from kvdiag.diagnosis.growth.soak_verdicts import amount, evidence, finding, follows_dose, verdict, weightier, worst
+from kvdiag.diagnosis.growth.soak_verdicts import evidence, finding, follows_dose, verdict, weightier, worst
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding, Status
 from tests.builders.values import MIB
@@ -67,10 +67,10 @@ def test_hosts_leak_is_certain_after_five_blocks(blocks: int, status: str) -> No
     assert status == said("host_anonymous", blocks=blocks)[0]
 
 
-@pytest.mark.parametrize(("chance", "follows"), [(None, False), (0.05, False), (0.049, True)])
-def test_larger_doses_that_leave_more_are_told(chance: float | None, follows: bool) -> None:
-    """Where the chance of it is below one in twenty."""
-    assert follows == follows_dose(component("server", dose_p=chance), DEFAULT_LIMITS)
+@pytest.mark.parametrize(("p_value", "follows"), [(None, False), (0.05, False), (0.049, True)])
+def test_larger_doses_that_leave_more_are_told(p_value: float | None, follows: bool) -> None:
+    """At a p-value below 0.05."""
+    assert follows == follows_dose(component("server", dose_p=p_value), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_larger_doses_that_leave_more_are_told(chance: float | None, follows: bo
 )
 def test_amount_is_in_the_components_unit(kind: str, value: float, expected: str) -> None:
     """Blocks of the pool, bytes of all else; from ten on without decimals."""
-    assert expected == amount(Part(kind), value)
+    assert expected == Part(kind).amount(value)
 
 
 def test_worst_is_the_gravest_then_the_fastest() -> None:
@@ -154,7 +154,7 @@ def test_evidence_has_every_figure_with_its_unit(kind: str, source: str, unit: s
         ("growth_per_load_cycle", 8.0 * MIB, unit, source),
         ("growth_per_idle_cycle", 1.0 * MIB, unit, source),
         ("growth_per_request", 2.0 * MIB, unit, source),
-        ("warmup_growth", 32.0 * MIB, unit, source),
+        ("first_touch_growth", 32.0 * MIB, unit, source),
         ("judged_load_cycles", 12, "cycles", "kvdiag"),
         ("judged_idle_cycles", 11, "cycles", "kvdiag"),
         ("p_trend", 0.001, "ratio", "computed"),

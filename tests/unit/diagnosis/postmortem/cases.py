@@ -19,7 +19,7 @@ def case_of(text: str) -> Case:
     found = read_failures(text)
     if found is None:
         return Case(has_log=True)
-    names = ("shortage", "process", "rank", "phase", "phase_told_by", "work", "running", "waiting", "max_num_seqs")
+    names = ("shortage", "process", "rank", "phase", "phase_source", "work", "running", "waiting", "max_num_seqs")
     return Case(accounts=(Account(origin="a log", **{name: getattr(found, name) for name in names}),), has_log=True)
 
 

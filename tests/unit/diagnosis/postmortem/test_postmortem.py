@@ -155,7 +155,11 @@ def test_facts_are_the_traces_else_the_logs() -> None:
 
     logged, traced, neither = (
         postmortem(case).facts
-        for case in (Case(report=report), Case(report=report, facts=Facts(engine_name="sglang")), Case())
+        for case in (
+            Case(report=report, engine_name="vllm"),
+            Case(report=report, facts=Facts(engine_name="sglang")),
+            Case(),
+        )
     )
 
     assert logged == Facts(

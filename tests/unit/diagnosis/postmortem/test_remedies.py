@@ -1,5 +1,8 @@
+"""Settings by the figures of a failure, as one would type them."""
+
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +14,8 @@ from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, Pr
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account
 
 TOTAL = 100 * GIB
+HEADROOM = 300 * 10**6
+"""What stays free beyond what was missing."""
 
 
 def report_of(fraction: float | None = 0.9, *, pool_gib: int = 50, tokens: int | None = 500_000) -> EngineReport:
@@ -24,80 +29,73 @@ def case_with(report: EngineReport | None = None, **figures: Any) -> Case:
     return Case(accounts=(account(**{"total_bytes": TOTAL, **figures}),), report=report)
 
 
+def figures_of(text: str | None) -> tuple[float | None, float | None, int | None]:
+    """By how much a setting is changed, to what, and the tokens that this costs."""
+    by, new, tokens = (
+        re.search(pattern, text or "") for pattern in (r" by (0\.\d\d) ", r" -> (\d[\d.]*)", r"costs ([\d,]+) of")
+    )
+    cost = None if tokens is None else int(tokens[1].replace(",", ""))
+    return None if by is None else float(by[1]), None if new is None else float(new[1].rstrip(".")), cost
+
+
 @pytest.mark.parametrize(
     ("short_bytes", "expected"),
     [
-        # 5 of 100 GiB; 0.9 - 0.05 = 0.85; 5 of 50 GiB are a tenth of the pool.
-        (5 * GIB, ("0.9 -> 0.85", "5.00 GiB of 100 GiB", "50,000 of")),
-        # What is more does not fit 0.85.
-        (5 * GIB + MIB, ("0.9 -> 0.84", "5.00 GiB of 100 GiB", "60,000 of")),
-        # No fraction is below 0.01, which is 89 GiB less: the whole pool.
-        (95 * GIB, ("0.9 -> 0.01", "95.0 GiB of 100 GiB", "500,000 of")),
+        (MIB, (0.01, 0.89, 10_000)),  # never less than a hundredth
+        (5 * GIB - HEADROOM, (0.05, 0.85, 50_000)),
+        (5 * GIB - HEADROOM + 1024, (0.06, 0.84, 60_000)),
+        (95 * GIB, (0.96, 0.01, 500_000)),  # no fraction is below 0.01, which is the whole pool
     ],
 )
-def test_fraction_is_lowered_by_what_was_short(short_bytes: int, expected: tuple[str, ...]) -> None:
-    """By shortage over total, down to the next hundredth; the pool's tokens that this costs are told."""
-    actual = lower_fraction(case_with(report_of()), short_bytes)
-    assert all(figure in actual for figure in expected)
+def test_fraction_is_lowered_by_what_was_missing_and_headroom(short_bytes: int, expected: tuple[float, ...]) -> None:
+    """Up to the next hundredth; the pool's tokens that this costs are shown."""
+    assert expected == figures_of(lower_fraction(case_with(report_of()), short_bytes))
 
 
-def test_fraction_in_force_and_the_devices_size_may_not_be_told() -> None:
-    """Then the share, or the bytes, are all that can be said; without bytes it is a matter of trying."""
+def test_unknown_fraction_or_device_leaves_the_difference() -> None:
+    """Then the difference, or the bytes, are all that can be said; without bytes it is a matter of trying."""
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
-    assert "by 0.01 (512 MiB of 100 GiB" in lower_fraction(no_fraction, 512 * MIB)
-    assert "512 MiB / the device" in lower_fraction(no_total, 512 * MIB)
-    assert "0.02 at a time" in lower_fraction(no_fraction, None)
+    assert (0.01, None, None) == figures_of(lower_fraction(no_fraction, 512 * MIB))
+    assert "798 MiB / the device" in lower_fraction(no_total, 512 * MIB)  # with headroom
+    assert "5.00 GiB / the device" in (raise_fraction(no_total, 5 * GIB) or "")
+    assert (0.02, None, None) == figures_of(lower_fraction(no_fraction, None))
 
 
-@pytest.mark.parametrize(
-    ("short_gib", "left_bytes", "tokens"), [(5, 45 * GIB, "50,000"), (50, 0, "500,000"), (51, 0, "500,000")]
-)
-def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int, tokens: str) -> None:
-    """Down to nothing at most."""
-    told = report_of(None)
-    report = replace(told, settings=replace(told.settings, pool_bytes=50 * GIB))
+@pytest.mark.parametrize(("short_gib", "left_bytes", "tokens"), [(5, 44 * GIB + 704 * MIB, 53_125), (50, 0, 500_000)])
+def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int, tokens: int) -> None:
+    """To a multiple of 64 MiB, down to nothing at most."""
+    printed = report_of(None)
+    report = replace(printed, settings=replace(printed.settings, pool_bytes=50 * GIB))
 
-    actual = lower_fraction(case_with(report), short_gib * GIB)
-
-    assert f"by {short_gib * GIB} bytes" in actual
-    assert f"{50 * GIB} -> {left_bytes}" in actual
-    assert f"{tokens} of the pool" in actual
+    assert (None, left_bytes, tokens) == figures_of(lower_fraction(case_with(report), short_gib * GIB))
 
 
 @pytest.mark.parametrize(
     "report", [report_of(tokens=None), report_of(tokens=0), report_of(pool_gib=0), replace(report_of(), ranks=())]
 )
-def test_cost_in_tokens_is_left_out_where_the_log_does_not_tell_it(report: EngineReport) -> None:
+def test_cost_in_tokens_is_left_out_where_the_log_does_not_show_it(report: EngineReport) -> None:
     """A pool without tokens, or without bytes, has no price."""
-    actual = lower_fraction(case_with(report), 5 * GIB)
-    assert actual.endswith(": 0.9 -> 0.85 (5.00 GiB of 100 GiB are missing)")
+    assert (0.06, 0.84, None) == figures_of(lower_fraction(case_with(report), 5 * GIB))
 
 
 @pytest.mark.parametrize(
     ("missing_bytes", "fraction", "expected"),
     [
-        (5 * GIB, 0.9, "0.9 -> 0.95"),
-        (5 * GIB + MIB, 0.9, "0.9 -> 0.96"),
-        (7 * GIB, 0.9, "0.9 -> 0.97"),
+        (5 * GIB, 0.9, (0.05, 0.95, None)),
+        (5 * GIB + MIB, 0.9, (0.06, 0.96, None)),
+        (7 * GIB, 0.9, (0.07, 0.97, None)),
         (8 * GIB, 0.9, None),
-        (5 * GIB, None, "by 0.05 (5.00 GiB"),
-        (None, 0.9, "if the rest"),
+        (5 * GIB, None, (0.05, None, None)),
+        (None, 0.9, (None, None, None)),
     ],
 )
 def test_fraction_is_raised_by_what_is_missing(
-    missing_bytes: int | None, fraction: float | None, expected: str | None
+    missing_bytes: int | None, fraction: float | None, expected: tuple[float | None, ...] | None
 ) -> None:
     """Up to the next hundredth, and to 0.97 at most, beyond which libraries find no room."""
     actual = raise_fraction(case_with(None if fraction is None else report_of(fraction)), missing_bytes)
-
-    assert (actual is None) == (expected is None)
-    assert (expected or "") in (actual or "")
-
-
-def test_raised_fraction_of_an_unknown_device_is_told_in_bytes() -> None:
-    """What is missing over the total, which the reader has to know."""
-    assert "5.00 GiB / the device" in (raise_fraction(case_with(total_bytes=None), 5 * GIB) or "")
+    assert expected == (None if actual is None else figures_of(actual))
 
 
 @pytest.mark.parametrize(
@@ -109,42 +107,35 @@ def test_fraction_that_fits_is_the_largest_of_two_decimals(free: int, total: int
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "old", "step", "expected"),
+    ("free_mib", "asked_bytes", "old", "step", "expected"),
     [
-        (512, 8192, 64, "8192 -> 4096"),
-        (512, 100, 64, "now 100"),
-        (512, 128, 64, "128 -> 64"),
-        (512, 3, 1, "3 -> 1"),
-        (2048, 8, 1, "8 -> 7"),
-        (0, 8, 1, "now 8"),
-        (512, 0, 1, None),
-        (512, None, 1, None),
-        (None, 8, 1, None),
+        (512, GIB, 8192, 64, "8192 -> 4096"),
+        (512, GIB, 100, 64, "now 100"),
+        (512, GIB, 128, 64, "128 -> 64"),
+        (512, GIB, 3, 1, "3 -> 1"),
+        (2048, GIB, 8, 1, "8 -> 7"),
+        (0, GIB, 8, 1, "now 8"),
+        (512, GIB, 0, 1, None),
+        (512, GIB, None, 1, None),
+        (None, GIB, 8, 1, None),
+        (512, None, 8, 1, None),
     ],
 )
 def test_setting_is_scaled_to_what_was_free(
-    free_mib: int | None, old: int | None, step: int, expected: str | None
+    free_mib: int | None, asked_bytes: int | None, old: int | None, step: int, expected: str | None
 ) -> None:
-    """1 GiB was asked for: the setting shrinks as the room for it, in whole steps, and by one at least."""
-    case = case_with(free_bytes=None if free_mib is None else free_mib * MIB)
+    """The setting shrinks as the room for it, in whole steps, and by one at least; without figures it is left."""
+    case = case_with(free_bytes=None if free_mib is None else free_mib * MIB, asked_bytes=asked_bytes)
 
     actual = scaled("--x", old, case, step=step)
+
     assert (actual is None) == (expected is None)
     assert (expected or "") in (actual or "")
 
 
-def test_nothing_is_scaled_without_what_was_asked_for() -> None:
-    """A failure without figures, or no failure at all, has no measure."""
-    assert (None, None) == (scaled("--x", 8, case_with(asked_bytes=None)), scaled("--x", 8, Case()))
-
-
 @pytest.mark.parametrize(
     ("parts", "expected"),
-    [
-        (("lower a", None, "raise b", ""), "Lower a; or raise b."),
-        (("--flag",), "--flag."),
-        ((None, ""), ""),
-    ],
+    [(("lower a", None, "raise b", ""), "Lower a; or raise b."), (("--flag",), "--flag."), ((None, ""), "")],
 )
 def test_remedies_are_joined_to_a_sentence(parts: tuple[str | None, ...], expected: str) -> None:
     """The first one first; what is none is left out."""

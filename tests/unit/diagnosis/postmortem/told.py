@@ -47,7 +47,7 @@ def _read(text: str) -> str:
     found = read_failures(text)
     if found is None:
         return "no failure"
-    parts = {one.name: getattr(found, one.name) for one in fields(found) if one.name != "shortage"}
+    parts = {one.name: getattr(found, one.name) for one in fields(found) if one.name not in ("shortage", "origin")}
     return ", ".join([found.shortage.kind, *(f"{name} {_plain(part)}" for name, part in parts.items() if part)])
 
 

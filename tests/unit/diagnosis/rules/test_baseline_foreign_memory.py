@@ -193,7 +193,7 @@ def test_without_process_lists_it_is_unknown(samples: tuple[Sample, ...]) -> Non
     assert Finding(id="baseline.foreign_memory", status="unknown", summary=ANY_TEXT) == actual
 
 
-def test_the_worst_gpu_is_told_and_of_equals_the_first() -> None:
+def test_the_worst_gpu_is_reported_and_of_equals_the_first() -> None:
     """Fault before suspect before unknown before ok."""
     clean, open_ = gpu(process(101, GIB), index=0), gpu(process(101, GIB), process(7, None), index=1)
     some, much = (
@@ -250,7 +250,7 @@ def test_two_lists_a_minute_apart_show_another_process(readings: tuple[tuple[Any
     assert status == lists(*((at, tuple(listed)) for at, *listed in readings)).status
 
 
-def test_a_neighbour_is_gone_since_it_held_half() -> None:
+def test_another_process_is_gone_since_it_held_half() -> None:
     """Six GiB until a minute, half of that until two, less until three, and nothing at five."""
     actual = lists(
         (0.0, (OWN, ORPHAN)),
@@ -270,7 +270,7 @@ def test_a_neighbour_is_gone_since_it_held_half() -> None:
     ] == rows(actual)
 
 
-def test_a_neighbour_where_the_servers_processes_are_not_known_is_not_told_after_it_left() -> None:
+def test_another_process_where_the_servers_processes_are_not_known_is_not_reported_after_it_left() -> None:
     """Of a lone process nobody knows whether another was its neighbour, or itself before a restart."""
     one, other = gpu(process(1, 10 * GIB)), gpu(process(1, 10 * GIB), process(2, 6 * GIB))
     readings = ((0.0, (other,)), (60.0, (other,)), (120.0, (one,)), (180.0, (one,)))
@@ -308,7 +308,7 @@ def smaller(whole: Device, less: int) -> Device:
     ],
     ids=["watched", "in a run of steps", "a fault already"],
 )
-def test_growth_of_others_is_told_where_it_says_more(total_gib: int, steps: bool, status: str) -> None:
+def test_growth_of_others_is_reported_where_it_says_more(total_gib: int, steps: bool, status: str) -> None:
     """500 MB/h for three hours: on 80 GiB suspect by what is there now, by which a run of steps is judged."""
     seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
     less = (80 - total_gib) * GIB

@@ -209,7 +209,7 @@ def test_every_figure_that_was_looked_at_is_shown() -> None:
     ] == rows(actual)
 
 
-def test_figures_that_are_not_told_are_shown_as_missing() -> None:
+def test_figures_that_are_not_reported_are_shown_as_missing() -> None:
     """A pool sized by hand, or without a fraction, gives no budget; a driver that does not tell has no share."""
     bare = unlisted(70 * GIB, reserved=None)
     by_hand, unfractioned = pool(), pool(pool_bytes=None, memory_fraction_ratio=None)
@@ -253,7 +253,7 @@ def test_the_smallest_of_several_pools_decides() -> None:
     assert 40_000 == evidence(other)["capacity"]
 
 
-def test_problems_of_one_weight_are_told_together_and_lesser_ones_are_not() -> None:
+def test_problems_of_one_weight_are_reported_together_and_lesser_ones_are_not() -> None:
     """Two GPUs that do not fit are both ANY_TEXT; beside a pool that cannot serve neither is."""
     under, beyond = holding(30 * GIB), replace(holding(BUDGET + 4 * GIB), uuid="GPU-1", index=1)
     assert "suspect" == at_idle(under, beyond).status
@@ -278,15 +278,10 @@ def test_problems_of_one_weight_are_told_together_and_lesser_ones_are_not() -> N
     ],
     ids=["none read", "no NVML", "memory not told", "two GPUs", "three, and a gap"],
 )
-def test_why_a_device_is_not_compared_is_told(devices: tuple[Device, ...], gap: Gap | None) -> None:
+def test_why_a_device_is_not_compared_is_reported(devices: tuple[Device, ...], gap: Gap | None) -> None:
     """The pool itself is well; GPUs of which nobody knows whose they are leave no figure."""
     actual = at_idle(*devices, gap=gap)
     assert Finding(id="baseline.misconfigured", status="unknown", summary=ANY_TEXT) == actual
-
-
-@pytest.mark.parametrize("gap", [None, Gap(source="engine", kind="failed", reason="HTTP 500")])
-def test_without_a_pool_the_engine_is_asked_why(gap: Gap | None) -> None:
-    """Its gap, or that it does not report one."""
 
 
 def llama(reported: KvPool) -> Facts:

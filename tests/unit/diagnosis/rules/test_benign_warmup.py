@@ -32,7 +32,7 @@ def test_growth_that_stopped_is_explained() -> None:
         status="ok",
         summary="GPU 0: grew 360 MiB with the first requests, then stopped: warm-up, not a leak",
         evidence=(
-            Evidence(name="warmup_growth", value=360 * MIB, unit="bytes", source="nvml"),
+            Evidence(name="first_touch_growth", value=360 * MIB, unit="bytes", source="nvml"),
             Evidence(name="growth_over_judged_cycles", value=0, unit="bytes", source="nvml"),
             Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
         ),
@@ -56,7 +56,7 @@ def test_a_server_that_never_grew_is_ok() -> None:
     ],
     ids=["no NVML", "too few cycles", "still growing"],
 )
-def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
+def test_growth_that_was_not_observed_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
     actual = verdict(world)
     assert "unknown" == actual.status
@@ -66,7 +66,7 @@ def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) 
 def test_warmup_of_one_of_two_gpus_is_found() -> None:
     """Tensor parallel: first-touch growth is told for a GPU on which it happened."""
     actual = verdict(World(gpus=2, first_touch_bytes=(64 * MIB,)))
-    assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["warmup_growth"])
+    assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
 def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
@@ -90,7 +90,7 @@ def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step:
     (actual,) = judge(Timeline(samples=samples, marks=whole.marks), facts(world), DEFAULT_LIMITS)
 
     assert actual.status in {"ok", "unknown"}
-    assert 0 < float(evidence(actual).get("warmup_growth") or 1) <= 24 * MIB
+    assert 0 < float(evidence(actual).get("first_touch_growth") or 1) <= 24 * MIB
 
 
 def test_cycles_without_a_baseline_are_judged_alone() -> None:
@@ -99,7 +99,7 @@ def test_cycles_without_a_baseline_are_judged_alone() -> None:
     whole = run(world)
     marks = tuple(mark for mark in whole.marks if mark.step != "baseline")
     (actual,) = judge(Timeline(samples=whole.samples, marks=marks), facts(world), DEFAULT_LIMITS)
-    assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["warmup_growth"])
+    assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
 KNOWN = Facts(pools=(pool(),))
@@ -148,13 +148,13 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
     assert actual.summary.startswith(told)
     assert "ok" == actual.status
     assert [
-        ("warmup_growth", before + sum(first), "bytes", "nvml"),
+        ("first_touch_growth", before + sum(first), "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
     ] == rows(actual)
 
 
-def test_the_gpu_to_which_most_came_is_told() -> None:
+def test_the_gpu_to_which_most_came_is_reported() -> None:
     """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
@@ -169,7 +169,7 @@ def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
 
     assert "unknown" == actual.status
     assert [
-        ("warmup_growth", 5 * PAGE, "bytes", "nvml"),
+        ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
     ] == rows(actual)
@@ -225,7 +225,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     ],
     ids=["no device", "no NVML", "four cycles"],
 )
-def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
+def test_what_is_missing_is_reported(timeline: Timeline, told: str) -> None:
     """Growth that nobody saw is not explained."""
     expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
     assert expected == of_cycles(timeline)
@@ -242,10 +242,10 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
     actual = of_cycles(Timeline(samples=samples, marks=marks))
     expected = 11 * PAGE if lost == "nothing" else PAGE
-    assert expected == dict(row[:2] for row in rows(actual))["warmup_growth"]
+    assert expected == dict(row[:2] for row in rows(actual))["first_touch_growth"]
 
 
-def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
+def test_a_gpu_that_does_not_report_leaves_nothing_to_compare() -> None:
     """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
     assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")

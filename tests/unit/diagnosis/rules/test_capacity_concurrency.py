@@ -167,7 +167,7 @@ def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> Non
     ]
 
 
-def test_what_a_waiting_queue_shows_is_told_with_its_units() -> None:
+def test_what_a_waiting_queue_shows_is_reported_with_its_units() -> None:
     """Two engines: requests that run are added up, usage and queue are the highest, capacity is both pools'."""
     # 99 of 100 blocks held on one engine with 2 and then 5 waiting, and 10 on the other
     pools = (pool("0", usable_blocks=100), pool("1", usable_blocks=100))

@@ -48,7 +48,7 @@ def test_a_long_request_that_ran_is_ok() -> None:
     ],
     ids=["not seen", "cut short", "server lost", "failed otherwise"],
 )
-def test_a_long_request_that_was_not_seen_to_end_is_unknown(world: World) -> None:
+def test_a_long_request_that_was_not_observed_to_end_is_unknown(world: World) -> None:
     """A request that never ran, failed for another reason, or was not watched proves nothing."""
     actual = verdict(world)
     assert Finding(id="capacity.long_context", status="unknown", summary=ANY_TEXT) == actual
@@ -84,7 +84,7 @@ def test_the_smaller_pool_of_two_engines_decides() -> None:
     assert ("fault", 20_000) == (actual.status, evidence(actual)["capacity"])
 
 
-def test_an_engine_that_does_not_tell_its_capacity_is_judged_by_what_ran() -> None:
+def test_an_engine_that_does_not_report_its_capacity_is_judged_by_what_ran() -> None:
     """Versions before 0.24 report no capacity: the request that ran is the evidence."""
     actual = verdict(World(pools=(pool(capacity_tokens=None, max_concurrency=None),)))
     assert ("ok", None) == (actual.status, evidence(actual)["capacity"])
@@ -202,7 +202,7 @@ def test_a_stuck_request_has_its_figures() -> None:
     ] == rows(actual)
 
 
-def test_a_stuck_request_that_goes_on_is_told_with_the_time_until_then() -> None:
+def test_a_stuck_request_that_goes_on_is_reported_with_the_time_until_then() -> None:
     """Once a block is free, or the request over, the time ends."""
     stuck = [(60.0 * minute, STUCK) for minute in range(4)]
     assert 180.0 == evidence(at(*stuck, (240.0, holding(300, running=1, waiting=9)), (300.0, STUCK)))["stalled"]
@@ -267,7 +267,7 @@ def test_a_long_request_that_ran_has_its_figures() -> None:
     ] == [(one.name, one.value, one.unit, one.source) for one in ran(16_384, 1_024).evidence]
 
 
-def test_the_first_request_alone_that_ran_out_is_told() -> None:
+def test_the_first_request_alone_that_ran_out_is_reported() -> None:
     """Of two failures the first; one of several requests, or of a load that is not known, is no single context's."""
     first = ran(16_384, 1_024, error=OOM)
     assert ("fault", 16_384, 3 * GIB) == (first.status, evidence(first)["prompt"], evidence(first)["requested"])

@@ -289,7 +289,7 @@ def test_one_block_for_each_request_is_rounding_and_half_as_much_again_a_fault(
     assert status == loads((requests, tokens, held)).status
 
 
-def test_the_worst_of_several_loads_is_told_with_its_figures() -> None:
+def test_the_worst_of_several_loads_is_reported_with_its_figures() -> None:
     """Of 12 for 8, 14 for 8 and 40 for 32 the second holds most for its tokens; a load that holds nothing is none."""
     actual = loads((2, 64, 12), (2, 64, 14), (1, 512, 40), (1, 64, 0))
 

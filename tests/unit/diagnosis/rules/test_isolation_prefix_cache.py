@@ -29,7 +29,7 @@ def result(server: Server, timeline: Timeline | None = None) -> StepResult:
 
 
 @pytest.mark.parametrize(("other_key", "keys"), [(False, 1), (True, 2)])
-def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys: int) -> None:
+def test_both_sides_are_reported_by_counters_and_by_the_clock(other_key: bool, keys: int) -> None:
     """Thirty requests in turns; a miss takes 40 ms and a hit 10, each a thousandth longer than the one before it."""
     # The middle place of new prompts is 14, as of own ones and another's salt, without one 16.5
     milliseconds = (40 * 1.014, 10 * 1.014, 40 * 1.014, 10 * 1.0165)
@@ -53,7 +53,7 @@ def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys:
     assert "isolation.prefix_cache" == actual.id
 
 
-def test_times_are_told_to_a_hundredth_of_a_millisecond() -> None:
+def test_times_are_reported_to_a_hundredth_of_a_millisecond() -> None:
     """A third of a millisecond, and 14 thousandths of it: 0.338."""
     actual = verdict(Server(hit_seconds=1 / 3000, miss_seconds=0.01))
     assert 0.34 == {one.name: one.value for one in actual.evidence}["first_token_own"]

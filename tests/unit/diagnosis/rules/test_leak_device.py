@@ -50,11 +50,9 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="growth_over_judged_cycles", value=36 * MIB, unit="bytes", source="nvml"),
                 Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
                 Evidence(name="rising_cycles", value=6, unit="cycles", source="nvml"),
-                Evidence(name="warmup_growth", value=12 * MIB, unit="bytes", source="nvml"),
-                Evidence(
-                    name="detection_limit_per_request", value=2 * MIB, unit="bytes per request", source="computed"
-                ),
-                Evidence(name="held_by", value="server", unit="", source="nvml"),
+                Evidence(name="first_touch_growth", value=12 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="smallest_detectable_leak", value=2 * MIB, unit="bytes per request", source="computed"),
+                Evidence(name="holder", value="server", unit="", source="nvml"),
             ),
         ),
         Finding(id=NON_TORCH, status="unknown", summary=f"{undecided}"),
@@ -128,21 +126,21 @@ def test_memory_that_is_given_back_is_no_leak() -> None:
     assert both("ok") == statuses(verdicts(world))
 
 
-def test_a_neighbour_that_grows_on_the_same_gpu_is_not_the_server() -> None:
+def test_another_process_that_grows_on_the_same_gpu_is_not_the_server() -> None:
     """Another process that takes more in every cycle makes no fault of the server."""
     # A co-tenant that grows by 32 MiB in each cycle
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
     assert "fault" not in statuses(verdicts(world)).values()
 
 
-def test_a_neighbour_that_grows_on_another_gpu_is_not_looked_at() -> None:
+def test_another_process_that_grows_on_another_gpu_is_not_looked_at() -> None:
     """On a host of several GPUs, those without a process of the server are nobody's business here."""
     # A server on GPU 0 and somebody else's growing job on GPU 1
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
     assert both("ok") == statuses(verdicts(world))
 
 
-def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
+def test_another_process_does_not_hide_the_servers_own_leak() -> None:
     """A leak on one of the server's GPUs is found although somebody else grows faster on another of them."""
     # Tensor parallel on two GPUs: the server leaks on GPU 0, a co-tenant grows faster on GPU 1
     world = World(
@@ -150,14 +148,14 @@ def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
     )
     actual = verdicts(world)[0]
     # The server's own is the verdict
-    assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["held_by"])
+    assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["holder"])
 
 
 def test_growth_whose_process_is_not_visible_says_so() -> None:
     """In a container the growth is seen and whose it is may not be: the finding does not claim to know."""
     world = World(device_growth_bytes=6 * MIB, server_seen=False)
     actual = verdicts(world)[0]
-    assert "unknown" == evidence(actual)["held_by"]
+    assert "unknown" == evidence(actual)["holder"]
     assert "whose process is not visible" in actual.summary
     assert actual.status in {"suspect", "fault"}
 
@@ -192,7 +190,7 @@ def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None
 
     # The growth is the neighbour's as before
     assert statuses(verdicts(world)) == statuses(actual)
-    assert "another process" == evidence(actual[1])["held_by"]
+    assert "another process" == evidence(actual[1])["holder"]
 
 
 @pytest.mark.parametrize("growth", [1 * MIB, 300 * 1024], ids=["1 MiB", "300 KiB"])
@@ -219,7 +217,7 @@ def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
     assert "also grows while idle" in actual[1].summary
 
 
-def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
+def test_a_leak_beside_a_growing_other_process_is_the_servers_own() -> None:
     """Where the driver tells both sizes, the server's own growth is judged, whatever its neighbour takes."""
     growing, shrinking = (
         World(device_growth_bytes=6 * MIB, foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: growth})
@@ -296,7 +294,7 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
         ),
     ],
 )
-def test_where_processes_are_not_told_the_devices_growth_less_torchs_decides(
+def test_where_processes_are_not_reported_the_devices_growth_less_torchs_decides(
     torch_growth_bytes: int, expected: tuple[str, str]
 ) -> None:
     """Without the bytes of the process itself, the device's growth that torch does not reserve is outside torch."""

@@ -66,9 +66,9 @@ def test_a_server_that_grows_has_its_figures() -> None:
         ("growth_over_judged_cycles", 36 * MIB, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", 6, "cycles", "nvml"),
-        ("warmup_growth", 12 * MIB, "bytes", "nvml"),
-        ("detection_limit_per_request", 2 * MIB, "bytes per request", "computed"),
-        ("held_by", "server", "", "nvml"),
+        ("first_touch_growth", 12 * MIB, "bytes", "nvml"),
+        ("smallest_detectable_leak", 2 * MIB, "bytes per request", "computed"),
+        ("holder", "server", "", "nvml"),
     ] == figures(torch)
     assert ("unknown", f"{UNDECIDED}", ()) == (beside.status, beside.summary, beside.evidence)
 
@@ -111,10 +111,10 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
     neighbour = of(0, 30)
     sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
     assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
-    assert ("held_by", "another process", "", "nvml") in figures(neighbour[0])
+    assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
 
 
-def test_the_gpu_that_grows_most_is_told() -> None:
+def test_the_gpu_that_grows_most_is_reported() -> None:
     """Two ranks that leak, the second more."""
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
@@ -157,7 +157,7 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
     ],
     ids=["nothing", "no NVML", "no steps", "four cycles"],
 )
-def test_what_is_missing_is_told(timeline: Timeline, told_: str) -> None:
+def test_what_is_missing_is_reported(timeline: Timeline, told_: str) -> None:
     """For both verdicts, without figures."""
     assert [("unknown", told_, ())] * 2 == [(one.status, one.summary, one.evidence) for one in told(timeline)]
 
@@ -234,12 +234,12 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
         ("live_growth_over_judged_cycles", sum(steps[2:]) * KIB, "bytes", "torch"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", sum(step >= 64 for step in steps[2:]), "cycles", "torch"),
-        ("warmup_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
+        ("first_touch_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
         ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
     ] == figures(actual)
 
 
-def test_the_process_that_leaks_is_told_before_one_that_rose_more() -> None:
+def test_the_process_that_leaks_is_reported_before_one_that_rose_more() -> None:
     """A leak of 100 KiB a request stands before a table of 90 MiB that came once; of two leaks the larger."""
     once = (0, 0, 0, 0, 90_000, 0, 0, 0)
     assert "Worker 101: torch's allocated memory grows 100 KiB" in of_live(once, (100,) * 8).summary
@@ -282,12 +282,12 @@ def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str,
         ("outside_torch_growth_over_judged_cycles", sum(steps[2:]) * PAGE, "bytes", "torch"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", sum(steps[2:]), "cycles", "torch"),
-        ("warmup_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
+        ("first_touch_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
         ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
     ] == figures(actual)
 
 
-def test_the_process_that_leaks_beside_torch_is_told_first() -> None:
+def test_the_process_that_leaks_beside_torch_is_reported_first() -> None:
     """Before one that rose more, once; of two leaks the larger."""
     assert "Worker 101 grows 2.00 MiB" in of_outside((0, 0, 0, 0, 90, 0, 0, 0), STEADY).summary
     assert "Worker 101 grows 4.00 MiB" in of_outside(STEADY, (2,) * 8).summary
@@ -351,7 +351,7 @@ def test_devices_are_the_same_however_they_are_written() -> None:
     assert "ok" == found[1].status
 
 
-def test_of_several_devices_the_one_with_most_beside_torch_is_told() -> None:
+def test_of_several_devices_the_one_with_most_beside_torch_is_reported() -> None:
     """GPU 1 grows less than GPU 0, of which all is torch's."""
     much, some = levels((9,) * 8, PAGE), levels((2,) * 8, PAGE)
     found = by_agents(
@@ -361,7 +361,7 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_told() -> None:
     assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.0 MiB in 6 cycles")
 
 
-def test_one_process_that_does_not_tell_its_bytes_leaves_it_to_the_device() -> None:
+def test_one_process_that_does_not_report_its_bytes_leaves_it_to_the_device() -> None:
     """Of two one tells: the sum is not known, and without a device nothing is."""
     dark = by_agents(*((inside(3 * GIB, 4 * GIB, 9 * GIB), inside(3 * GIB, 4 * GIB, pid=101)) for _ in range(9)))
     assert ("unknown", "the bytes of the server's processes are not reported") == (

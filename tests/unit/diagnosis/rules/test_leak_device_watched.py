@@ -113,7 +113,7 @@ def test_sleep_is_no_growth() -> None:
     assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
 
 
-def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
+def test_other_process_that_grows_is_foreign_and_no_leak() -> None:
     """What is on the device and not the server's, and keeps growing, is named by the rule for others' memory."""
     # A server that stands still beside a process that grows by 500 MB/h
     seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
@@ -219,7 +219,7 @@ def test_device_that_was_assigned_is_the_server_s() -> None:
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
 
 
-def test_beginning_that_is_told_is_left_out() -> None:
+def test_beginning_that_is_reported_is_left_out() -> None:
     """Where the server's start is told, its first half hour is no growth, though the readings begin with it."""
     # 30 GiB that come within 25 minutes
     seen = timeline("pool", hours=2.0, part=device_part)

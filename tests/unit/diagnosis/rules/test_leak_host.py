@@ -92,7 +92,7 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
     ],
     ids=["not read", "not here", "resident alone"],
 )
-def test_what_is_not_seen_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
+def test_what_is_not_observed_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
     """Without anonymous bytes the rule says what is missing."""
     assert Finding(id=ID, status="unknown", summary=f"{reason}") == verdict(Timeline(samples=samples))
 

@@ -107,7 +107,7 @@ def test_other_refusals_are_no_spike(first: Allocator, last: Allocator, status: 
     assert status == by_torch((first, last)).status
 
 
-def test_the_worst_process_is_told_and_of_equals_the_first_by_name() -> None:
+def test_the_worst_process_is_reported_and_of_equals_the_first_by_name() -> None:
     """A fault stands before a suspect and an ok; ranks in equal trouble are told in one order, whatever was read."""
     grown, untold = replace(REFUSED, allocated_bytes=7 * GIB), replace(REFUSED, failure=None)
 

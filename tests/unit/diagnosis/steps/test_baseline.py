@@ -53,38 +53,57 @@ def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
     )
 
 
-def test_blocks_held_by_nobody_are_a_fault() -> None:
-    """Fifty blocks in use while nothing runs are a fault before anything was offered."""
-    actual = result(World(held_at_start_blocks=50))
-    assert ("fault", 50) == (actual.status, measured(actual)["blocks"])
-
-
-def test_more_on_the_device_than_explained_is_suspect() -> None:
-    """Six GiB that neither pool nor weights nor the allowance explain are told, with their size."""
-    actual = result(World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
-    assert "suspect" == actual.status
-
-
-def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
-    """A fault is not softened by something else that is only suspect."""
-    world = World(held_at_start_blocks=50, foreign={0: (TRAINING,)}, device_bytes=48 * GIB)
-    assert "fault" == result(world).status
+FOREIGN = {0: (TRAINING,)}
+RANK_BYTES = 464 * MIB + POOL_BYTES
 
 
 @pytest.mark.parametrize(
-    "world",
+    ("world", "status", "blocks", "used_bytes"),
     [
-        World(pools=()),
-        World(usage_told=False),
-        World(busy=True),
-        World(busy=True, pools=()),
+        (World(held_at_start_blocks=50), "fault", 50, RANK_BYTES + 7 * GIB),
+        (World(foreign=FOREIGN, device_bytes=48 * GIB), "suspect", 0, RANK_BYTES + 13 * GIB),
+        (World(held_at_start_blocks=50, foreign=FOREIGN, device_bytes=48 * GIB), "fault", 50, RANK_BYTES + 13 * GIB),
+        (World(weights_bytes=None, foreign=FOREIGN, device_bytes=48 * GIB), "ok", 0, RANK_BYTES + 13 * GIB),
+        (World(gpus=2), "ok", 0, 2 * (RANK_BYTES + 4 * GIB)),
+        (World(pools=(pool("0"), pool("1")), gpus=2), "ok", 0, 2 * (RANK_BYTES + 7 * GIB)),
+        (World(pools=()), "unknown", None, RANK_BYTES + 7 * GIB - 2 * MIB),
+        (World(usage_told=False), "unknown", None, RANK_BYTES + 7 * GIB),
+        (World(busy=True), "unknown", None, None),
+        (World(busy=True, pools=()), "unknown", None, None),
     ],
-    ids=["no pool", "no usage", "other traffic", "other traffic and no pool"],
+    ids=[
+        "blocks in use",
+        "more than explained",
+        "both",
+        "weights not known",
+        "two ranks",
+        "two engines",
+        "no pool",
+        "no usage",
+        "other traffic",
+        "other traffic and no pool",
+    ],
 )
-def test_a_pool_that_was_not_seen_idle_is_unknown(world: World) -> None:
-    """Without an idle moment and its usage the step cannot be judged, and says which was missing."""
+def test_runs_get_their_status(world: World, status: str, blocks: int | None, used_bytes: int | None) -> None:
+    """Blocks in use while idle are a fault, bytes that pool, weights and an allowance do not explain are suspect. Each
+    rank has a pool and a share of the weights, each engine the whole of them.
+    """
     actual = result(world)
-    assert "unknown" == actual.status
+    found = measured(actual)
+    assert (status, blocks, used_bytes) == (actual.status, found.get("blocks"), found.get("device_used_bytes"))
+
+
+EXPLAINED = 6145 * 2 * MIB + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
+"""Pool, weights, the driver's share, a context, and 8 % of 24 GiB."""
+
+
+@pytest.mark.parametrize(("used", "status"), [(EXPLAINED, "ok"), (EXPLAINED + 1, "suspect")])
+def test_what_is_explained_is_exact_to_the_byte(used: int, status: str) -> None:
+    """12.00 GiB of pool, 6 of weights, and 3.45 of driver, context and activations."""
+    actual = idle(device(used_bytes=used))
+    assert ("baseline", status, ("as planned",)) == (actual.id, actual.status, actual.notes)
+    assert (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", EXPLAINED, "bytes")) == actual.expected
+    assert (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", used, "bytes")) == actual.measured
 
 
 def test_too_few_readings_are_not_called_traffic() -> None:
@@ -170,27 +189,6 @@ def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
 
 
-def test_two_ranks_are_explained_by_a_pool_each() -> None:
-    """Tensor parallel: each rank has a pool, and they share the weights."""
-    actual = result(World(gpus=2))
-    assert ("ok", 2 * (464 * MIB + POOL_BYTES + 4 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
-
-
-def test_two_engines_are_explained_by_a_pool_and_weights_each() -> None:
-    """Data parallel: each engine has a pool and the weights of its own."""
-    actual = result(World(pools=(pool("0"), pool("1")), gpus=2))
-    assert ("ok", 2 * (464 * MIB + POOL_BYTES + 7 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
-
-
-def test_without_the_weights_nothing_is_called_unexplained() -> None:
-    """Where the checkpoint is not visible the device's bytes are told and not judged."""
-    actual = result(World(weights_bytes=None, foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
-    assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
-
-
-EXPLAINED = 6145 * 2 * MIB + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
-"""Pool, weights, the driver's share, a context, and 8 % of 24 GiB."""
-
 BEGIN, END = 10.0, 20.0
 
 
@@ -209,31 +207,6 @@ def idle(
     timeline = Timeline(samples=tuple(sorted(samples, key=lambda one: one.at_seconds)), marks=marks)
     known = replace(facts(World()), server_pids=None)
     return judge(timeline, known, DEFAULT_LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("used", "status"),
-    [
-        (EXPLAINED, "ok"),
-        (EXPLAINED + 1, "suspect"),
-    ],
-)
-def test_what_is_explained_is_told_to_the_byte(used: int, status: str) -> None:
-    """12.00 GiB of pool, 6 of weights, and 3.45 of driver, context and activations."""
-    assert StepResult(
-        id="baseline",
-        status=status,  # type: ignore[arg-type]
-        summary=ANY_TEXT,
-        expected=(
-            Quantity(name="blocks", value=0, unit="blocks"),
-            Quantity(name="device_used_bytes", value=EXPLAINED, unit="bytes"),
-        ),
-        measured=(
-            Quantity(name="blocks", value=0, unit="blocks"),
-            Quantity(name="device_used_bytes", value=used, unit="bytes"),
-        ),
-        notes=("as planned",),
-    ) == idle(device(used_bytes=used))
 
 
 HELD = (holding(7),) * 2
@@ -276,7 +249,7 @@ LOST = (GPU_LOST,)
         "usage not told",
     ],
 )
-def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_told(
+def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_reported(
     actual: object, status: str, measurable: bool
 ) -> None:
     """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
@@ -285,7 +258,7 @@ def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_t
     assert measurable == (measured(result)["device_used_bytes"] is not None)
 
 
-def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
+def test_two_gpus_of_nobody_known_are_reported_and_not_judged() -> None:
     """Another tenant's bytes are not to be explained by this server's."""
     actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
     assert "ok" == actual.status
@@ -303,21 +276,10 @@ def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
     ],
     ids=["busy", "busy, and untold", "untold", "one reading", "none"],
 )
-def test_why_the_pool_was_not_seen_idle_is_told(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
+def test_why_the_pool_was_not_observed_idle_is_reported(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
     """Traffic, an engine that does not tell, or pages that came too slowly."""
     actual = idle(device(), pages=pages, gaps=gaps)
     assert ("unknown", ("as planned",)) == (actual.status, actual.notes)
-
-
-def test_readings_outside_of_the_step_are_not_its_own() -> None:
-    """What ran before it began, or after its end, is no traffic of its own."""
-    pages = [(BEGIN - 1, engine(running=1)), (BEGIN, engine()), (END + 1, engine(running=1))]
-    samples = tuple(Sample(at_seconds=at_seconds, engines=(page,)) for at_seconds, page in pages)
-    marks = tuple(
-        Mark(at_seconds=at_seconds, step="baseline", cycle=0, phase=phase)  # type: ignore[arg-type]
-        for at_seconds, phase in ((BEGIN, "begin"), (END, "end"))
-    )
-    judge(Timeline(samples=samples, marks=marks), facts(World()), DEFAULT_LIMITS)
 
 
 def test_what_the_step_offers() -> None:

@@ -96,7 +96,7 @@ def test_nothing_grows() -> None:
         ),
     ],
 )
-def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
+def test_growth_is_reported_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
     """What grows names the verdict, and the idle cycles whether it is the requests that do."""
     status, findings = result(seen).status, leaks(seen)
     blamed = {name: findings[name] for name in found}
@@ -178,7 +178,7 @@ def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
     assert ("unknown", f"{why}") == (result(seen).status, result(seen).summary)
 
 
-def test_some_spoilt_cycles_are_left_out() -> None:
+def test_some_left_out_cycles_are_left_out() -> None:
     """What somebody else's prompts brought is not counted, and the others decide."""
     # Somebody whose three prompts leave 50 MiB each
     spoilt = (9, 22, 35)
@@ -207,7 +207,7 @@ def test_soak_answers_what_the_minute_left_open() -> None:
     assert ["ok"] * 3 == [finding(actual, name).status for name in names]
 
 
-def test_soak_that_cannot_tell_hides_nothing() -> None:
+def test_soak_that_cannot_report_hides_nothing() -> None:
     """What the minute's cycles called stays called where the soak was spoilt or open."""
     minute = run(World(device_growth_bytes=6 * MIB))
     open_ = Seen(server=after_cycles(4 * MIB), server_told=False)
@@ -218,7 +218,7 @@ def test_soak_that_cannot_tell_hides_nothing() -> None:
     assert ["fault", "fault"] == actual
 
 
-def test_soak_that_was_not_asked_for_is_no_step() -> None:
+def test_soak_that_was_not_requested_is_no_step() -> None:
     """A run without it lists four steps."""
     assert ["baseline", "single_request", "concurrent", "long_context"] == [one.id for one in judged().steps]
 
@@ -302,7 +302,7 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
     assert [True] * 4 == [note.startswith(kind) for note, kind in zip(actual.notes, kinds, strict=True)]
 
 
-def test_cycles_that_were_spoilt_are_counted() -> None:
+def test_cycles_that_were_left_out_are_counted() -> None:
     """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
     actual = result_with_notes(Seen(other_prompts=(10, 11)))
     assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")

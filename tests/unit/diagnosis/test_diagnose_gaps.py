@@ -28,7 +28,7 @@ from tests.builders.values import (
 from tests.builders.worlds import World, facts
 
 
-def test_nothing_seen_is_unknown() -> None:
+def test_nothing_observed_is_unknown() -> None:
     """An empty timeline is judged unknown, without steps, at no time."""
     actual = diagnose(Timeline(samples=()), Facts())
 
@@ -185,7 +185,7 @@ def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
     assert "ok" == worst(*(at(each, gap=replace(GPU_LOST, source="agent")) for each in times))
 
 
-def test_a_gpu_of_somebody_else_that_goes_dark_is_not_lost_where_the_servers_is_only_assigned() -> None:
+def test_a_gpu_of_another_tenant_that_goes_dark_is_not_lost_where_the_servers_is_only_assigned() -> None:
     """No process of the server is seen, as in a container; what assigned its GPU tells which one it is."""
     both = [at(float(second), devices=(device(), device(1))) for second in range(3)]
     dark = [at(10.0 + second, devices=(device(), device(1, used_bytes=None)), gap=GPU_LOST) for second in range(3)]
@@ -219,7 +219,7 @@ def test_steps_are_those_of_what_was_marked() -> None:
 
 
 @pytest.mark.parametrize(("later", "used_gib"), [(15.0, 20), (15.1, 22)])
-def test_devices_with_their_processes_are_told_for_a_quarter_minute(later: float, used_gib: int) -> None:
+def test_devices_with_their_processes_are_reported_for_a_quarter_minute(later: float, used_gib: int) -> None:
     """A newer reading without lists is preferred once they are older: their processes may be gone."""
     listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
     samples = (at(10.0, devices=(listed,)), at(10.0 + later, devices=(device(used_bytes=22 * GIB),)))
@@ -229,7 +229,7 @@ def test_devices_with_their_processes_are_told_for_a_quarter_minute(later: float
 
 
 @pytest.mark.parametrize(("apart", "told"), [(15.0, True), (-15.0, True), (15.1, False), (-15.1, False)])
-def test_torch_is_told_beside_devices_of_the_same_time(apart: float, *, told: bool) -> None:
+def test_torch_is_reported_beside_devices_of_the_same_time(apart: float, *, told: bool) -> None:
     """Its nearest reading, if it is within a quarter minute before or after theirs."""
     listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
     told_by = Sample(at_seconds=50.0 + apart, allocators=(allocator(device_uuid="0"),))

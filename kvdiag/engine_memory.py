@@ -1,0 +1,82 @@
+"""What is known of each engine's memory beyond its KV pool, for the judge, which may import no engine.
+
+The data is engines/memory.json: the engines whose device memory torch allocates, and the host caches of programs, with
+the flags that limit them and their defaults. A limit on the command line is known; a default is assumed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from kvdiag.model import MAX_BYTES, HostCache
+
+_BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?""", r"""(?=[\s"',}]|$)"""
+"""Around a flag and its number, or a key of an option's JSON and its."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOption:
+    """A host cache: whose it is (parts of process names), how its limit is set, and its limit by default.
+
+    `default_bytes` is `None` where the cache is off by default; `media` caches hold images, audio and video, and
+    nothing of a model that takes text alone; `processes` of one server have each one of their own.
+    """
+
+    name: str
+    programs: tuple[str, ...]
+    flags: tuple[str, ...]
+    unit_bytes: int
+    source: str
+    default_bytes: int | None = None
+    media: bool = False
+    processes: int = 1
+
+    def may_be_in(self, who: str) -> bool:
+        """Whether a process of this name, or command line, may have the cache."""
+        return any(program in who.lower() for program in self.programs)
+
+
+@cache
+def host_caches() -> tuple[CacheOption, ...]:
+    """Every known host cache."""
+    return tuple(
+        CacheOption(**{**row, "programs": tuple(row["programs"]), "flags": tuple(row["flags"])})
+        for row in _data()["host_caches"]
+    )
+
+
+def host_cache_set_by(flag: str) -> CacheOption:
+    """The host cache whose limit a flag sets."""
+    return next(one for one in host_caches() if flag in one.flags)
+
+
+def allocates_by_torch(engine_name: str | None) -> bool:
+    """Whether torch allocates an engine's device memory, but for context, graphs and NCCL.
+
+    Of six reported leaks of such engines that NVML alone saw, four were torch's.
+    """
+    return engine_name in _data()["torch_engines"]
+
+
+def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
+    """The caches that a server's command line limits; 0 bytes where it turns one off."""
+    found: dict[str, HostCache] = {}
+    for option in host_caches():
+        for flag in option.flags if option.may_be_in(command) else ():
+            match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
+            limit = None if match is None else round(float(match[1]) * option.unit_bytes)
+            if limit is not None and limit < MAX_BYTES:
+                found[option.name] = HostCache(name=option.name, flag=flag, limit_bytes=limit)
+    return tuple(found.values())
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = resources.files("kvdiag").joinpath("engines", "memory.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
