@@ -24,11 +24,19 @@ _ORIGINS: dict[Provenance, str] = {
 _LARGE = (("kv_pool", "KV pool"), ("weights", "weights"))
 """Components that count in the server's rest where their size is unknown, with their name there."""
 
+_FREE = {
+    "pending": "freed, in use on another stream",
+    "private": "free in pools of CUDA graphs",
+    "releasable": "cache that torch can release to the driver",
+    "stranded": "free, between live blocks",
+}
+"""The parts of torch's reserved bytes that hold no tensor, as an agent breaks them down."""
+
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
-    """The lines of every device in a sample; without a device, what the engine alone tells of its pool (`gpu` None)."""
-    seen = without_mig_parents((sample.devices if sample is not None else None) or ())
-    devices = [device for device in seen if device.memory is not None]
+    """The lines of every device in a sample; without a device, the pool as the engine reports it (`gpu` None)."""
+    sample = sample or Sample(at_seconds=0.0)
+    devices = [device for device in without_mig_parents(sample.devices or ()) if device.memory is not None]
     if not devices:
         return _engine_only(sample, facts)
     ranks = [device for device in devices if _shows_server(device, facts)]
@@ -44,7 +52,7 @@ def _shows_server(device: Device, facts: Facts) -> bool:
     return any(process.pid in (facts.server_pids or ()) for process in device.processes or ())
 
 
-def _device_lines(device: Device, sample: Sample | None, facts: Facts, *, ranks: int) -> list[LedgerLine]:
+def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -> list[LedgerLine]:
     memory = device.memory
     if memory is None:
         return []
@@ -55,19 +63,19 @@ def _device_lines(device: Device, sample: Sample | None, facts: Facts, *, ranks:
     shown = _shows_server(device, facts)
     own = [process for process in processes if _is_own(process, device, facts, ranks=ranks)]
     allocators = _allocators(device, sample, facts)
-    told = [each.process_bytes for each in allocators if each.process_bytes is not None]
+    sizes = [each.process_bytes for each in allocators if each.process_bytes is not None]
     if own:
         held = sum(process.used_bytes or 0 for process in own)
         pids = ", ".join(str(process.pid) for process in own)
         lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
     elif ranks and allocators and not processes:
-        # In a container whose NVML lists no process, those inside the server still know of themselves.
-        held = sum(told) if len(told) == len(allocators) else sum(each.reserved_bytes for each in allocators)
+        # In a container whose NVML lists no process, the agents still report their own.
+        held = sum(sizes) if len(sizes) == len(allocators) else sum(each.reserved_bytes for each in allocators)
         pids = ", ".join(str(each.pid) for each in allocators)
         lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
     elif ranks and (shown or not processes):
         lines += _parts(device, facts, ranks)
-    # Where the server is one of several processes and it cannot be told which, none is called another's.
+    # If the server is one of several processes and it is unknown which, none counts as another process.
     component = "process" if ranks and not shown else "other_process"
     lines += [
         _line(device, component, process.used_bytes or 0, "measured", process.who)
@@ -86,10 +94,9 @@ def _is_own(process: Process, device: Device, facts: Facts, *, ranks: int) -> bo
     return ranks > 0 and len(device.processes or ()) == 1
 
 
-def _allocators(device: Device, sample: Sample | None, facts: Facts) -> list[Allocator]:
+def _allocators(device: Device, sample: Sample, facts: Facts) -> list[Allocator]:
     """The server's allocators on a device; none where one of them counts bytes that are not on it."""
-    told = (sample.allocators if sample is not None else None) or ()
-    found = [each for each in told if each.is_on(device) and each.may_be_of(facts.server_pids)]
+    found = [each for each in sample.allocators or () if each.is_on(device) and each.may_be_of(facts.server_pids)]
     return [] if any(each.outside_driver for each in found) else found
 
 
@@ -98,16 +105,16 @@ def _server_lines(
     held: int,
     pids: str,
     allocators: list[Allocator],
-    sample: Sample | None,
+    sample: Sample,
     facts: Facts,
     ranks: int,
 ) -> list[LedgerLine]:
     parts = _parts(device, facts, ranks)
     if not allocators:
         rest = held - sum(line.bytes for line in parts)
-        told = {line.component for line in parts}
-        untold = [name for component, name in _LARGE if component not in told]
-        inside = ", ".join((*untold, "context", "activations", "graphs", "allocator cache"))
+        known = {line.component for line in parts}
+        unknown = [name for component, name in _LARGE if component not in known]
+        inside = ", ".join((*unknown, "context", "activations", "graphs", "allocator cache"))
         detail = f"{inside} of pid {pids}" if parts else f"all of pid {pids}"
         return [*parts, _line(device, "server_other", rest, "computed", detail)]
     reserved = sum(each.reserved_bytes for each in allocators)
@@ -126,25 +133,15 @@ def _torch_lines(
     splits = [each.split for each in allocators if each.split is not None]
     if len(splits) == len(allocators) and sum(split.reserved_bytes for split in splits) == reserved:
         free = [
-            ("torch_pending", sum(split.pending_bytes for split in splits), "freed, in use on another stream"),
-            ("torch_private", sum(split.private_bytes for split in splits), "free in pools of CUDA graphs"),
-            (
-                "torch_releasable",
-                sum(split.releasable_bytes for split in splits),
-                "cache that torch can release to the driver",
-            ),
-            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free, between live blocks"),
+            (f"torch_{name}", sum(getattr(split, f"{name}_bytes") for split in splits), detail)
+            for name, detail in _FREE.items()
         ]
     else:
         live = sum(each.allocated_bytes for each in allocators)
         active = sum(each.allocated_bytes if each.active_bytes is None else each.active_bytes for each in allocators)
         free = [
-            ("torch_pending", active - live, "freed, in use on another stream"),
-            (
-                "torch_unused",
-                reserved - active,
-                "cache, graph pools and fragments; the agent does not report them separately",
-            ),
+            ("torch_pending", active - live, _FREE["pending"]),
+            ("torch_unused", reserved - active, "cache, graph pools, fragments; the agent does not separate them"),
         ]
     rest = reserved - sum(line.bytes for line in parts) - sum(size for _, size, _ in free)
     return [
@@ -154,9 +151,9 @@ def _torch_lines(
     ]
 
 
-def _pool_apart(parts: list[LedgerLine], sample: Sample | None, facts: Facts) -> list[LedgerLine]:
+def _pool_apart(parts: list[LedgerLine], sample: Sample, facts: Facts) -> list[LedgerLine]:
     """Split the pool into blocks in use and free blocks, where one engine reports it; cached prefixes count as free."""
-    engines = (sample.engines if sample is not None else None) or ()
+    engines = sample.engines or ()
     whole = next((line for line in parts if line.component == "kv_pool"), None)
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
     if whole is None or size is None or len(engines) != 1 or engines[0].kv_usage_ratio is None:
@@ -193,10 +190,10 @@ def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
     return lines
 
 
-def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
+def _engine_only(sample: Sample, facts: Facts) -> tuple[LedgerLine, ...]:
     """The pool as the engine reports it: in use by requests, and free (cached prefixes count as free)."""
     lines: list[LedgerLine] = []
-    usage = {engine.engine: engine.kv_usage_ratio for engine in (sample.engines if sample is not None else None) or ()}
+    usage = {engine.engine: engine.kv_usage_ratio for engine in sample.engines or ()}
     for pool in facts.pools:
         size, whole, ratio = block_bytes(facts, pool), pool_bytes(facts, pool), usage.get(pool.engine)
         if whole is None or size is None or ratio is None:

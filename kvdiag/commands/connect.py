@@ -133,7 +133,7 @@ class Finder:
         raise KvdiagError(f"no server found on this host ({why}): is it starting? otherwise give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
-        # One for each address, however often it is asked: it remembers what was too much to be asked for again.
+        # One reader for each address: it remembers which requests that server does not answer.
         engine = DEFAULT.open(self._readers.setdefault(url, HttpReader(self.client(url))))
         facts, identity = await gather_facts(engine, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:

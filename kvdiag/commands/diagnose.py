@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kvdiag.commands.fleet_history import examine_history, show
 from kvdiag.commands.options.common import output_option
-from kvdiag.commands.options.prometheus_options import matchers, prometheus_access, prometheus_options, window_of
+from kvdiag.commands.options.prometheus_options import PrometheusOptions, prometheus_options
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis import diagnose
@@ -44,15 +43,10 @@ def command(
     logs: tuple[Path, ...],
     boxes: tuple[Path, ...],
     traces: tuple[Path, ...],
-    prometheus: str | None,
-    match: str,
-    window: str,
-    start: str | None,
-    end: str | None,
+    history: PrometheusOptions,
     report: Path | None,
     reserved_gap_bytes: int,
     output: str,
-    **reached: Any,
 ) -> int:
     """Diagnose TRACE, a file written by `kvdiag run --record` (JSON Lines, gzip allowed) or a recording directory.
 
@@ -75,11 +69,11 @@ def command(
         return _examine_crash(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
     if logs or boxes or traces:
         raise click.UsageError("--log, --black-box and --trace need --postmortem")
-    if prometheus is not None:
+    if history.prometheus is not None:
         if trace:
             raise click.UsageError("give either a trace or --prometheus")
-        span = window_of(window, start, end, time.time())
-        return examine_history(prometheus_access(prometheus, **reached), matchers(match), span, limits, page, output)
+        span = history.span(time.time())
+        return examine_history(history.access(), history.matchers(), span, limits, page, output)
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:

@@ -22,7 +22,7 @@ from kvdiag.commands.connect import (
     without_credentials,
 )
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
-from kvdiag.commands.options.prometheus_options import PrometheusAccess, prometheus_access
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
@@ -39,7 +39,7 @@ from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout
 
 DRIVER_SECONDS = 10.0
-"""The first answer takes longer: the driver is initialised, a second for each GPU where nobody holds it."""
+"""The first answer takes longer: the driver is initialised, one second for each GPU that is not in use."""
 
 AGENT_SECONDS = 5.0
 PROMETHEUS_SECONDS = 15.0
@@ -47,7 +47,7 @@ PROMETHEUS_SECONDS = 15.0
 EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "warn": 1, "fail": 2, "skip": 3}
 
 OWN_GPU = tuple(name for name, meaning in KVDIAG.items() if meaning.part == "device")
-"""What kvdiag itself tells of devices."""
+"""kvdiag's own metrics of devices."""
 
 _PATH = click.Path(path_type=Path)
 
@@ -77,15 +77,15 @@ def command(
     """
     history = None
     if prometheus_url is not None:
-        history = prometheus_access(
-            prometheus_url,
+        history = PrometheusOptions(
+            prometheus=prometheus_url,
             user=user,
             password_file=password_file,
             token_file=token_file,
             ca_file=access.ca_file,
             insecure=access.insecure,
             timeout=PROMETHEUS_SECONDS,
-        )
+        ).access()
     checks = asyncio.run(_look(url, access, agent_dir, history))
     if output == "json":
         print_json(doctor_text.document(checks))
@@ -178,7 +178,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     now_seconds = time.time()
     some, took_seconds = await _answer(http, DEFAULT.polled_metrics)
     pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
-    seen, _ = host.read(pids or ())
+    readable, _ = host.read(pids or ())
     checks = [
         *_server(url, identity, None),
         engine_check.series(DEFAULT, page, problem),
@@ -187,7 +187,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
             some_bytes=None if some is None else len(some.text),
             took_seconds=took_seconds,
         ),
-        engine_check.processes(pids, len(seen or ()), gaps[0].reason if gaps else None),
+        engine_check.processes(pids, len(readable or ()), gaps[0].reason if gaps else None),
         engine_check.clock(None if whole is None else whole.date, now_seconds),
     ]
     return checks, identity.server_header == DRILL_HEADER
@@ -225,9 +225,9 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     try:
         async with history.client() as client:
             source = PrometheusSource(client, history.seconds)
-            told = await source.number("time()")
-            apart_seconds = None if told is None else time.time() - told
-            seen = [(title, *await _scraped(source, names)) for title, names in sources.items()]
+            now_seconds = await source.number("time()")
+            apart_seconds = None if now_seconds is None else time.time() - now_seconds
+            found = [(title, *await _scraped(source, names)) for title, names in sources.items()]
     except Unreadable as error:
         return [
             prometheus_check.answers(url, str(error)),
@@ -237,7 +237,7 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     return [
         prometheus_check.answers(url, None),
         prometheus_check.clock(apart_seconds),
-        *(prometheus_check.scraped(title, now, lately) for title, now, lately in seen),
+        *(prometheus_check.scraped(title, now, lately) for title, now, lately in found),
     ]
 
 

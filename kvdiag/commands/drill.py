@@ -72,7 +72,7 @@ def simulated(scenario: str) -> Iterator[str]:
     """
     _scenario(scenario)
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to cancel on the server.
-    # It ends with us even if we are killed, since nobody then holds the other end of its input.
+    # It exits with us even if we are killed: its standard input is then closed.
     # PYTHONPATH: the same package as ours, even inside a pyz file; -P: no module of the current directory.
     packages = [str(Path(kvdiag.__file__).parents[1]), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, packages))}

@@ -8,10 +8,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from kvdiag.commands.options.prometheus_options import PrometheusAccess
 from kvdiag.commands.options.report_file import ReportFile
@@ -34,18 +35,8 @@ from kvdiag.sources.prometheus_api import PrometheusSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Some replicas for one process to read and judge."""
-
-    access: PrometheusAccess
-    replicas: tuple[Replica, ...]
-    window: Window
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What became of it; `problem` is why nothing of it could be read."""
+    """The replicas that one process diagnosed; `problem` is why none of them could be read."""
 
     judged: tuple[Judged, ...]
     summaries: tuple[ReplicaSummary, ...]
@@ -55,10 +46,10 @@ class Done:
 def examine_history(
     access: PrometheusAccess, match: str, window: Window, limits: Limits, page: ReportFile, output: str
 ) -> int:
-    """Judge every replica of a Prometheus' history, report and print the result, and give its exit code.
+    """Diagnose every replica in a Prometheus' history, write and print the result, and return the exit code.
 
     Raises:
-        KvdiagError: nothing can be said: no answer, no such API, or nobody there.
+        KvdiagError: there is no answer, no such API, or no replica.
 
     """
     try:
@@ -91,13 +82,13 @@ def examine_history(
 
 
 def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Callable[[Judged], Timeline]) -> int:
-    """Report and print what was judged of many replicas, and give its exit code.
+    """Write and print the diagnosis of many replicas, and return the exit code.
 
     `timeline_of` reads a replica's history again: all of them together would be too much to keep.
     """
     try:
         page.write(lambda making: report_fleet.render(result, timeline_of, making))
-    finally:  # the verdict is told even where there is no room for a report
+    finally:  # the verdict is printed even if the report cannot be written
         if output == "json":
             print_json(fleet_document.document(result))
         else:
@@ -120,41 +111,40 @@ async def _survey(access: PrometheusAccess, match: str, window: Window) -> Surve
 def _all(
     access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits
 ) -> tuple[list[Judged], list[ReplicaSummary], str | None]:
-    """Every replica judged, what is kept of each to compare it, and why some could not be read where that is so."""
-    works = [
-        Work(access=access, replicas=tuple(replicas[at : at + REPLICAS_AT_ONCE]), window=window, limits=limits)
-        for at in range(0, len(replicas), REPLICAS_AT_ONCE)
-    ]
+    """Every replica's diagnosis, their summaries for the comparison, and why some could not be read."""
+    portions = [replicas[at : at + REPLICAS_AT_ONCE] for at in range(0, len(replicas), REPLICAS_AT_ONCE)]
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
-    with _several(works) as results, show_replicas() as tell:
+    with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as show_progress:
         for done in results:
             judged += done.judged
             summaries += done.summaries
-            tell(len(judged), len(replicas))
+            show_progress(len(judged), len(replicas))
             if done.problem is not None:
-                # A server that does not answer any more is not asked for hundreds of others.
+                # A Prometheus that no longer answers is not queried for hundreds of further replicas.
                 problem = done.problem
                 break
-    seen = {one.key for one in judged}
-    judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in seen]
+    known = {one.key for one in judged}
+    judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]
     return judged, summaries, problem
 
 
 @contextmanager
-def _several(works: Sequence[Work]) -> Iterator[Iterator[Done]]:
+def _several(
+    work: Callable[[Sequence[Replica]], Done], portions: Sequence[Sequence[Replica]]
+) -> Iterator[Iterator[Done]]:
     """The results in any order, made by as many processes as there are processors."""
     processors = len(os.sched_getaffinity(0))
-    if len(works) == 1 or processors == 1:
-        yield map(judge, works)
+    if len(portions) == 1 or processors == 1:
+        yield map(work, portions)
         return
     # Forked before anything here has a thread: nothing is imported again, and what was surveyed is shared.
     pool = ProcessPoolExecutor(
-        min(processors, len(works)), mp_context=multiprocessing.get_context("fork"), initializer=_deaf
+        min(processors, len(portions)), mp_context=multiprocessing.get_context("fork"), initializer=_ignore_interrupt
     )
     try:
-        yield _results([pool.submit(judge, work) for work in works])
+        yield (done.result() for done in as_completed([pool.submit(work, portion) for portion in portions]))
     except BrokenProcessPool as error:
         raise KvdiagError("a process that read the history was killed: is there too little memory?") from error
     finally:
@@ -163,42 +153,34 @@ def _several(works: Sequence[Work]) -> Iterator[Iterator[Done]]:
         pool.shutdown(cancel_futures=True)
 
 
-def _results(waiting: Sequence[Future[Done]]) -> Iterator[Done]:
-    left = set(waiting)
-    while left:
-        ready, left = wait(left, return_when=FIRST_COMPLETED)
-        for one in ready:
-            yield one.result()
-
-
-def _deaf() -> None:
-    """A Ctrl-C is for the process that waits for all."""
+def _ignore_interrupt() -> None:
+    """Leave Ctrl-C to the process that waits for the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def judge(work: Work) -> Done:
+def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Done:
     """Read and judge some replicas."""
     # Half a million samples are as many small lists and values without a cycle among them: looking for cycles again and
     # again takes a third of the time.
     gc.disable()
     try:
-        return asyncio.run(_judge(work))
+        return asyncio.run(_judge(access, window, limits, replicas))
     finally:
         gc.enable()
 
 
-async def _judge(work: Work) -> Done:
+async def _judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Done:
     judged, summaries = [], []
     problems: list[str] = []
-    async with work.access.client() as client:
-        source = PrometheusSource(client, work.access.seconds)
-        async for replica, timeline, facts in read(source, work.replicas, work.window):
-            diagnosis = diagnose(timeline, facts, work.limits)
+    async with access.client() as client:
+        source = PrometheusSource(client, access.seconds)
+        async for replica, timeline, facts in read(source, tuple(replicas), window):
+            diagnosis = diagnose(timeline, facts, limits)
             judged.append(Judged(key=replica.key, subject=replica.subject, diagnosis=diagnosis))
             if facts.engine_name is not None:
                 # A GPU that no server is known of is no replica of any version.
                 version = facts.engine_version or image_of(replica)
-                summaries.append(summarise(timeline, facts, work.limits, replica=replica.key, version=version))
+                summaries.append(summarise(timeline, facts, limits, replica=replica.key, version=version))
             problems += [gap.reason for gap in facts.gaps if gap.source == SOURCE and gap.kind == "failed"]
     nothing = not any(one.diagnosis.samples for one in judged)
     found = problems[0] if nothing and problems else None
@@ -206,6 +188,6 @@ async def _judge(work: Work) -> Done:
 
 
 def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:
-    gap = Gap(source=SOURCE, kind="failed", reason=f"not asked for, since the server had stopped answering: {problem}")
+    gap = Gap(source=SOURCE, kind="failed", reason=f"not read: Prometheus had stopped answering ({problem}); try again")
     facts = Facts(gaps=(*replica.gaps, gap))
     return Judged(key=replica.key, subject=replica.subject, diagnosis=diagnose(Timeline(samples=()), facts, limits))

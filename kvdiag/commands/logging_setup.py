@@ -1,4 +1,4 @@
-"""Logs to stderr: for a person on a terminal, as JSON lines elsewhere. Silent unless asked for with -v."""
+"""Logs to stderr: readable on a terminal, as JSON lines elsewhere. Silent without -v."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ structlog = _without_rich()
 
 
 class _Stderr:
-    """Writes each line to the stderr of that moment. One that is closed, full, or that nobody reads costs lines.
+    """Writes each line to the current stderr; lines are lost if it is closed, full, or not read.
 
-    Whoever logs has other work to do: a daemon beside a pipe that is not emptied must neither end nor stand still.
+    A daemon whose log is not read must neither exit nor block.
     """
 
     def msg(self, line: str) -> None:

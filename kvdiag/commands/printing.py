@@ -63,45 +63,44 @@ def spinner_of(console: Console) -> str:
 
 
 @contextmanager
-def show_progress() -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows the running step on stderr: a spinner on a terminal, else one line per step."""
+def _spinner_or_lines(begin: str, print_line: Callable[[str], None]) -> Iterator[Callable[[str, str], None]]:
+    """Yield a function that shows progress on stderr: text and detail at a terminal's spinner, else lines of text."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        shown: set[int] = set()
-
-        def print_line(progress: Progress) -> None:
-            if progress.number not in shown:
-                shown.add(progress.number)
-                console.print(f"step {progress.number} of {progress.steps}  {progress.title}", soft_wrap=True)
-
-        yield print_line
+        yield lambda text, _: print_line(text)
         return
-    with console.status("checking for other traffic", spinner=spinner_of(console)) as status:
+    with console.status(begin, spinner=spinner_of(console)) as status:
+        yield lambda text, detail: status.update(", ".join(filter(None, (text, detail))))
 
-        def update(progress: Progress) -> None:
-            detail = f", {progress.detail}" if progress.detail else ""
-            status.update(f"step {progress.number} of {progress.steps}  {progress.title}{detail}")
 
-        yield update
+@contextmanager
+def show_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows the running step on stderr: a spinner on a terminal, else one line per step."""
+    shown: set[str] = set()
+
+    def print_line(text: str) -> None:
+        if text not in shown:
+            shown.add(text)
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    with _spinner_or_lines("checking for other traffic", print_line) as show:
+        yield lambda step: show(f"step {step.number} of {step.steps}  {step.title}", step.detail)
 
 
 @contextmanager
 def show_replicas() -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many replicas are diagnosed: a spinner, or lines off a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with console.status("reading", spinner=spinner_of(console)) as status:
-            yield lambda done, total: status.update(f"{done} of {total} replicas")
-        return
     last_seconds = time.monotonic()
 
-    def print_line(done: int, total: int) -> None:
+    def print_line(text: str) -> None:
         nonlocal last_seconds
         if time.monotonic() - last_seconds >= REPLICAS_SECONDS:
             last_seconds = time.monotonic()
-            sys.stderr.write(f"{done} of {total} replicas\n")
+            sys.stderr.write(f"{text}\n")
 
-    yield print_line
+    with _spinner_or_lines("reading", print_line) as show:
+        yield lambda done, total: show(f"{done} of {total} replicas", "")
 
 
 def _write(text: str) -> None:

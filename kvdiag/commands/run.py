@@ -143,7 +143,7 @@ class _Recording:
             self._begun = True
 
     @property
-    def told(self) -> str:
+    def location(self) -> str:
         """Where the trace is, as the end of a sentence."""
         return f"; the trace so far is in {self._path}" if self._begun else ""
 
@@ -153,7 +153,7 @@ def _interruptible(work: Coroutine[Any, Any, T], recording: _Recording) -> T:
     try:
         return asyncio.run(_until_terminated(work))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        raise KvdiagError(f"interrupted: requests cancelled, no verdict{recording.told}") from error
+        raise KvdiagError(f"interrupted: requests cancelled, no verdict{recording.location}") from error
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:

@@ -61,7 +61,7 @@ class Screen:
             columns, rows = os.get_terminal_size(self._console.file.fileno())
         except OSError:
             columns, rows = 0, 0
-        # A serial line tells no size.
+        # A serial line reports no size.
         return columns or 80, rows or 24
 
     def draw(self, content: RenderableType) -> None:
@@ -89,7 +89,7 @@ class Screen:
             self._before = termios.tcgetattr(self._keys)
             changed = termios.tcgetattr(self._keys)
             changed[LOCAL_MODES] &= ~(termios.ICANON | termios.ECHO)
-            # Ctrl-S would stop us in the middle of a write, deaf to every signal.
+            # Ctrl-S would block a write, and with it every signal handler.
             changed[INPUT_MODES] &= ~termios.IXON
             termios.tcsetattr(self._keys, termios.TCSANOW, changed)
             loop.add_reader(self._keys, self._read_keys)

@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 @click.command()
 @serve_options
 @click.pass_context
-def command(context: click.Context, /, **values: Any) -> int:
+def command(context: click.Context, options: ServeOptions) -> int:
     """Watch a server: sample it every second, diagnose it, serve metrics and verdicts over HTTP.
 
     \b
@@ -57,9 +57,9 @@ def command(context: click.Context, /, **values: Any) -> int:
 
     It can start before the server, survives server restarts and reconnects. It sends no load. SIGTERM ends it.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    # A daemon logs what happens without being asked.
+    # A daemon logs events by default.
     configure(max(1, context.find_root().params.get("verbose") or 0))
-    daemon = Daemon(ServeOptions(**values), reread=lambda: reread(context))
+    daemon = Daemon(options, reread=lambda: reread(context))
     return asyncio.run(daemon.run())
 
 
@@ -214,7 +214,7 @@ def _refuse_insecure(before: ServeOptions, now: ServeOptions) -> None:
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an event loop error: by default it goes to stderr, and blocks if nobody reads that."""
+    """Log an event loop error: by default it goes to stderr, and blocks if stderr is not read."""
     _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
 
 

@@ -1,4 +1,4 @@
-"""`kvdiag top`: the live view in a terminal, of a running daemon or of what it samples itself."""
+"""`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -20,7 +20,7 @@ import kvdiag
 from kvdiag.commands.connect import Finder, agent_reader
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
-from kvdiag.commands.options.daemon_url import DaemonUser, attach_options, open_daemon
+from kvdiag.commands.options.daemon_url import DaemonUser, attach_option, open_daemon, user_options
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
@@ -31,7 +31,7 @@ from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
 from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import ticks
 from kvdiag.ledger import ledger
-from kvdiag.model import Facts, LedgerLine, Sample, Snapshot
+from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
 from kvdiag.outputs.terminal.top_frame import View, frame, verdict
 from kvdiag.outputs.terminal.top_memory import Room
@@ -40,37 +40,26 @@ from kvdiag.sources.http import HttpReader, Unreadable
 
 REFRESH_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 5.0
-"""Who looks on wants to see a finding come; in the first hours one takes some 20 ms. A daemon makes them less often."""
+"""An interactive view diagnoses more often than a daemon; in the first hours one diagnosis takes about 20 ms."""
 
 MOST_DIAGNOSIS_RATIO = 0.03
-"""Share of one core that this may take, for as long as somebody looks on: a day of eight GPUs every half a minute."""
+"""Share of one core for diagnoses while the view is open: with a day of eight GPUs, one every half minute."""
 
 ONCE_SECONDS = 5.0
-"""A single frame waits so long for a verdict: the first readings of a healthy server take two seconds."""
+"""Longest wait of a single frame for a verdict: the first readings of a healthy server take two seconds."""
 
-NOBODY_SECONDS = 0.5
-"""And so long where no server answers: for the GPUs, which are there all the same."""
+NO_SERVER_SECONDS = 0.5
+"""Longest wait if no server answers: the GPUs can be shown all the same."""
 
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a feed knows at a moment; `problem` is why there is nothing newer."""
-
-    snapshot: Snapshot
-    lines: tuple[LedgerLine, ...]
-    problem: str | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """Where frames come from: `run` until cancelled keeps `newest` new."""
+    """Where frames come from: `run` until cancelled keeps `newest` new, which has no trends yet."""
 
-    origin: str
     run: Callable[[], Awaitable[None]]
-    newest: Callable[[], Seen]
+    newest: Callable[[], View]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,29 +73,23 @@ class Viewer:
 
     def view(self) -> View:
         """What is to be shown now."""
-        seen, now_seconds = self.feed.newest(), time.monotonic()
-        snapshot, problem = seen.snapshot, seen.problem
+        view, now_seconds = self.feed.newest(), time.monotonic()
+        at_seconds = view.snapshot.newest.at_seconds
         # By our own clock: the daemon's may be another machine's.
-        if snapshot.newest.at_seconds != self._newest_at_seconds:
-            self._newest_at_seconds, self._advanced_seconds = snapshot.newest.at_seconds, now_seconds
+        if at_seconds != self._newest_at_seconds:
+            self._newest_at_seconds, self._advanced_seconds = at_seconds, now_seconds
         silent_seconds = now_seconds - self._advanced_seconds
         if silent_seconds > SHOWN_SECONDS:
-            problem = problem or f"no new sample for {silent_seconds:.0f} s"
-            snapshot = NOTHING
-        self._trail = longer(self._trail, point(snapshot))
-        return View(
-            snapshot=snapshot,
-            lines=() if snapshot is NOTHING else seen.lines,
-            origin=self.feed.origin,
-            problem=problem,
-            note=seen.note,
-            trends=trends(self._trail) if snapshot is not NOTHING else (),
-        )
+            problem = view.problem or f"no new sample for {silent_seconds:.0f} s"
+            return replace(view, snapshot=NOTHING, lines=(), problem=problem)
+        self._trail = longer(self._trail, point(view.snapshot))
+        return replace(view, trends=trends(self._trail))
 
 
 @click.command()
 @click.option("--url", help="Daemon, or server to sample; default: search this host.")
-@attach_options
+@attach_option
+@user_options
 @server_access
 @agent_option
 @click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
@@ -156,7 +139,8 @@ def command(
                 await daemon.read()
                 # At an address other than the daemon's usual one, a proxy may be what requires a password.
                 if attach is not None or (daemon.is_there if url is None else daemon.has_answered):
-                    return await (_live(daemon.feed(), console) if live else _once(daemon.feed(), at_once=True))
+                    feed = Feed(run=daemon.run, newest=daemon.newest)
+                    return await (_live(feed, console) if live else _once(feed, at_once=True))
         async with _sampling(
             url,
             access,
@@ -199,9 +183,8 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
             begun_seconds = time.monotonic()
             while verdict(view)[0] == "unknown" and not running.done():
                 refused = any(gap.source == "engine" for gap in view.snapshot.newest.gaps)
-                nobody = refused and view.snapshot.state == "starting"
-                patience_seconds = NOBODY_SECONDS if nobody else ONCE_SECONDS
-                if time.monotonic() - begun_seconds > patience_seconds:
+                no_server = refused and view.snapshot.state == "starting"
+                if time.monotonic() - begun_seconds > (NO_SERVER_SECONDS if no_server else ONCE_SECONDS):
                     break
                 await asyncio.wait((running,), timeout=0.1)
                 view = viewer.view()
@@ -219,7 +202,7 @@ async def _stopped(running: asyncio.Future[None]) -> None:
 
 
 class _Daemon:
-    """A daemon that is asked every second; what it knew last is kept for as long as it counts as new."""
+    """A daemon that is read every second; its last answer is kept while it counts as current."""
 
     def __init__(self, client: httpx2.AsyncClient, pace_seconds: float) -> None:
         self._address = str(client.base_url).rstrip("/")
@@ -227,15 +210,7 @@ class _Daemon:
         self._pace_seconds = pace_seconds
         self._reading: DaemonReading | None = None
         self._problem: str | None = None
-        self.is_there = False
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether it has answered as a daemon does."""
-        return self._reading is not None
-
-    def feed(self) -> Feed:
-        return Feed(origin=f"kvdiag serve at {self._address}", run=self.run, newest=self.newest)
+        self.is_there = self.has_answered = False
 
     async def run(self) -> None:
         async for _ in ticks(self._pace_seconds):
@@ -244,23 +219,19 @@ class _Daemon:
     async def read(self) -> None:
         try:
             self._reading, self._problem = await self._source.read(), None
-            self.is_there = True
+            self.is_there = self.has_answered = True
         except Unreadable as unreadable:
             self._problem = f"the daemon at {self._address}: {unreadable}"
-            # One that wants a password is there.
+            # A daemon that requires a password is there.
             self.is_there = self.is_there or unreadable.status in (401, 403)
 
-    def newest(self) -> Seen:
-        reading = self._reading
+    def newest(self) -> View:
+        origin, reading = f"kvdiag serve at {self._address}", self._reading
         if reading is None:
-            return Seen(snapshot=NOTHING, lines=(), problem=self._problem)
+            return View(snapshot=NOTHING, lines=(), origin=origin, problem=self._problem)
         versions = f"the daemon is kvdiag {reading.version}, this is {kvdiag.__version__}"
-        return Seen(
-            snapshot=reading.snapshot,
-            lines=reading.lines,
-            problem=self._problem,
-            note=None if reading.version == kvdiag.__version__ else f"{versions}: fields unknown to either are missing",
-        )
+        note = None if reading.version == kvdiag.__version__ else f"{versions}: fields unknown to either are missing"
+        return View(snapshot=reading.snapshot, lines=reading.lines, origin=origin, problem=self._problem, note=note)
 
 
 @asynccontextmanager
@@ -287,12 +258,13 @@ async def _sampling(
         diagnosis_ratio=diagnosis_ratio,
     )
 
-    def newest() -> Seen:
+    def newest() -> View:
         snapshot = watch.snapshot()
-        return Seen(snapshot=snapshot, lines=ledger(snapshot.newest, snapshot.facts))
+        lines = ledger(snapshot.newest, snapshot.facts)
+        return View(snapshot=snapshot, lines=lines, origin="sampled by this command")
 
     try:
-        yield Feed(origin="sampled here", run=watch.run, newest=newest)
+        yield Feed(run=watch.run, newest=newest)
     finally:
         await finder.close()
         if agents is not None:

@@ -59,7 +59,11 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
     try:
         return kind(**values)
     except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}") from error
+        absent = [one for one in dataclasses.fields(kind) if one.name not in values]  # type: ignore[arg-type]
+        missing = ", ".join(
+            repr(one.name) for one in absent if one.default is one.default_factory is dataclasses.MISSING
+        )
+        raise ValueError(f"{kind.__name__.lstrip('_')}: {f'{missing} missing' if missing else error}") from error
 
 
 _RENAMED: Mapping[str, Mapping[tuple[str, str], str]] = {"Gap": {("source", "vllm"): "engine"}}

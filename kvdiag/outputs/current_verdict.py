@@ -61,9 +61,9 @@ def current_verdict(snapshot: Snapshot, now_seconds: float) -> CurrentVerdict:
         stale = f"the last diagnosis is {format_duration(age_seconds)} old; {LOG}"
         return _unknown(f"{stale}. It found {found}" if found else stale)
     if diagnosis.worst in ("fault", "suspect"):
-        told = sentence(diagnosis)
+        found = sentence(diagnosis)
         return CurrentVerdict(
-            status=diagnosis.worst, sentence=f"{told}; {silent}" if silent else told, reason=silent or ""
+            status=diagnosis.worst, sentence=f"{found}; {silent}" if silent else found, reason=silent or ""
         )
     if silent is not None:
         return _unknown(silent)
@@ -80,6 +80,6 @@ def _silence(snapshot: Snapshot) -> str | None:
         return None
     reason = next((gap.reason for gap in reversed(snapshot.newest.gaps) if gap.source == "engine"), None)
     if snapshot.state == "starting":
-        told = reason or "no server has answered yet; check --url"
-        return told if told.startswith("starting") else f"starting: {told}"
+        reason = reason or "no server has answered yet; check --url"
+        return reason if reason.startswith("starting") else f"starting: {reason}"
     return f"the server no longer answers{f' ({reason})' if reason else ''}; check whether it is running"

@@ -38,6 +38,11 @@ class Judged:
     subject: tuple[tuple[str, str], ...]
     diagnosis: Diagnosis
 
+    @property
+    def hours(self) -> float:
+        """The length of the replica's history."""
+        return (self.diagnosis.end_seconds - self.diagnosis.start_seconds) / 3600.0
+
     def order(self) -> tuple[int, str]:
         """The worst first, then by name."""
         return ORDER.index(self.diagnosis.worst), self.key

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
 
 if TYPE_CHECKING:
-    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Status
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -100,11 +100,14 @@ def engine_of(facts: Facts) -> str:
     return " ".join(part for part in (facts.engine_name, facts.engine_version) if part)
 
 
-def pool_title(facts: Facts, pool: KvPool) -> str:
-    """A KV pool in blocks and bytes: `8,191 blocks of 16 tokens, 16.0 GiB computed`."""
-    from kvdiag.kv.calibration.running_server import pool_bytes  # noqa: PLC0415 - `kvdiag fit` prints without it
+def memory_used(memory: Memory) -> str:
+    """A device's memory in one line: `19.5 GiB of 24.0 GiB used (81 %), 4.54 GiB free`."""
+    used, total = format_bytes(memory.used_bytes), format_bytes(memory.total_bytes)
+    return f"{used} of {total} used ({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
 
-    size = pool_bytes(facts, pool)
+
+def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
+    """A KV pool, `size` its bytes and their provenance if known: `8,191 blocks of 16 tokens, 16.0 GiB reported`."""
     bytes_and_origin = "" if size is None else f", {format_bytes(size[0])} {size[1]}"
     return f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens{bytes_and_origin}"
 

@@ -100,7 +100,6 @@ def test_where_a_request_ends_in_its_last_block_is_no_difference(
     """Blocks are whole: a request's cost in them depends on its tokens, which differ from run to run of one server."""
 
     def baseline(blocks: int, tokens: int) -> Baseline:
-        # GIVEN a step that held these blocks of 32 KiB for these tokens
         step = StepResult(
             id="single_request",
             status="ok",
@@ -114,9 +113,8 @@ def test_where_a_request_ends_in_its_last_block_is_no_difference(
         told = diagnose(Timeline(samples=()), facts(WORLDS["healthy"]))
         return baseline_of(Timeline(samples=()), replace(told, steps=(step,)))
 
-    # WHEN one is held against the other
+    # one is held against the other
     actual = outcomes(baseline(*before), baseline(*after))
-    # THEN
     names = ("single_request.blocks_per_1000", "single_request.bytes_per_token")
     assert [outcome] * 2 == [actual[name] for name in names]
 

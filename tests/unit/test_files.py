@@ -76,18 +76,13 @@ def test_what_was_laid_in_the_place_of_a_file_is_not_written_through(
     kind: str, lay: str, folder: Path, victim: Path
 ) -> None:
     """A link, one that leads nowhere, or a second name: the file behind it is as it was, or is not there."""
-    # GIVEN
     path = folder / NAMES.get(kind, "ours.jsonl")
     if lay == "second name":
         path.hardlink_to(victim)
     else:
         path.symlink_to(victim if lay == "link" else folder / "made")
-
-    # WHEN
     with contextlib.suppress(KvdiagError, OSError):
         WRITERS[kind](path)
-
-    # THEN
     assert KEPT == victim.read_text()
     assert not (folder / "made").exists()
     assert 0o644 == stat.S_IMODE(victim.stat().st_mode)
@@ -98,7 +93,6 @@ def test_commands_refuse_links_by_name(
     command: str, folder: Path, victim: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is asked or judged, with what to do."""
-    # GIVEN
     link = folder / "link.jsonl"
     link.symlink_to(victim)
     recorded(tmp_path / "trace.jsonl")
@@ -106,11 +100,7 @@ def test_commands_refuse_links_by_name(
         "run": ["run", "--url", "http://127.0.0.1:1", "--record", str(link)],
         "diagnose": ["diagnose", str(tmp_path / "trace.jsonl"), "--report", str(link)],
     }
-
-    # WHEN
     code = main(called[command])
-
-    # THEN
     assert 3 == code
     assert "it is a symbolic link; give the file itself" in capsys.readouterr().err
     assert KEPT == victim.read_text()
@@ -120,12 +110,9 @@ def test_commands_refuse_links_by_name(
 @pytest.mark.parametrize("kind", ["trace", "packed trace"])
 def test_a_strangers_file_is_not_recorded_into(kind: str, folder: Path) -> None:
     """Its owner could read and change what is recorded."""
-    # GIVEN
     path = folder / NAMES.get(kind, "ours.jsonl")
     path.touch()
     os.chown(path, STRANGER, STRANGER)
-
-    # THEN
     with pytest.raises(KvdiagError, match=f"it belongs to user {STRANGER}"):
         recorded(path)
     assert 0 == path.stat().st_size
@@ -133,10 +120,7 @@ def test_a_strangers_file_is_not_recorded_into(kind: str, folder: Path) -> None:
 
 def test_devices_are_not_replaced(folder: Path) -> None:
     """Root could put a file in the place of /dev/null."""
-    # GIVEN
     os.mkfifo(folder / "pipe")
-
-    # THEN
     with pytest.raises(OSError, match="not a regular file"):
         files.replace(folder / "pipe", b"ours")
     assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
@@ -154,16 +138,11 @@ def segments(folder: Path) -> SegmentStore:
 
 def test_recorder_passes_links_in_its_folder_by(folder: Path, victim: Path) -> None:
     """It takes the next number that nobody has taken, in the folder and in its history."""
-    # GIVEN
     (folder / HISTORY).mkdir()
     for number in range(1, 6):
         (folder / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(victim)
         (folder / HISTORY / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(folder / "made")
-
-    # WHEN
     segments(folder).close()
-
-    # THEN
     assert KEPT == victim.read_text()
     assert not (folder / "made").exists()
     assert [1] == [len(read_trace(path)[0].samples) for path in segments_of(folder)]
@@ -172,13 +151,10 @@ def test_recorder_passes_links_in_its_folder_by(folder: Path, victim: Path) -> N
 
 def test_recorder_says_when_every_name_is_taken(folder: Path, victim: Path) -> None:
     """It does not look for ever."""
-    # GIVEN
     for number in range(1, MOST_TAKEN + 2):
         (folder / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(victim)
 
     made = SegmentStore(folder, max_bytes=LEAST_MAX_BYTES)
-
-    # THEN
     with pytest.raises(KvdiagError, match=r"cannot record to .*: File exists"):
         made.add(Sample(at_seconds=1_000.0))
     made.close()
@@ -187,13 +163,10 @@ def test_recorder_says_when_every_name_is_taken(folder: Path, victim: Path) -> N
 
 def test_recorder_does_not_follow_a_link_to_another_history(folder: Path, tmp_path: Path) -> None:
     """SegmentStore there are somebody else's: neither written beside, nor removed."""
-    # GIVEN
     other = tmp_path / "other"
     segments(other).close()
     kept = {path.name: path.read_bytes() for path in (other / HISTORY).iterdir()}
     (folder / HISTORY).symlink_to(other / HISTORY)
-
-    # THEN
     with pytest.raises(KvdiagError, match="history: it is a symbolic link"):
         segments(folder)
     assert kept == {path.name: path.read_bytes() for path in (other / HISTORY).iterdir()}
@@ -201,29 +174,21 @@ def test_recorder_does_not_follow_a_link_to_another_history(folder: Path, tmp_pa
 
 def test_recorder_notices_a_link_that_is_laid_while_it_works(folder: Path, tmp_path: Path) -> None:
     """Also when a history is renewed, which removes the one before."""
-    # GIVEN
     made = segments(folder)
     other = tmp_path / "other"
     segments(other).close()
     kept = sorted(path.name for path in (other / HISTORY).iterdir())
     (folder / HISTORY).rename(tmp_path / "moved")
     (folder / HISTORY).symlink_to(other / HISTORY)
-
-    # WHEN
     with contextlib.suppress(KvdiagError):
         made.renew_history([Sample(at_seconds=2_000.0)])
     made.close()
-
-    # THEN
     assert kept == sorted(path.name for path in (other / HISTORY).iterdir())
 
 
 def test_lock_is_no_link(folder: Path, victim: Path) -> None:
     """Nor made where one leads."""
-    # GIVEN
     (folder / ".lock").symlink_to(folder / "made")
-
-    # THEN
     with pytest.raises(KvdiagError, match="cannot record to"):
         segments(folder)
     assert not (folder / "made").exists()
@@ -232,46 +197,32 @@ def test_lock_is_no_link(folder: Path, victim: Path) -> None:
 
 def test_a_large_number_does_not_hide_later_segments(folder: Path) -> None:
     """Of the highest number of eight digits the next one has nine."""
-    # GIVEN
     recorded(folder / "kvdiag-99999999.jsonl.gz")
-
-    # WHEN
     segments(folder).close()
     segments(folder).close()
-
-    # THEN
     assert 3 == len(segments_of(folder))
 
 
 @as_root
 def test_what_a_stranger_recorded_is_no_history_of_ours(folder: Path) -> None:
     """A daemon goes on from what it wrote itself."""
-    # GIVEN
     segments(folder).close()
     for path in (*segments_of(folder), *segments_of(folder / HISTORY)):
         os.chown(path, STRANGER, STRANGER)
-
-    # THEN
     assert reload(folder, now_seconds=1_001.0, url=None) is None
 
 
 def test_a_pipe_among_the_segments_is_not_waited_for(folder: Path) -> None:
     """At the start of the daemon."""
-    # GIVEN
     segments(folder).close()
     os.mkfifo(folder / "kvdiag-00000099.jsonl.gz")
-
-    # THEN
     assert reload(folder, now_seconds=1_001.0, url=None) is not None
 
 
 def test_the_agent_is_not_installed_through_a_link(folder: Path, tmp_path: Path) -> None:
     """A folder that somebody has laid in its package's place is not filled."""
-    # GIVEN
     (tmp_path / "other").mkdir()
     (folder / "kvdiag_agent").symlink_to(tmp_path / "other")
-
-    # THEN
     assert install.callback is not None
     with pytest.raises(KvdiagError, match="cannot install into"):
         install.callback(folder)
@@ -281,11 +232,8 @@ def test_the_agent_is_not_installed_through_a_link(folder: Path, tmp_path: Path)
 @as_root
 def test_the_agent_is_not_installed_into_a_strangers_package(folder: Path) -> None:
     """Its owner could replace what the server imports."""
-    # GIVEN
     (folder / "kvdiag_agent").mkdir()
     os.chown(folder / "kvdiag_agent", STRANGER, STRANGER)
-
-    # THEN
     assert install.callback is not None
     with pytest.raises(KvdiagError, match=f"belongs to user {STRANGER}"):
         install.callback(folder)
@@ -294,9 +242,6 @@ def test_the_agent_is_not_installed_into_a_strangers_package(folder: Path) -> No
 
 def test_a_pipe_in_a_folder_of_traces_is_not_waited_for(folder: Path) -> None:
     """`kvdiag diagnose DIR` reads what else is there."""
-    # GIVEN
     segments(folder).close()
     os.mkfifo(folder / "aaa.jsonl")
-
-    # THEN
     assert 1 == len(read_segments(folder)[0].samples)

@@ -12,10 +12,9 @@ from tests.builders.values import GIB, MIB, device, pool, process
 
 def test_every_line_of_a_server_alone() -> None:
     """Driver, pool, weights, the rest of the server's process, and nothing unaccounted for."""
-    # GIVEN a server with 1 GiB beside its pool and weights
+    # a server with 1 GiB beside its pool and weights
     own = POOL_BYTES + 7 * GIB
     actual = lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
-    # THEN
     expected = (
         LedgerLine(gpu=0, uuid="GPU-0", component="driver_reserved", bytes=464 * MIB, provenance="measured"),
         LedgerLine(
@@ -57,52 +56,37 @@ def test_every_line_of_a_server_alone() -> None:
 
 def test_another_process_has_its_own_line() -> None:
     """What is not the server's stands under its own name and pid."""
-    # GIVEN a training job beside the server
     found = lines(device(used_bytes=23 * GIB, processes=(process(100, 18 * GIB), process(7, 3 * GIB, "train.py"))))
-
-    # THEN
     (other,) = [line for line in found if line.component == "other_process"]
     assert (3 * GIB, "measured", "train.py 7") == (other.bytes, other.provenance, other.detail)
 
 
 def test_bytes_of_no_process_are_unaccounted() -> None:
     """A zombie's bytes are in no line but the residual."""
-    # GIVEN 2 GiB that no process holds
     found = lines(device(used_bytes=20 * GIB + 464 * MIB, processes=(process(100, 18 * GIB),)))
-
-    # THEN
     assert 2 * GIB == sizes(found)["unaccounted"]
 
 
 def test_a_claim_that_exceeds_the_measured_bytes_is_shown_as_negative() -> None:
     """Weights of a larger checkpoint than what was loaded are not hidden: the residual is negative."""
-    # GIVEN a process of 10 GiB whose parts are said to be 18 GiB
     found = lines(device(used_bytes=11 * GIB, processes=(process(100, 10 * GIB),)))
-
-    # THEN
     assert 10 * GIB - POOL_BYTES - 6 * GIB == sizes(found)["server_other"] < 0
 
 
 def test_processes_that_exceed_the_device_are_shown_as_negative() -> None:
     """Managed memory can make processes larger than the device: the residual says so."""
-    # GIVEN processes of 26 GiB on 20 GiB used
     found = lines(device(used_bytes=20 * GIB, processes=(process(100, 20 * GIB), process(7, 6 * GIB))))
-
-    # THEN
     assert -6 * GIB - 464 * MIB == sizes(found)["unaccounted"]
 
 
 def test_ranks_of_tensor_parallel_share_the_weights() -> None:
     """Two GPUs: each has a pool of its own and half of the weights."""
-    # GIVEN two ranks of one engine
     own = POOL_BYTES + 4 * GIB
     pair = (
         device(0, used_bytes=own + 464 * MIB, processes=(process(100, own),)),
         device(1, used_bytes=own + 464 * MIB, processes=(process(101, own),)),
     )
     found = lines(*pair)
-
-    # THEN
     for index in (0, 1):
         own_lines = tuple(line for line in found if line.gpu == index)
         assert (POOL_BYTES, 3 * GIB, GIB, 0) == tuple(
@@ -112,27 +96,21 @@ def test_ranks_of_tensor_parallel_share_the_weights() -> None:
 
 def test_engines_of_data_parallel_have_the_weights_each() -> None:
     """Two engines on two GPUs: each holds a whole copy."""
-    # GIVEN two engines
     own = POOL_BYTES + 7 * GIB
     pair = (
         device(0, used_bytes=own + 464 * MIB, processes=(process(100, own),)),
         device(1, used_bytes=own + 464 * MIB, processes=(process(101, own),)),
     )
     found = lines(*pair, of=replace(SERVER, pools=(pool("0"), pool("1"))))
-
-    # THEN
     assert [6 * GIB, 6 * GIB] == [line.bytes for line in found if line.component == "weights"]
 
 
 def test_a_process_of_no_bytes_takes_none() -> None:
     """A server that has only begun, and an idle helper without a name: 0 bytes are 0 bytes."""
-    # GIVEN
     found = lines(
         device(used_bytes=464 * MIB, processes=(process(100, 0), process(7, 0, None))),
         of=replace(SERVER, pools=(), weights_bytes=None),
     )
-
-    # THEN
     assert [
         ("driver_reserved", 464 * MIB, ""),
         ("server_other", 0, "all of pid 100"),
@@ -143,7 +121,6 @@ def test_a_process_of_no_bytes_takes_none() -> None:
 
 def test_a_pool_computed_from_the_config_says_so() -> None:
     """Llama-3.1-8B: 131,072 bytes a token, 16 tokens a block; the engine tells 1,000 blocks and no bytes."""
-    # GIVEN
     shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     of = replace(
         SERVER,
@@ -152,13 +129,9 @@ def test_a_pool_computed_from_the_config_says_so() -> None:
         max_model_len_tokens=8192,
         tensor_parallel=1,
     )
-
-    # WHEN
     (whole,) = [
         line for line in lines(device(processes=(process(100, 18 * GIB),)), of=of) if line.component == "kv_pool"
     ]
-
-    # THEN
     assert (1000 * 16 * 131_072, "computed", "blocks times the block size from the model's config") == (
         whole.bytes,
         whole.provenance,
@@ -168,11 +141,8 @@ def test_a_pool_computed_from_the_config_says_so() -> None:
 
 def test_a_gpu_without_the_server_has_none_of_its_parts() -> None:
     """Pool and weights are on the server's device, not on every device of the host."""
-    # GIVEN the server on GPU 0 and a job on GPU 1
     found = lines(
         device(0, used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)),
         device(1, used_bytes=8 * GIB, processes=(process(7, 7 * GIB),)),
     )
-
-    # THEN
     assert ["driver_reserved", "other_process", "unaccounted"] == [line.component for line in found if line.gpu == 1]

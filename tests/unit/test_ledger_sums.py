@@ -75,9 +75,7 @@ def servers(draw: st.DrawFn) -> Facts:
 @given(devices_of_a_host(), servers())
 def test_the_lines_of_every_device_add_up_to_its_used_bytes(seen: tuple[Device, ...], of: Facts) -> None:
     """Whatever runs where: each readable device's lines add up exactly, with one explicit residual."""
-    # WHEN the ledger of any host is drawn up
     found = lines(*seen, of=of)
-    # THEN each device that counts adds up, and no other has lines
     readable = {one.uuid: one.memory.used_bytes for one in without_mig_parents(seen) if one.memory is not None}
     added = {
         uuid: sum(line.bytes for line in own)
@@ -94,10 +92,7 @@ def test_the_lines_of_every_device_add_up_to_its_used_bytes(seen: tuple[Device, 
 @given(devices_of_a_host(), servers())
 def test_no_process_is_listed_twice(seen: tuple[Device, ...], of: Facts) -> None:
     """A process is the server's or another, never both: measured lines hold no more than was measured."""
-    # WHEN the ledger of any host is drawn up
     found = lines(*seen, of=of)
-
-    # THEN
     for one in without_mig_parents(seen):
         if one.memory is None:
             continue
@@ -112,12 +107,9 @@ def test_no_process_is_listed_twice(seen: tuple[Device, ...], of: Facts) -> None
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_ledger_of_a_whole_run_adds_up(name: str) -> None:
     """The newest reading of every world's devices is accounted for to the byte."""
-    # GIVEN a run
     world = WORLDS[name]
     diagnosis = judged(world)
     devices = {line.uuid for line in diagnosis.ledger if line.uuid is not None}
-
-    # THEN the residual of a device whose server is told apart is what no process holds
     told = world.nvml is None and world.memory_told
     assert (set() if not told else {f"GPU-{index}" for index in range(world.gpus)}) == devices
     if told and world.processes_told and world.server_seen:
@@ -128,9 +120,6 @@ def test_the_ledger_of_a_whole_run_adds_up(name: str) -> None:
 
 def test_a_newer_reading_without_process_lists_does_not_blur_the_ledger() -> None:
     """Process lists come with every fifth reading: the ledger of a run still tells the server apart."""
-    # GIVEN a healthy run, whose last readings of the devices may have no list
     found = judged(World()).ledger
-
-    # THEN
     assert "server_other" in {line.component for line in found}
     assert facts(World()).server_pids == (100,)

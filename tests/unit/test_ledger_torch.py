@@ -54,10 +54,7 @@ def sizes(found: tuple[LedgerLine, ...]) -> dict[str, int]:
 
 def test_every_byte_of_a_server_has_its_line() -> None:
     """Pool by what is held, weights, what else lives in torch, what torch keeps and why, and what is beside torch."""
-    # WHEN
     actual = sizes(lines(BUSY))
-
-    # THEN
     expected = {
         "driver_reserved": 464 * MIB,
         "kv_held": 100 * BLOCK,
@@ -77,13 +74,8 @@ def test_every_byte_of_a_server_has_its_line() -> None:
 
 def test_split_of_another_moment_is_not_mixed_in() -> None:
     """Where torch has reserved more since its blocks were looked at, what is unused is not told apart."""
-    # GIVEN
     grown = replace(BUSY, reserved_bytes=BUSY.reserved_bytes + 2 * MIB)
-
-    # WHEN
     actual = sizes(lines(grown))
-
-    # THEN
     assert 325 * MIB == actual["torch_unused"]
     assert {"torch_pending": 1 * MIB, "torch_other": 700 * MIB} == {
         name: actual[name] for name in ("torch_pending", "torch_other")
@@ -93,10 +85,7 @@ def test_split_of_another_moment_is_not_mixed_in() -> None:
 
 def test_bytes_that_are_not_on_the_device_close_nothing() -> None:
     """Asleep, or under a pluggable allocator, torch counts what its process does not hold: the ledger is as without."""
-    # GIVEN
     asleep = replace(BUSY, process_bytes=3 * GIB)
-
-    # WHEN / THEN
     assert lines(held=3 * GIB) == lines(asleep, held=3 * GIB)
 
 
@@ -107,39 +96,27 @@ def test_bytes_that_are_not_on_the_device_close_nothing() -> None:
 )
 def test_allocator_of_something_else_changes_nothing(other: Allocator) -> None:
     """What another process holds, or holds elsewhere, is not the server's here."""
-    # WHEN / THEN
     assert lines() == lines(other)
 
 
 def test_without_a_process_list_the_agents_tell() -> None:
     """In a container whose NVML lists no process, what the server's own NVML tells inside it takes the list's place."""
-    # GIVEN
     gpu = device(used_bytes=HELD + 1524 * MIB + 464 * MIB + 7 * MIB, processes=None)
-
-    # WHEN
     actual = sizes(ledger(Sample(at_seconds=1.0, devices=(gpu,), allocators=(BUSY,)), SERVER))
-
-    # THEN
     assert (500 * MIB, 0, 7 * MIB) == tuple(actual[name] for name in ("outside_torch", "server_other", "unaccounted"))
 
 
 def test_two_readings_of_different_moments_leave_a_rest() -> None:
     """What the process has grown by between NVML's list and torch's figures is a line, and not hidden in another."""
-    # WHEN
     actual = sizes(lines(BUSY, held=HELD + 1530 * MIB))
-
-    # THEN
     assert (500 * MIB, 6 * MIB) == (actual["outside_torch"], actual["server_other"])
 
 
 def test_measured_and_computed_lines_are_told_apart() -> None:
     """What torch counts is measured; what is left over, inside torch and beside it, is computed."""
-    # WHEN
     actual = [
         (line.component, line.provenance) for line in lines(BUSY) if line.component.startswith(("torch", "outside"))
     ]
-
-    # THEN
     assert [
         ("torch_other", "computed"),
         ("torch_pending", "measured"),
@@ -165,22 +142,14 @@ def test_what_lies_beside_torch_by_whom_it_is_told(
     process_bytes: int | None, held: int, outside: int, rest: int
 ) -> None:
     """From inside the process where that is told, else what NVML's list has above torch's 1,024 MiB, never below 0."""
-    # WHEN
     actual = sizes(lines(replace(BUSY, process_bytes=process_bytes), held=held))
-
-    # THEN
     assert (outside, rest, 0) == (actual["outside_torch"], actual["server_other"], actual["unaccounted"])
 
 
 def test_one_allocator_that_counts_what_is_elsewhere_spoils_the_sum() -> None:
     """Of two processes on one GPU one is asleep: torch's figures are left out of both."""
-    # GIVEN
     asleep = replace(BUSY, pid=101, process_bytes=GIB)
-
-    # WHEN
     actual = sizes(lines(BUSY, asleep))
-
-    # THEN
     assert not {name for name in actual if name.startswith(("torch", "outside"))}
     assert 1524 * MIB == actual["server_other"]
 
@@ -222,16 +191,11 @@ def test_every_level_adds_up(
     weights: int | None,
 ) -> None:
     """The lines add up to the device, torch's to what torch has reserved, and only rests go below 0."""
-    # GIVEN
     processes = None if listed is None else tuple(process(pid, size) for pid, size in listed)
     gpu = device(used_bytes=used, total_bytes=200 * GIB, processes=processes, driver_reserved_bytes=None)
     sample = Sample(at_seconds=1.0, devices=(gpu,), engines=(engine(usage=usage),), allocators=tuple(found))
     of = replace(SERVER, weights_bytes=weights)
-
-    # WHEN
     actual = ledger(sample, of)
-
-    # THEN
     torch = [line.bytes for line in actual if line.component in TORCH]
     reserved = sum(each.reserved_bytes for each in found if not each.pid_seen or each.pid in (100, 101))
     closed = "outside_torch" in {line.component for line in actual}
@@ -251,11 +215,6 @@ def test_every_level_adds_up(
 )
 def test_free_blocks_say_whether_prefixes_may_be_among_them(caching: bool | None, detail: str) -> None:
     """A kept prefix that nobody holds counts as free in vLLM; without prefix caching free blocks are empty."""
-    # GIVEN
     server = replace(SERVER, pools=(pool(prefix_caching=caching),))
-
-    # WHEN
     (free,) = [line for line in lines(BUSY, of=server) if line.component == "kv_free"]
-
-    # THEN
     assert f"the engine's kv_cache_memory_bytes; {detail}" == free.detail

@@ -32,55 +32,46 @@ def seen(
 
 def test_an_idle_server_is_under_little_pressure() -> None:
     """22 of 24 GiB are taken, 12 of them for an empty pool: 10 count. A GPU of somebody else's is not told."""
-    # THEN
     assert {GPU: pytest.approx(10 / 24, abs=1e-3)} == seen(engine(usage=0.0))
 
 
 def test_a_filling_pool_is_pressure() -> None:
     """The pool's usage counts where it is more than what the device shows."""
-    # THEN
     assert {GPU: 0.95} == seen(engine(usage=0.95))
 
 
 def test_a_filling_device_is_pressure() -> None:
     """What comes beside an empty pool counts against the whole device."""
-    # THEN
     assert {GPU: pytest.approx(11.9 / 24, abs=1e-3)} == seen(engine(usage=0.0), used_bytes=int(23.9 * GIB))
 
 
 def test_waiting_for_room_is_full() -> None:
     """A pool for which requests wait is full, whatever its usage says."""
-    # THEN
     assert {GPU: 1.0} == seen(replace(engine(usage=0.8, waiting=2), requests_waiting_for_capacity=2))
 
 
 def test_an_engine_that_does_not_answer_is_not_known() -> None:
     """How much of the pool is free is not known, and the pool is most of the device: no figure, and no alarm."""
-    # THEN
     assert {} == seen(None)
 
 
 def test_a_pool_of_unknown_bytes_is_told_by_its_usage() -> None:
     """The device's used share would always be high."""
-    # THEN
     assert {GPU: 0.5} == seen(engine(usage=0.5), known=facts(World(pools=(pool(pool_bytes=None),))))
 
 
 def test_devices_that_may_be_anybodys_are_left_out() -> None:
     """Where the server's processes are on no device, its pool is told alone."""
-    # THEN
     assert {None: 0.5} == seen(engine(usage=0.5), own=False)
 
 
 def test_nothing_is_said_before_a_server_is_known() -> None:
     """Memory of a machine without a server is nobody's pressure."""
-    # THEN
     assert {} == seen(None, known=Facts())
 
 
 def test_an_engine_that_grows_has_its_cache_to_use_again() -> None:
     """Without a pool, what torch could give back is room."""
-    # GIVEN 8 GiB reserved, of which 2 can be given back
     known = facts(World(pools=(), weights_bytes=None))
     sample = Sample(
         at_seconds=1.0,
@@ -88,6 +79,4 @@ def test_an_engine_that_grows_has_its_cache_to_use_again() -> None:
         devices=(device(used_bytes=12 * GIB, processes=(process(SERVER_PID, 11 * GIB),)),),
         allocators=(allocator(split=split(), process_bytes=11 * GIB),),
     )
-
-    # THEN
     assert {GPU: pytest.approx(10 / 24)} == pressures(sample, known, ledger(sample, known))

@@ -19,7 +19,7 @@ def pasted(url: str, suffixes: Sequence[str], refusal: str) -> SplitResult:
     """The parts of a server's base address; the longest of `suffixes` that its path ends with is cut off.
 
     Raises:
-        KvdiagError: it is no http or https address; `refusal` is what it says.
+        KvdiagError: it is no http or https address; `refusal` is the message.
 
     """
     try:

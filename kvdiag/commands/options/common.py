@@ -3,11 +3,13 @@
 Imports nothing that talks to a server: `kvdiag fit` works without one.
 """
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,25 +103,43 @@ output_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def given_by(*option: Any, default: Any = None, restart: bool = False, **attributes: Any) -> Any:
+    """Return a dataclass field whose value is that of a click option: its flags and attributes, or the option itself.
+
+    `restart` marks an option of a daemon that only a restart changes.
+    """
+    declared = option[0] if callable(option[0]) else click.option(*option, default=default, **attributes)
+    return field(default=default, metadata={"option": declared, "restart": restart})
+
+
+def collected(kind: type[Any], name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return a decorator that adds the options of a dataclass's fields; their values arrive as one, called `name`."""
+
+    def add(function: Callable[..., T]) -> Callable[..., T]:
+        @wraps(function)
+        def command(*arguments: Any, **values: Any) -> T:
+            own = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+            return function(*arguments, **{name: own}, **values)
+
+        for one in reversed(fields(kind)):
+            command = one.metadata["option"](command)
+        return command
+
+    return add
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerAccess:
     """The key that a server requires, and which certificates to trust."""
 
-    api_key: str | None = None
-    ca_file: Path | None = None
-    insecure: bool = False
+    api_key: str | None = given_by(API_KEY)
+    ca_file: Path | None = given_by(CA_FILE)
+    insecure: bool = given_by(INSECURE, default=False)
+
+
+server_access = collected(ServerAccess, "access")
 
 
 def server_options(function: F) -> F:
     """Add the options of every command that reads a server."""
     return API_KEY(CA_FILE(INSECURE(function)))
-
-
-def server_access(function: Callable[..., T]) -> Callable[..., T]:
-    """Add the options of every command that reads a server; they arrive as one `ServerAccess` called `access`."""
-
-    @wraps(function)
-    def collected(*, api_key: str | None, ca_file: Path | None, insecure: bool, **others: Any) -> T:
-        return function(access=ServerAccess(api_key=api_key, ca_file=ca_file, insecure=insecure), **others)
-
-    return server_options(collected)

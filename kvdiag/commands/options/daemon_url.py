@@ -1,12 +1,11 @@
 """Options and client of the commands that read a running `kvdiag serve` instead of a server."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import urlunsplit
 
 import click
@@ -14,39 +13,24 @@ import httpx2
 
 from kvdiag.commands.connect import open_client
 from kvdiag.commands.options.addresses import basic_authorization, pasted, without_user
-from kvdiag.commands.options.common import ServerAccess
-
-T = TypeVar("T")
+from kvdiag.commands.options.common import ServerAccess, collected, given_by
 
 SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/-/healthy", "/-/ready")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DaemonUser:
     """The user that a daemon requires, and the password or the file that holds it."""
 
-    user: str | None = None
-    password: str | None = None
-    password_file: Path | None = None
-
-
-def attach_options(function: Callable[..., T]) -> Callable[..., T]:
-    """Add the options for a daemon's address and user, which arrive as `attach` and `daemon_user`."""
-
-    @click.option("--attach", metavar="URL", help="Read from the `kvdiag serve` at this address.")
-    @click.option("--user", help="User name for the daemon's basic authentication.")
-    @click.option(
-        "--password-file",
-        type=click.Path(path_type=Path),
-        help="File with the password; or set KVDIAG_TOP_PASSWORD.",
+    user: str | None = given_by("--user", help="User name for the daemon's basic authentication.")
+    password_file: Path | None = given_by(
+        "--password-file", type=click.Path(path_type=Path), help="File with the password; or set KVDIAG_TOP_PASSWORD."
     )
-    @click.option("--password", hidden=True)
-    @wraps(function)
-    def collected(*, user: str | None, password: str | None, password_file: Path | None, **others: Any) -> T:
-        found = DaemonUser(user=user, password=password, password_file=password_file)
-        return function(daemon_user=found, **others)
+    password: str | None = given_by("--password", hidden=True)
 
-    return collected
+
+attach_option = click.option("--attach", metavar="URL", help="Read from the `kvdiag serve` at this address.")
+user_options = collected(DaemonUser, "daemon_user")
 
 
 def open_daemon(url: str, user: DaemonUser, access: ServerAccess) -> httpx2.AsyncClient:

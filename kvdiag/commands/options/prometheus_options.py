@@ -1,16 +1,16 @@
 """The options of `kvdiag diagnose --prometheus` and their HTTP client. Every value is checked."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import math
 import re
 import ssl
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -18,11 +18,9 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import basic_authorization, pasted, read_secret, without_user
-from kvdiag.commands.options.common import UNIT_SECONDS, parse_duration
+from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, collected, given_by, parse_duration
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -35,54 +33,6 @@ NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
 _PATH = click.Path(path_type=Path)
-
-
-def prometheus_options(function: F) -> F:
-    """Add the options for the API's address, the servers, the window, and credentials."""
-    for option in reversed(
-        (
-            click.option("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose."),
-            click.option(
-                "--match",
-                metavar="SELECTOR",
-                default="",
-                help="Only servers with these labels, such as '{namespace=\"x\"}'.",
-            ),
-            click.option(
-                "--window",
-                default=DEFAULT_WINDOW,
-                show_default=True,
-                help="Time before --end, such as 90m, 24h or 7d.",
-            ),
-            click.option("--start", help="Start time instead of --window: RFC 3339 or Unix seconds."),
-            click.option("--end", help="End time, default now: RFC 3339 or Unix seconds."),
-            click.option("--user", help="User name for basic authentication."),
-            click.option("--password-file", type=_PATH, help="File with the password, or KVDIAG_DIAGNOSE_PASSWORD."),
-            click.option("--password", hidden=True),
-            click.option("--token-file", type=_PATH, help="File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN."),
-            click.option("--token", hidden=True),
-            click.option(
-                "--header",
-                "headers",
-                multiple=True,
-                metavar="NAME:VALUE",
-                help="HTTP header, such as X-Scope-OrgID:team; repeatable.",
-            ),
-            click.option("--ca-file", type=_PATH, help="CA certificates to trust, as a PEM file."),
-            click.option("--cert-file", type=_PATH, help="Client certificate, as a PEM file."),
-            click.option("--key-file", type=_PATH, help="Key of the client certificate, if in another file."),
-            click.option("--insecure", is_flag=True, help="Do not verify the server's TLS certificate."),
-            click.option(
-                "--timeout",
-                type=click.FloatRange(min=1.0, max=3600.0),
-                default=ANSWER_SECONDS,
-                show_default=True,
-                help="Seconds to wait for each response.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,47 +84,118 @@ def _no_password() -> str:
     raise KvdiagError("the key of --cert-file is encrypted: give an unencrypted one")
 
 
-def prometheus_access(
-    url: str,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    password_file: Path | None = None,
-    token: str | None = None,
-    token_file: Path | None = None,
-    headers: tuple[str, ...] = (),
-    ca_file: Path | None = None,
-    cert_file: Path | None = None,
-    key_file: Path | None = None,
-    insecure: bool = False,
-    timeout: float = ANSWER_SECONDS,
-) -> PrometheusAccess:
-    """Return how to reach the Prometheus that the options name.
+@dataclass(frozen=True, kw_only=True)
+class PrometheusOptions:
+    """The API's address, the servers to diagnose, the time window, and the credentials."""
 
-    Raises:
-        KvdiagError: a value is invalid.
-
-    """
-    refusal = f"{url.rpartition('@')[2]!r} is not a Prometheus address: give one such as http://prometheus:9090"
-    parts = pasted(url, SUFFIXES, refusal)
-    sent = dict(_header(header) for header in headers)
-    token = read_secret(token, token_file)
-    basic = basic_authorization(parts, user, password, password_file)
-    if token and basic:
-        raise click.UsageError("give either --user or --token-file")
-    if key_file is not None and cert_file is None:
-        raise click.UsageError("--key-file needs --cert-file")
-    if token or basic:
-        sent["Authorization"] = f"Bearer {token}" if token else str(basic)
-    return PrometheusAccess(
-        url=urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/")),
-        headers=tuple(sent.items()),
-        ca_file=ca_file,
-        cert_file=cert_file,
-        key_file=key_file,
-        insecure=insecure,
-        seconds=timeout,
+    prometheus: str | None = given_by("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose.")
+    match: str = given_by(
+        "--match", metavar="SELECTOR", default="", help="Only servers with these labels, such as '{namespace=\"x\"}'."
     )
+    window: str = given_by(
+        "--window", default=DEFAULT_WINDOW, show_default=True, help="Time before --end, such as 90m, 24h or 7d."
+    )
+    start: str | None = given_by("--start", help="Start time instead of --window: RFC 3339 or Unix seconds.")
+    end: str | None = given_by("--end", help="End time, default now: RFC 3339 or Unix seconds.")
+    user: str | None = given_by("--user", help="User name for basic authentication.")
+    password_file: Path | None = given_by(
+        "--password-file", type=_PATH, help="File with the password, or KVDIAG_DIAGNOSE_PASSWORD."
+    )
+    password: str | None = given_by("--password", hidden=True)
+    token_file: Path | None = given_by(
+        "--token-file", type=_PATH, help="File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN."
+    )
+    token: str | None = given_by("--token", hidden=True)
+    headers: tuple[str, ...] = given_by(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="NAME:VALUE",
+        help="HTTP header, such as X-Scope-OrgID:team; repeatable.",
+        default=(),
+    )
+    ca_file: Path | None = given_by(CA_FILE)
+    cert_file: Path | None = given_by("--cert-file", type=_PATH, help="Client certificate, as a PEM file.")
+    key_file: Path | None = given_by(
+        "--key-file", type=_PATH, help="Key of the client certificate, if in another file."
+    )
+    insecure: bool = given_by(INSECURE, default=False)
+    timeout: float = given_by(
+        "--timeout",
+        type=click.FloatRange(min=1.0, max=3600.0),
+        default=ANSWER_SECONDS,
+        show_default=True,
+        help="Seconds to wait for each response.",
+    )
+
+    def access(self) -> PrometheusAccess:
+        """Return how to reach the API.
+
+        Raises:
+            KvdiagError: a value is invalid.
+
+        """
+        shown = (self.prometheus or "").rpartition("@")[2]
+        refusal = f"{shown!r} is not a Prometheus address: give one such as http://prometheus:9090"
+        parts = pasted(self.prometheus or "", SUFFIXES, refusal)
+        sent = dict(_header(header) for header in self.headers)
+        token = read_secret(self.token, self.token_file)
+        basic = basic_authorization(parts, self.user, self.password, self.password_file)
+        if token and basic:
+            raise click.UsageError("give either --user or --token-file")
+        if self.key_file is not None and self.cert_file is None:
+            raise click.UsageError("--key-file needs --cert-file")
+        if token or basic:
+            sent["Authorization"] = f"Bearer {token}" if token else str(basic)
+        return PrometheusAccess(
+            url=urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/")),
+            headers=tuple(sent.items()),
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+            insecure=self.insecure,
+            seconds=self.timeout,
+        )
+
+    def matchers(self) -> str:
+        """Return the matchers of --match without their braces.
+
+        Raises:
+            KvdiagError: it is not a selector.
+
+        """
+        text = self.match.strip()
+        if text.startswith("{") and text.endswith("}"):
+            text = text[1:-1]
+        one = r'\s*[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"\s*'
+        if text.strip() and not re.fullmatch(rf"{one}(,{one})*,?\s*", text):
+            raise KvdiagError(
+                f'--match {text[:60]!r} is not a selector: give one such as \'{{namespace="x",model_name=~"llama.*"}}\''
+            )
+        return text.strip().rstrip(",")
+
+    def span(self, now_seconds: float) -> Window:
+        """Return the time window that the options name.
+
+        Raises:
+            KvdiagError: a value is invalid, or the window is empty.
+
+        """
+        duration_seconds = parse_duration(self.window)
+        if duration_seconds is None:
+            raise KvdiagError(f"--window {self.window[:40]!r} is not a duration: give one such as 90m, 24h or 7d")
+        last = now_seconds if self.end is None else _moment("--end", self.end)
+        first = last - duration_seconds if self.start is None else _moment("--start", self.start)
+        if last - first < LEAST_WINDOW_SECONDS:
+            raise KvdiagError("the window must be at least 1 min long: check --start, --end and --window")
+        if last - first > MAX_WINDOW_SECONDS:
+            raise KvdiagError("the window is longer than 31 days, the maximum: a few days are enough for every verdict")
+        if first < 0 or first > now_seconds:
+            raise KvdiagError("the window is in the future or before 1970: check --start, --end and --window")
+        return Window(start_seconds=round(first, 3), end_seconds=round(min(last, now_seconds), 3))
+
+
+prometheus_options = collected(PrometheusOptions, "history")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -184,45 +205,6 @@ def _header(text: str) -> tuple[str, str]:
         shown = f"{name[:40]!r}" if colon else "the value of --header"
         raise KvdiagError(f"{shown} is not a header: give NAME:VALUE")
     return name, value.strip()
-
-
-def matchers(text: str) -> str:
-    """Return the matchers of --match without their braces.
-
-    Raises:
-        KvdiagError: it is not a selector.
-
-    """
-    text = text.strip()
-    if text.startswith("{") and text.endswith("}"):
-        text = text[1:-1]
-    one = r'\s*[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"\s*'
-    if text.strip() and not re.fullmatch(rf"{one}(,{one})*,?\s*", text):
-        raise KvdiagError(
-            f'--match {text[:60]!r} is not a selector: give one such as \'{{namespace="x",model_name=~"llama.*"}}\''
-        )
-    return text.strip().rstrip(",")
-
-
-def window_of(window: str, start: str | None, end: str | None, now_seconds: float) -> Window:
-    """Return the time window that the options name.
-
-    Raises:
-        KvdiagError: a value is invalid, or the window is empty.
-
-    """
-    duration_seconds = parse_duration(window)
-    if duration_seconds is None:
-        raise KvdiagError(f"--window {window[:40]!r} is not a duration: give one such as 90m, 24h or 7d")
-    last = now_seconds if end is None else _moment("--end", end)
-    first = last - duration_seconds if start is None else _moment("--start", start)
-    if last - first < LEAST_WINDOW_SECONDS:
-        raise KvdiagError("the window must be at least 1 min long: check --start, --end and --window")
-    if last - first > MAX_WINDOW_SECONDS:
-        raise KvdiagError("the window is longer than 31 days, the maximum: a few days are enough for every verdict")
-    if first < 0 or first > now_seconds:
-        raise KvdiagError("the window is in the future or before 1970: check --start, --end and --window")
-    return Window(start_seconds=round(first, 3), end_seconds=round(min(last, now_seconds), 3))
 
 
 def _moment(option: str, text: str) -> float:

@@ -16,14 +16,14 @@ from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis, Timeline
 from kvdiag.outputs.html.report_page import Making, render
 
-TOLD = frozenset(
+REPEATED = frozenset(
     (
         *("url", "simulate", "agent_dir", "force", "record", "soak", "soak_cycle", "insecure", "ca_file"),
         *("trace", "prometheus", "match", "window", "start", "end", "timeout", "postmortem", "logs", "boxes", "traces"),
         *("reserved_gap_bytes", "output", "report"),
     )
 )
-"""Options whose values a report repeats. Of others, such as keys, it says only that they were given."""
+"""Options whose values a report repeats. Of the others, such as keys, it shows only the option."""
 
 ADDRESSES = frozenset(("url", "prometheus", "attach"))
 """Of those, options whose values may bring a password before an @, or a token after a question mark."""
@@ -101,9 +101,9 @@ def _given(context: click.Context) -> Iterator[str]:
         for one in value if isinstance(value, tuple) else (value,):
             if one is True:
                 yield str(option)
-            elif name in TOLD:
-                told = _address(str(one)) if name in ADDRESSES else str(one)
-                yield told if option is None else f"{option} {told}"
+            elif name in REPEATED:
+                shown = _address(str(one)) if name in ADDRESSES else str(one)
+                yield shown if option is None else f"{option} {shown}"
             else:
                 yield f"{option} ..."
 

@@ -4,28 +4,35 @@ A new option is one field here. Values come from flags, the environment and the 
 order; SIGHUP reads them again (`reread`).
 """
 
-# ruff: noqa: RUF009 - `_by` makes fields, not values
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.options.common import API_KEY, CA_FILE, INSECURE, ServerAccess, Size, agent_option
+from kvdiag.commands.options.common import (
+    API_KEY,
+    CA_FILE,
+    INSECURE,
+    ServerAccess,
+    Size,
+    agent_option,
+    collected,
+    given_by,
+)
 from kvdiag.commands.options.thresholds import CRITICAL, WARNING, limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 LISTEN = "127.0.0.1:9743"
 _PATH = click.Path(path_type=Path)
@@ -38,76 +45,60 @@ def _configured(context: click.Context, parameter: click.Parameter, path: Path |
     return path
 
 
-def _by(option: Callable[[F], F], *, restart: bool = False) -> Any:
-    """Return a field whose value is that of the click option; `restart` if only a restart changes it."""
-    return field(metadata={"option": option, "restart": restart})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the daemon was asked to do.
+    """The options of one daemon.
 
     Raises:
         KvdiagError: an address or a threshold is invalid.
 
     """
 
-    listen: str = _by(
-        click.option(
-            "--listen",
-            metavar="HOST:PORT",
-            default=LISTEN,
-            show_default=True,
-            help="Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
-        ),
+    listen: str = given_by(
+        "--listen",
+        metavar="HOST:PORT",
+        default=LISTEN,
+        show_default=True,
+        help="Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
         restart=True,
     )
-    url: str | None = _by(click.option("--url", help="Server to watch; default: search this host's usual ports."))
-    api_key: str | None = _by(API_KEY)
-    ca_file: Path | None = _by(CA_FILE)
-    insecure: bool = _by(INSECURE)
-    agent_dir: Path | None = _by(agent_option)
-    record_dir: Path | None = _by(
-        click.option(
-            "--record-dir",
-            type=_PATH,
-            help="Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.",
-        ),
+    url: str | None = given_by("--url", help="Server to watch; default: search this host's usual ports.")
+    api_key: str | None = given_by(API_KEY)
+    ca_file: Path | None = given_by(CA_FILE)
+    insecure: bool = given_by(INSECURE)
+    agent_dir: Path | None = given_by(agent_option)
+    record_dir: Path | None = given_by(
+        "--record-dir",
+        type=_PATH,
+        help="Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.",
         restart=True,
     )
-    record_max_size: int = _by(
-        click.option(
-            "--record-max-size",
-            type=Size(LEAST_MAX_BYTES),
-            default=f"{MAX_BYTES >> 20}MiB",
-            show_default=True,
-            help="Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
-        )
+    record_max_size: int = given_by(
+        "--record-max-size",
+        type=Size(LEAST_MAX_BYTES),
+        default=f"{MAX_BYTES >> 20}MiB",
+        show_default=True,
+        help="Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
     )
-    web_config: Path | None = _by(
-        click.option(
-            "--web-config",
-            type=_PATH,
-            help="TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].",
-        ),
+    web_config: Path | None = given_by(
+        "--web-config",
+        type=_PATH,
+        help="TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].",
         restart=True,
     )
-    config: Path | None = _by(
-        click.option(
-            "--config",
-            type=_PATH,
-            is_eager=True,
-            callback=_configured,
-            help="TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
-        )
+    config: Path | None = given_by(
+        "--config",
+        type=_PATH,
+        is_eager=True,
+        callback=_configured,
+        help="TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
     )
-    tick_seconds: float | None = _by(
-        click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval."),
-        restart=True,
+    tick_seconds: float | None = given_by(
+        "--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.", restart=True
     )
-    reserved_gap_bytes: int = _by(reserved_gap_option)
-    pressure_warning: float = _by(WARNING)
-    pressure_critical: float = _by(CRITICAL)
+    reserved_gap_bytes: int = given_by(reserved_gap_option)
+    pressure_warning: float = given_by(WARNING)
+    pressure_critical: float = given_by(CRITICAL)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used at once, and not at first use."""
@@ -131,14 +122,10 @@ class ServeOptions:
     @property
     def fixed(self) -> Mapping[str, Any]:
         """The options that only a restart changes."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata["restart"]}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("restart")}
 
 
-def serve_options(function: F) -> F:
-    """Add the option of every field."""
-    for one in reversed(fields(ServeOptions)):
-        function = one.metadata["option"](function)
-    return function
+serve_options = collected(ServeOptions, "options")
 
 
 def reread(context: click.Context) -> ServeOptions:

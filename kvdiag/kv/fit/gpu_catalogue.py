@@ -1,47 +1,19 @@
 """GPU names and the memory NVML reports for them, for plans made where there is no such GPU."""
 
+import json
+import pkgutil
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MOST_BYTES, check_range
 
 _MIB = 1 << 20
+_TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json") or b"")
 # NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
-_MEMORY_MIB = {
-    "a10": 23_028,
-    "a10g": 23_028,
-    "a100-40gb": 40_960,
-    "a100-80gb": 81_920,
-    "a6000": 49_140,
-    "b200": 183_359,
-    "gh200-96gb": 97_871,
-    "h100": 81_559,
-    "h100-80gb": 81_559,
-    "h100-nvl": 95_830,
-    "h20": 97_871,
-    "h20-3e": 143_771,
-    "h200": 143_771,
-    "l4": 23_034,
-    "l40s": 46_068,
-    "mi300x": 196_592,
-    "rtx3090": 24_576,
-    "rtx4090": 24_564,
-    "rtx5090": 32_607,
-    "rtx6000-ada": 49_140,
-    "rtxpro6000": 97_887,
-    "t4": 15_360,
-    "v100-16gb": 16_384,
-    "v100-32gb": 32_768,
-}
-_ALIASES = {
-    "a100": "a100-80gb",
-    "4090": "rtx4090",
-    "3090": "rtx3090",
-    "5090": "rtx5090",
-    "gh200": "gh200-96gb",
-    "gh200-480gb": "gh200-96gb",
-    "v100": "v100-32gb",
-}
+_MEMORY_MIB: Mapping[str, int] = _TABLE["memory_mib"]
+_ALIASES: Mapping[str, str] = _TABLE["aliases"]
 _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE_WORD = re.compile(r"\d{1,4}gb")

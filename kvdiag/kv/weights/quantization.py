@@ -171,7 +171,6 @@ def _declared(declared: Fields) -> Quantization:
     match method:
         case "awq" | "awq-marlin" | "auto-awq":
             bits = _grouped(declared, zeros=declared.flag("zero_point", default=True))
-            return Quantization(linear_bits=bits, exceptions=unquantized)
         case "gptq" | "gptq-marlin" | "auto-gptq" | "auto-round" | "intel/auto-round" | "inc":
             # qzeros are stored whether the format is symmetric or not; with desc_act so is g_idx, 32 bits an input row.
             head = declared.flag("lm_head", default=False)
@@ -182,18 +181,20 @@ def _declared(declared: Fields) -> Quantization:
                 exceptions=(*unquantized, *_per_layer(declared)),
             )
         case "fp8" | "fbgemm-fp8" | "deepspeedfp":
-            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=unquantized)
+            bits = 8 + _block_scale(declared, "weight_block_size")
         case "mxfp8":
-            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=unquantized)
+            bits = 8 + 8 / _MX_GROUP
         case "mxfp4" | "gpt-oss-mxfp4":
             return usual_quantization(WeightFormat.MXFP4)
         case "bitsandbytes":
-            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=unquantized)
+            bits = _bitsandbytes_bits(declared)
         case "modelopt" | "modelopt-fp4" | "modelopt-mxfp8" | "modelopt-mixed":
-            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=unquantized)
+            bits = _modelopt_bits(declared, method)
         case "compressed-tensors":
             return _compressed(declared, unquantized)
-    raise declared.error("quant_method", f"{method[:40]!a} is a format of unknown size: {_OVERRIDE}")
+        case _:
+            raise declared.error("quant_method", f"{method[:40]!a} is a format of unknown size: {_OVERRIDE}")
+    return Quantization(linear_bits=bits, exceptions=unquantized)
 
 
 def _unquantized(declared: Fields) -> Iterator[FormatOverride]:

@@ -14,7 +14,7 @@ from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.model import Device, Finding, Gap, LedgerLine, Status
 from kvdiag.outputs.html.markup import Html, element, joined
 from kvdiag.outputs.html.svg_plots import Part, bar
-from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, spaced, unknown_by_reason
+from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, memory_used, spaced, unknown_by_reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -199,16 +199,11 @@ def ledger_cards(
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
     used = sum(line.bytes for line in lines)
-    total = None if device is None or device.memory is None else device.memory.total_bytes
+    memory = None if device is None else device.memory
     gpu = lines[0].gpu
     title = "KV pool, as the engine reports it" if gpu is None else f"GPU {gpu}"
-    whole = max(total or used, 1)
-    scale = (
-        f"{format_bytes(used)} in total"
-        if total is None
-        else f"{format_bytes(used)} of {format_bytes(total)} used ({format_ratio(used / total)}), "
-        f"{format_bytes(total - used)} free"
-    )
+    whole = max(used if memory is None else memory.total_bytes, 1)
+    scale = f"{format_bytes(used)} in total" if memory is None else memory_used(memory)
     parts = [
         Part(style=line.component, size=line.bytes, title=f"{spaced(line.component)}: {format_bytes(line.bytes)}")
         for line in lines

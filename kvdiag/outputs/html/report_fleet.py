@@ -52,16 +52,14 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
 
 
 def _replicas(result: FleetDiagnosis) -> Html:
-    rows = []
-    for one in result.judged[:MAX_ROWS]:
-        hours = (one.diagnosis.end_seconds - one.diagnosis.start_seconds) / 3600.0
-        rows.append(
-            element(
-                "tr",
-                element("td", mark(one.diagnosis.worst)),
-                element("th", one.name, scope="row"),
-                element("td", format_count(hours), class_="number"),
-                element("td", one.summary),
-            )
+    rows = [
+        element(
+            "tr",
+            element("td", mark(one.diagnosis.worst)),
+            element("th", one.name, scope="row"),
+            element("td", format_count(one.hours), class_="number"),
+            element("td", one.summary),
         )
+        for one in result.judged[:MAX_ROWS]
+    ]
     return table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvdiag.formatting import format_bytes, format_duration, format_time, plural
+from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Diagnosis, Evidence, Quantity, Status, StepResult, Timeline
 from kvdiag.outputs.html.kit import (
     definitions,
@@ -106,7 +107,7 @@ def _rest(diagnosis: Diagnosis) -> Iterator[Html]:
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
     """The server, its machine and the time range."""
     facts = diagnosis.facts
-    pools = [pool_title(facts, pool) for pool in facts.pools]
+    pools = [pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools]
     ranks = ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))
     names = [", ".join(filter(None, (device.name, _size(device)))) for device in devices]
     context = facts.max_model_len_tokens

@@ -61,6 +61,11 @@ class _Rows:
             append(value)
         self._times.append(at_seconds)
 
+    def add_failure(self, sample: Sample, source: str) -> None:
+        """A reading without figures, if the source was due in this sample and failed."""
+        if any(gap.source == source and gap.kind == "failed" for gap in sample.gaps):
+            self.add(sample.at_seconds, (), ())
+
     def whole(self) -> Readings:
         """All readings; a figure is `None` in those that do not have it."""
         length = len(self._times)
@@ -77,15 +82,14 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
     totals: dict[str, int] = {}
     for sample in timeline.samples:
         if sample.devices is None:
-            if _failed(sample, "nvml"):
-                rows.add(sample.at_seconds, (), ())
+            rows.add_failure(sample, "nvml")
             continue
-        seen = without_mig_parents(sample.devices) if sample.devices else ()
-        names = tuple([device.uuid for device in seen])
-        memories = [device.memory for device in seen]
+        found = without_mig_parents(sample.devices) if sample.devices else ()
+        names = tuple([device.uuid for device in found])
+        memories = [device.memory for device in found]
         rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in memories])
         if not first.keys() >= set(names):
-            first = {device.uuid: device for device in seen} | first
+            first = {device.uuid: device for device in found} | first
         if not totals.keys() >= set(names):
             totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
     gpus = [
@@ -100,9 +104,8 @@ def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
     reserved, allocated = _Rows(), _Rows()
     for sample in timeline.samples:
         if sample.allocators is None:
-            if _failed(sample, "torch_allocator"):
-                reserved.add(sample.at_seconds, (), ())
-                allocated.add(sample.at_seconds, (), ())
+            reserved.add_failure(sample, "torch_allocator")
+            allocated.add_failure(sample, "torch_allocator")
             continue
         held: dict[str, int] = {}
         live: dict[str, int] = {}
@@ -139,8 +142,7 @@ def engines(timeline: Timeline, facts: Facts) -> Readings:
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
     for sample in timeline.samples:
         if sample.engines is None:
-            if _failed(sample, "engine"):
-                rows.add(sample.at_seconds, (), ())
+            rows.add_failure(sample, "engine")
             continue
         labels = tuple([engine.engine for engine in sample.engines])
         if labels not in known:
@@ -164,8 +166,7 @@ def host(timeline: Timeline) -> Readings:
     rows = _Rows()
     for sample in timeline.samples:
         if sample.host is None:
-            if _failed(sample, "host"):
-                rows.add(sample.at_seconds, (), ())
+            rows.add_failure(sample, "host")
             continue
         names = tuple([f"{one.name} {one.pid}" for one in sample.host])
         sizes = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
@@ -176,7 +177,3 @@ def host(timeline: Timeline) -> Readings:
 def _sum(counts: Sequence[int | None]) -> int | None:
     known = [one for one in counts if one is not None]
     return sum(known) if counts and len(known) == len(counts) else None
-
-
-def _failed(sample: Sample, source: str) -> bool:
-    return any(gap.source == source and gap.kind == "failed" for gap in sample.gaps)

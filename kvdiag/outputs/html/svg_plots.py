@@ -22,7 +22,7 @@ TOP = 16
 """Pixels above the plot for the names of the bands."""
 
 COMPASS = 2000
-"""The nested view box: enough for whole numbers to tell columns and readings apart."""
+"""The nested view box: fine enough for integer coordinates."""
 
 CHARACTER_SHARE = 1.35
 """Per cent of the width that a character of a band's name takes where two plots stand side by side."""

@@ -106,9 +106,9 @@ def process_families(newest: Sample) -> Iterator[Metric]:
 
 
 def _process_rows(named: Iterable[tuple[str, int, Allocator | None]]) -> Iterator[Row]:
-    seen: set[str] = set()
+    listed: set[str] = set()
     for name, pid, one in named:
-        if name not in seen:
-            seen.add(name)
+        if name not in listed:
+            listed.add(name)
             ranks = (None, None, None) if one is None else (one.tensor_rank, one.pipeline_rank, one.data_rank)
             yield (name, str(pid), *map(_rank, ranks)), 1.0

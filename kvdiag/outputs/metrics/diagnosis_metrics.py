@@ -46,7 +46,7 @@ def diagnosis_families(diagnosis: Diagnosis | None, at_seconds: float | None) ->
 
 
 def _growth_families(findings: Sequence[Finding]) -> Iterator[Metric]:
-    """Growth and what it leaves of the room: of a verdict found in several holders, the one that fills it first."""
+    """Growth and the time until exhaustion; of a verdict about several holders, the first to exhaust memory."""
     found: dict[str, Finding] = {}
     for finding in findings:
         if finding.id not in found or _urgency(finding.growth) < _urgency(found[finding.id].growth):

@@ -7,7 +7,7 @@ takes it from vLLM's own series.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from prometheus_client.core import Metric
 
@@ -17,15 +17,6 @@ from kvdiag.model import Engine, Facts, KvPool, Sample, ServerState, Snapshot
 from kvdiag.outputs.metrics.families import bounded, family, field_family, one_of
 
 STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
-ROOM_FIELDS = {
-    "kv_headroom_tokens": "headroom_tokens",
-    "kv_headroom_requests": "headroom_requests",
-    "kv_waste_ratio": "waste_ratio",
-    "context_mean_tokens": "context_mean_tokens",
-    "requests_concurrency_limit": "concurrency_limit",
-    "requests_in_flight_ratio": "in_flight_ratio",
-}
-"""Metrics and their fields of `Room`."""
 
 
 def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
@@ -57,14 +48,14 @@ def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The free room in one engine's pool; `None` if the engine does not report it, or nothing runs."""
+    """The free room in one engine's pool, one field for each metric; `None` if it is not reported, or nothing runs."""
 
-    headroom_tokens: float
+    kv_headroom_tokens: float
+    kv_headroom_requests: float | None = None
+    kv_waste_ratio: float | None = None
     context_mean_tokens: float | None = None
-    headroom_requests: float | None = None
-    concurrency_limit: float | None = None
-    in_flight_ratio: float | None = None
-    waste_ratio: float | None = None
+    requests_concurrency_limit: float | None = None
+    requests_in_flight_ratio: float | None = None
 
 
 def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
@@ -83,17 +74,17 @@ def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
     headroom, running, waiting = capacity - held, engine.requests_running, engine.requests_waiting
     if not running or not held:
         in_flight = None if running is None or waiting is None or running + waiting else 0.0
-        return Room(headroom_tokens=headroom, in_flight_ratio=in_flight)
+        return Room(kv_headroom_tokens=headroom, requests_in_flight_ratio=in_flight)
     mean, limit = held / running, running * capacity / held
     # The last block of each request is half full on average; those before it are full.
     empty = running * (pool.block_tokens - 1) / 2.0 / (used_blocks * pool.block_tokens)
     return Room(
-        headroom_tokens=headroom,
+        kv_headroom_tokens=headroom,
         context_mean_tokens=mean,
-        headroom_requests=headroom / mean,
-        concurrency_limit=limit,
-        in_flight_ratio=None if waiting is None else (running + waiting) / limit,
-        waste_ratio=min(empty, 1.0) if linear else None,
+        kv_headroom_requests=headroom / mean,
+        requests_concurrency_limit=limit,
+        requests_in_flight_ratio=None if waiting is None else (running + waiting) / limit,
+        kv_waste_ratio=min(empty, 1.0) if linear else None,
     )
 
 
@@ -103,8 +94,8 @@ def _room_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
     for engine in bounded(newest.engines):
         pool = facts.pool(engine.engine)
         rooms.append(((engine.engine,), None if pool is None else room(engine, pool, linear=linear)))
-    for name, field in ROOM_FIELDS.items():
-        yield field_family(name, field, rooms)
+    for one in fields(Room):
+        yield field_family(one.name, one.name, rooms)
 
 
 def server_families(snapshot: Snapshot) -> Iterator[Metric]:

@@ -71,11 +71,11 @@ def single(value: float | None) -> list[Row]:
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
     """Each set of labels once: labels that are cut may become equal."""
-    seen: set[Labels] = set()
+    known: set[Labels] = set()
     for values, value in islice(rows, MAX_SERIES * MAX_PROCESSES):
         cleaned = tuple(label(each) for each in values)
-        if cleaned not in seen:
-            seen.add(cleaned)
+        if cleaned not in known:
+            known.add(cleaned)
             yield cleaned, value
 
 

@@ -158,7 +158,7 @@ def calibration_document(
     profile_file: str | None,
     note: str,
 ) -> Json:
-    """The same as plain values; what was not told is null."""
+    """The same as plain values; what was not reported is null."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model,

@@ -70,9 +70,7 @@ def _history(source: Source) -> RenderableType:
 def _replicas(result: FleetDiagnosis) -> RenderableType:
     table = columns("=", "replica", ">hours", "result")
     for one in result.judged[:MAX_REPLICAS]:
-        diagnosis = one.diagnosis
-        hours = (diagnosis.end_seconds - diagnosis.start_seconds) / 3600.0
-        table.add_row(status_word(diagnosis.worst), plain(one.name), format_count(hours), plain(one.summary))
+        table.add_row(status_word(one.diagnosis.worst), plain(one.name), format_count(one.hours), plain(one.summary))
     left = len(result.judged) - MAX_REPLICAS
     more = [plain(f"and {left:,} more: --output json lists them all", "dim")] if left > 0 else []
     return indented(Group(table, *more))

@@ -5,8 +5,8 @@ A rate is a figure, not a verdict: whether growth is a leak is decided by the di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kvdiag.model import Snapshot
 from kvdiag.stats import evenly, slope
@@ -28,11 +28,11 @@ MINUTE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One moment: the pool's share in use by engine, and a device's bytes in use and in all by UUID."""
+    """One moment: the share in use of each pool by its engine, and of each device by its UUID."""
 
     at_seconds: float
-    usage_ratio: Mapping[str, float]
-    memory_bytes: Mapping[str, tuple[int, int]]
+    pools: Mapping[str, float]
+    devices: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,8 @@ def point(snapshot: Snapshot) -> Point | None:
     memories = {device.uuid: device.memory for device in newest.devices or ()}
     return Point(
         at_seconds=newest.at_seconds,
-        usage_ratio={one.engine: one.kv_usage_ratio for one in newest.engines or () if one.kv_usage_ratio is not None},
-        memory_bytes={
-            uuid: (memory.used_bytes, memory.total_bytes) for uuid, memory in memories.items() if memory is not None
-        },
+        pools={one.engine: one.kv_usage_ratio for one in newest.engines or () if one.kv_usage_ratio is not None},
+        devices={uuid: memory.used_bytes / memory.total_bytes for uuid, memory in memories.items() if memory},
     )
 
 
@@ -84,39 +82,20 @@ def trends(trail: Sequence[Point]) -> tuple[Trend, ...]:
     """The trends of everything in the newest point: pools first, then devices."""
     if not trail:
         return ()
-    newest = trail[-1]
-    pools = [_trend(name, _of_pool(trail, name), is_pool=True) for name in newest.usage_ratio]
-    return (*pools, *(_trend(uuid, _of_device(trail, uuid), is_pool=False) for uuid in newest.memory_bytes))
+    pools, devices = ([(one.at_seconds, one.pools) for one in trail], [(one.at_seconds, one.devices) for one in trail])
+    found = [_trend(name, pools, is_pool=True) for name in trail[-1].pools]
+    return (*found, *(_trend(uuid, devices, is_pool=False) for uuid in trail[-1].devices))
 
 
-def _of_pool(trail: Iterable[Point], engine: str) -> list[tuple[float, float]]:
-    return [(one.at_seconds, one.usage_ratio[engine]) for one in trail if engine in one.usage_ratio]
-
-
-def _of_device(trail: Iterable[Point], uuid: str) -> list[tuple[float, float]]:
-    known = [(one.at_seconds, one.memory_bytes[uuid]) for one in trail if uuid in one.memory_bytes]
-    return [(at_seconds, used / total) for at_seconds, (used, total) in known]
-
-
-def _trend(name: str, series: list[tuple[float, float]], *, is_pool: bool) -> Trend:
-    times = [at_seconds for at_seconds, _ in series]
-    values = tuple(value for _, value in series)
+def _trend(name: str, trail: Sequence[tuple[float, Mapping[str, float]]], *, is_pool: bool) -> Trend:
+    times = [at_seconds for at_seconds, ratios in trail if name in ratios]
+    values = tuple(ratios[name] for _, ratios in trail if name in ratios)
     watched = times[-1] - times[0]
     known = Trend(of=name, is_pool=is_pool, recent=values, watched_seconds=watched)
-    if watched < LEAST_SECONDS:
-        return known
-    even = evenly(times, values)
+    even = evenly(times, values) if watched >= LEAST_SECONDS else None
     found = None if even is None else slope(even)
-    if found is None:
+    if found is None or CLEAR_RATIO < found.p_rising < 1.0 - CLEAR_RATIO:
         return known
     per_second = found.per_step * (len(values) - 1) / watched
-    if not (found.p_rising <= CLEAR_RATIO or found.p_rising >= 1.0 - CLEAR_RATIO):
-        return known
-    return Trend(
-        of=name,
-        is_pool=is_pool,
-        recent=values,
-        watched_seconds=watched,
-        per_minute_ratio=per_second * MINUTE_SECONDS,
-        full_in_seconds=(1.0 - values[-1]) / per_second if per_second > 0.0 else None,
-    )
+    left_seconds = (1.0 - values[-1]) / per_second if per_second > 0.0 else None
+    return replace(known, per_minute_ratio=per_second * MINUTE_SECONDS, full_in_seconds=left_seconds)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio
-from kvdiag.kv.calibration.running_server import Served, served
+from kvdiag.kv.calibration.running_server import Served, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status, StepResult
 from kvdiag.outputs.presentation import (
     ADVICE,
@@ -20,6 +20,7 @@ from kvdiag.outputs.presentation import (
     WORDS,
     engine_of,
     evidence_value,
+    memory_used,
     pool_title,
     problems_of,
     sections,
@@ -55,13 +56,7 @@ def render_audit(
     """The memory audit alone."""
     parts: list[RenderableType] = [_subject(facts)]
     for device in devices:
-        memory = device.memory
-        state = (
-            "memory cannot be read"
-            if memory is None
-            else f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} used "
-            f"({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
-        )
+        state = "memory cannot be read" if device.memory is None else memory_used(device.memory)
         parts += [heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
@@ -84,7 +79,7 @@ def headed(status: Status, text: str) -> Text:
 
 def _subject(facts: Facts) -> RenderableType:
     engine = engine_of(facts)
-    pools = "; ".join(pool_title(facts, pool) for pool in facts.pools)
+    pools = "; ".join(pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools)
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
@@ -117,9 +112,13 @@ def _cost_model(model: Served | str) -> str:
     drift = model.drift()
     if drift is None:
         return f"{name}; matches the engine's figures"
-    told = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
+    reported = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
     return ": ".join(
-        (name, f"{told} ({signed(format_ratio(drift.drift_ratio))})", *(reason.text for reason in drift.reasons[:1]))
+        (
+            name,
+            f"{reported} ({signed(format_ratio(drift.drift_ratio))})",
+            *(reason.text for reason in drift.reasons[:1]),
+        )
     )
 
 

@@ -189,10 +189,10 @@ def _counted(diagnosis: Diagnosis) -> str:
 def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
     """GPUs, then pools with their requests, then how fast either fills."""
     newest, facts = view.snapshot.newest, view.snapshot.facts
-    seen = gpus(newest, view.lines, pressures(newest, facts, view.lines))
-    trends = trend_lines(view.trends, seen, room, detail=detail)
+    listed = gpus(newest, view.lines, pressures(newest, facts, view.lines))
+    trends = trend_lines(view.trends, listed, room, detail=detail)
     return [
-        gpu_lines(newest, seen, room, detail=detail),
+        gpu_lines(newest, listed, room, detail=detail),
         pool_lines(newest.engines or (), facts, room, detail=detail),
         [*trends, *exhaustion(view.snapshot.diagnosis)],
     ]

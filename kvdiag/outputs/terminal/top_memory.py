@@ -110,14 +110,14 @@ def _cells(sizes: Sequence[int], width: int) -> list[int]:
     return cells
 
 
-def legend(kinds: Sequence[tuple[Kind, int]], width: int, *, sizes: bool, ascii_only: bool) -> list[Text]:
+def legend(kinds: Sequence[tuple[Kind, int]], room: Room, *, sizes: bool) -> list[Text]:
     """What the characters mean, with sizes if they are of one GPU, over as many lines as it takes."""
     rows: list[Text] = []
     for kind, size in kinds:
-        item = Text.assemble((marked(kind, ascii_only=ascii_only), kind.style), f" {kind.title}")
+        item = Text.assemble((marked(kind, ascii_only=room.ascii_only), kind.style), f" {kind.title}")
         if sizes:
             item.append(f" {format_bytes(size)}", style="bold")
-        if not rows or rows[-1].cell_len + 2 + item.cell_len > width:
+        if not rows or rows[-1].cell_len + 2 + item.cell_len > room.columns:
             rows.append(item)
         else:
             rows[-1].append("  ").append(item)
@@ -146,11 +146,11 @@ def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | N
     # With several engines it is unknown which of them is on which GPU.
     usage_ratio = engines[0].kv_usage_ratio if len(engines) == 1 else None
     # A GPU that is cut into slices has no lines and is left out; an unreadable one has none either, and is shown.
-    seen = [one for one in without_mig_parents(newest.devices or ()) if one.memory is None or one.uuid in known]
-    seen.sort(key=lambda one: one.index)
-    indices = [one.index for one in seen]
+    listed = [one for one in without_mig_parents(newest.devices or ()) if one.memory is None or one.uuid in known]
+    listed.sort(key=lambda one: one.index)
+    indices = [one.index for one in listed]
     found: list[Gpu] = []
-    for place, device in enumerate(seen):
+    for place, device in enumerate(listed):
         several = indices.count(device.index) > 1
         number = indices[: place + 1].count(device.index)
         found.append(
@@ -172,7 +172,7 @@ def _apart(line: LedgerLine, usage_ratio: float | None) -> tuple[LedgerLine, ...
     return replace(line, component="kv_held", bytes=held), replace(line, component="kv_free", bytes=line.bytes - held)
 
 
-def whole_gpu(gpu: Gpu, width: int, *, ascii_only: bool) -> list[Text]:
+def whole_gpu(gpu: Gpu, room: Room) -> list[Text]:
     """A GPU with its name, its bar over the whole width, and the size of every part."""
     name = plain(gpu.device.name[:NAME_CHARACTERS])
     title = Text.assemble((f"GPU {gpu.label}", "bold"), "  ", name)
@@ -181,22 +181,22 @@ def whole_gpu(gpu: Gpu, width: int, *, ascii_only: bool) -> list[Text]:
     if gpu.device.memory is None:
         return [title.append(f"  {UNREADABLE}", style="magenta")]
     return [
-        sides(title, _used(gpu.device.memory, gpu.pressure_ratio), width),
-        bar(gpu.parts, width, ascii_only=ascii_only),
-        *legend(gpu.parts, width, sizes=True, ascii_only=ascii_only),
+        sides(title, _used(gpu.device.memory, gpu.pressure_ratio), room.columns),
+        bar(gpu.parts, room.columns, ascii_only=room.ascii_only),
+        *legend(gpu.parts, room, sizes=True),
     ]
 
 
-def gpu_row(gpu: Gpu, label_width: int, width: int, *, ascii_only: bool) -> Text:
+def gpu_row(gpu: Gpu, label_width: int, room: Room) -> Text:
     """A GPU in one line."""
-    label = Text(gpu.label.ljust(label_width + 1), style="bold")
+    label = Text(f"GPU {gpu.label.ljust(label_width)} ", style="bold")
     memory = gpu.device.memory
     if memory is None:
-        return label.append(UNREADABLE, style="magenta")
-    total = f" of {format_bytes(memory.total_bytes)}" if width >= NARROW_COLUMNS else ""
-    used = Text(f"{format_bytes(memory.used_bytes).rjust(9)}{total} {format_ratio(memory.occupied_ratio).rjust(5)}")
-    room = width - label.cell_len - used.cell_len - 1
-    return Text.assemble(label, bar(gpu.parts, max(room, 0), ascii_only=ascii_only), " ", used)
+        return label.append(UNREADABLE, style="not bold magenta")
+    total = f" of {format_bytes(memory.total_bytes)}" if room.columns - len("GPU ") >= NARROW_COLUMNS else ""
+    used = f" {format_bytes(memory.used_bytes).rjust(9)}{total} {format_ratio(memory.occupied_ratio).rjust(5)}"
+    cells = max(room.columns - label.cell_len - len(used), 0)
+    return Text.assemble(label, bar(gpu.parts, cells, ascii_only=room.ascii_only), used)
 
 
 def _used(memory: Memory, pressure_ratio: float | None) -> Text:
@@ -207,31 +207,27 @@ def _used(memory: Memory, pressure_ratio: float | None) -> Text:
     return used
 
 
-def gpu_lines(newest: Sample, seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+def gpu_lines(newest: Sample, listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """The GPUs, each with its bar."""
-    if not seen:
+    if not listed:
         return _without_gpu(newest, room)
-    if detail == ALL and (len(seen) == 1 or room.rows is None or room.columns >= WIDE_COLUMNS):
-        return [line for gpu in seen for line in whole_gpu(gpu, room.columns, ascii_only=room.ascii_only)]
-    label_width = max(len(gpu.label) for gpu in seen) + 4
-    most = len(seen) if detail else 2
-    fullest = sorted(seen, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
-    rows = [
-        Text.assemble(("GPU ", "bold"), gpu_row(gpu, label_width - 4, room.columns - 4, ascii_only=room.ascii_only))
-        for gpu in seen
-        if gpu in fullest
-    ]
-    if len(seen) > len(rows):
-        rows[-1:] = [*rows[-1:], Text(f"and {plural(len(seen) - len(rows), 'GPU')} less full", style="dim")]
+    if detail == ALL and (len(listed) == 1 or room.rows is None or room.columns >= WIDE_COLUMNS):
+        return [line for gpu in listed for line in whole_gpu(gpu, room)]
+    label_width = max(len(gpu.label) for gpu in listed)
+    most = len(listed) if detail else 2
+    fullest = sorted(listed, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
+    rows = [gpu_row(gpu, label_width, room) for gpu in listed if gpu in fullest]
+    if len(listed) > len(rows):
+        rows.append(Text(f"and {plural(len(listed) - len(rows), 'GPU')} less full", style="dim"))
     if detail >= MOST:
-        rows += legend(_kinds(seen), room.columns, sizes=len(seen) == 1, ascii_only=room.ascii_only)
+        rows += legend(_kinds(listed), room, sizes=len(listed) == 1)
     return rows
 
 
-def _kinds(seen: Sequence[Gpu]) -> list[tuple[Kind, int]]:
+def _kinds(listed: Sequence[Gpu]) -> list[tuple[Kind, int]]:
     """The kinds of memory of all GPUs together."""
-    whole = [line for gpu in seen for line in gpu.lines]
-    free = [gpu.device.memory.free_bytes for gpu in seen if gpu.device.memory is not None]
+    whole = [line for gpu in listed for line in gpu.lines]
+    free = [gpu.device.memory.free_bytes for gpu in listed if gpu.device.memory is not None]
     return parts(whole, sum(free) if free else None)
 
 
@@ -287,10 +283,10 @@ def _share(component: str, cells: int) -> LedgerLine:
     return LedgerLine(gpu=None, component=component, bytes=cells, provenance="computed")
 
 
-def trend_lines(trends: Sequence[Trend], seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+def trend_lines(trends: Sequence[Trend], listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """How pools and devices changed while they were watched, and when those that clearly fill will be full."""
-    names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in seen}
-    totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in seen if gpu.device.memory is not None}
+    names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in listed}
+    totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in listed if gpu.device.memory is not None}
     several = sum(trend.is_pool for trend in trends) > 1
     order = sorted(trends, key=lambda one: one.full_in_seconds if one.full_in_seconds is not None else float("inf"))
     kept = order if detail == ALL else [*_first(order, is_pool=True), *_first(order, is_pool=False)]

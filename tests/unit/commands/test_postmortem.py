@@ -116,7 +116,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         "empty": "{} is empty",
         "blank": "{} is empty",
         "binary": "{} is binary: give a black box, a trace, an engine's log or its message",
-        "box": "{} is not a readable black box: device is None, not a number within 0..1024",
+        "box": "{} is not a readable black box: Box: 'device', 'asked_bytes', 'allowed_bytes', 'free_bytes' missing",
         "later": "{} is not a readable black box: written in format 9, this kvdiag reads 1: use a newer kvdiag",
         "agent": "{} is an agent's publication of a running process: give the folder, or an oom-….json",
         "torn.gz": "cannot read {}: Compressed file ended before the end-of-stream marker was reached",

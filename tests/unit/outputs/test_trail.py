@@ -18,13 +18,13 @@ from kvdiag.outputs.terminal.sparkline_history import (
     point,
     trends,
 )
-from tests.builders.values import GIB, device, engine
+from tests.builders.values import device, engine
 
 
 def of(*usages: float, every_seconds: float = 1.0) -> tuple[Point, ...]:
     """The trail of a pool of these shares."""
     return tuple(
-        Point(at_seconds=1000.0 + every_seconds * place, usage_ratio={"0": usage}, memory_bytes={})
+        Point(at_seconds=1000.0 + every_seconds * place, pools={"0": usage}, devices={})
         for place, usage in enumerate(usages)
     )
 
@@ -44,9 +44,7 @@ def test_a_point_holds_what_was_seen() -> None:
     """Shares by engine and bytes by device; nothing where nothing has been read."""
     newest = Sample(at_seconds=5.0, engines=(engine(usage=0.5), engine(usage=None, label="1")), devices=(device(),))
     snapshot = Snapshot(state="serving", facts=Facts(), newest=newest, sources=())
-    assert Point(at_seconds=5.0, usage_ratio={"0": 0.5}, memory_bytes={"GPU-0": (20 * GIB, 24 * GIB)}) == point(
-        snapshot
-    )
+    assert Point(at_seconds=5.0, pools={"0": 0.5}, devices={"GPU-0": 20 / 24}) == point(snapshot)
     assert point(Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())) is None
 
 
@@ -106,6 +104,6 @@ def test_where_it_goes_nowhere_no_rate_is_told(usages: list[float]) -> None:
 def test_what_is_gone_has_no_trend() -> None:
     """A device that the newest reading does not show is not told of."""
     (before,) = of(0.5)
-    now = Point(at_seconds=2000.0, usage_ratio={}, memory_bytes={"GPU-0": (GIB, 2 * GIB)})
+    now = Point(at_seconds=2000.0, pools={}, devices={"GPU-0": 0.5})
     assert [("GPU-0", (0.5,))] == [(one.of, one.recent) for one in trends((before, now))]
     assert () == trends(())

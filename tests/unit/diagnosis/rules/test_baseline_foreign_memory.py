@@ -153,6 +153,7 @@ def test_all_others_are_added_up_and_three_are_named() -> None:
     """Four processes of 100 MiB are 400 MiB together; a name that is not told is none."""
     actual = once(gpu(OWN, *(process(pid, 100 * MIB, None if pid == 8 else "job") for pid in (7, 8, 9, 10))))
 
+    assert actual.summary.endswith("job (pid 7), process (pid 8), job (pid 9)")
     assert ("baseline.foreign_memory", "suspect") == (actual.id, actual.status)
     assert [
         ("gpu", 0, "index", "nvml"),

@@ -253,6 +253,20 @@ def test_the_newest_idle_reading_with_devices_counts() -> None:
     assert "suspect" == actual.status
 
 
+@pytest.mark.parametrize(
+    ("uuids", "status"), [(None, "unknown"), (("GPU-0", "GPU-1"), "suspect")], ids=["not assigned", "assigned"]
+)
+def test_a_gpu_without_a_process_list_counts_whole_only_where_it_is_assigned(
+    uuids: tuple[str, ...] | None, status: str
+) -> None:
+    """Its processes were listed under load, and no longer when the server was idle."""
+    listed, dark = (rank(0, 6 * GIB), rank(1, 6 * GIB)), (rank(0, 6 * GIB), device(1, used_bytes=20 * GIB))
+    pages = ((engine(running=1), listed), (engine(), dark), (engine(), dark))
+    samples = [Sample(at_seconds=float(at), engines=(page,), devices=each) for at, (page, each) in enumerate(pages)]
+    (actual,) = judge(Timeline(samples=tuple(samples)), replace(SERVER, device_uuids=uuids), DEFAULT_LIMITS)
+    assert status == actual.status
+
+
 def test_a_reading_that_failed_gives_its_reason() -> None:
     """Where NVML is absent, that is why."""
     samples = (Sample(at_seconds=1.0, engines=(engine(),)), Sample(at_seconds=2.0, gaps=(NO_NVML,)))
