@@ -101,7 +101,7 @@ def definitions(rows: Iterable[tuple[str, str]]) -> Html:
     )
 
 
-def table(titles: Sequence[tuple[str, str]], rows: Iterable[Html], style: str) -> Html:
+def table(titles: Sequence[tuple[str, str]], rows: Iterable[Html], style: str = "") -> Html:
     """A table that scrolls by itself; a title is a name and a class."""
     head = [element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in titles))] if titles else []
     return element("div", element("table", *head, *rows, class_=style), class_="scroll")

@@ -11,7 +11,7 @@ from kvdiag.model import Diagnosis, Quantity, Span, StepResult, Timeline
 from kvdiag.outputs.html import axes, svg_plots
 from kvdiag.outputs.html.axes import Scale
 from kvdiag.outputs.html.downsample import thinned
-from kvdiag.outputs.html.kit import row
+from kvdiag.outputs.html.kit import row, table
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Line, Marker, Plot
@@ -78,16 +78,15 @@ class Frame:
 
 def _as_table(plot: Plot, unit: Unit) -> Html:
     """The data of a plot, for readers who cannot see it."""
-    head = element("tr", *(element("th", name, scope="col") for name in ("", "first", "lowest", "highest", "last")))
+    head = [(name, "") for name in ("", "first", "lowest", "highest", "last")]
     rows = []
     for line in plot.lines:
         low, high = extremes([line])
         first, last = line.runs[0][1][0], line.runs[-1][1][-1]
         rows.append(row(line.name, *map(unit, (first, low, high, last))))
     titles = [*(one.title for one in plot.markers), *(one.title for one in plot.events)]
-    table = element("div", element("table", head, *rows), class_="scroll")
     more = [element("ul", *(element("li", title) for title in titles))] if titles else []
-    return element("details", element("summary", "As a table"), table, *more)
+    return element("details", element("summary", "As a table"), table(head, rows), *more)
 
 
 def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:

@@ -167,7 +167,8 @@ def calibration_document(
             for one in calibration.comparisons
         ],
         "ranks": [
-            {"name": rank.name, **{f"{name}_bytes": _bytes(getattr(rank, name)) for name in _SIZES}}
+            {"name": rank.name, **{f"{name}_bytes": None for name in _SIZES}}
+            | {f"{name}_bytes": size.nominal_bytes for name, size in _sizes(rank)}
             for rank in report.ranks
         ],
         "measured": None if profile is None else fields_of(profile, *_MEASURED),
@@ -183,7 +184,3 @@ def _number(figure: Figure, value: float) -> float:
 
 def _sizes(rank: RankReport) -> list[tuple[str, PrintedSize]]:
     return [(name, size) for name in _SIZES if (size := getattr(rank, name)) is not None]
-
-
-def _bytes(size: PrintedSize | None) -> int | None:
-    return None if size is None else size.nominal_bytes

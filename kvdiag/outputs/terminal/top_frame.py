@@ -106,15 +106,8 @@ def _lines(view: View, room: Room) -> list[Text]:
     if room.rows is not None and room.rows <= FEW_ROWS:
         foot = []
     if room.rows is None:
-        return _joined(
-            [
-                head,
-                *_memory(view, room, detail=ALL),
-                _findings(_current(view), room.columns, detail=DETAILS[0]),
-                foot,
-            ],
-            gaps=True,
-        )
+        found = _findings(_current(view), room.columns, detail=DETAILS[0])
+        return _joined([head, *_memory(view, room, detail=ALL), found, foot], gaps=True)
     left = room.rows - len(head) - len(foot)
     wanted = min(LEAST_FINDING_ROWS, len(_findings(_current(view), room.columns, detail=WITH_SENTENCES)))
     blocks: list[list[Text]] = []
