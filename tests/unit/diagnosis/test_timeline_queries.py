@@ -328,5 +328,5 @@ def test_reason_is_that_of_the_newest_gap() -> None:
 
 def test_tokens_of_a_pool_are_a_count_that_a_document_can_hold() -> None:
     """A page may claim blocks of any size: their product stays within what counts are."""
-    assert MAX_COUNT == pool_tokens(pool(block_tokens=2**40, usable_blocks=2**40))
-    assert 16 * 6144 == pool_tokens(pool())
+    assert MAX_COUNT == pool_tokens(replace(pool(capacity_tokens=None), block_tokens=2**50))
+    assert 16 * 6144 == pool_tokens(pool(capacity_tokens=None))
