@@ -13,21 +13,8 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.weights.feed_forward import dense_width, feed_forward, is_expert_layer
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
+from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, Parameters, Sharding, block
 from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
-
-_OUTPUT_GATED = frozenset(
-    {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
-)
-# Where a config does not say, its class in transformers 5.19 does.
-_TIED_BY_DEFAULT = frozenset(
-    {
-        "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba",
-        "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt2", "gpt_bigcode",
-        "gpt_neo", "granite_swa", "lfm2", "lfm2_moe", "mamba", "minicpm3", "opt", "smollm3", "starcoder2", "vaultgemma",
-        "whisper", "zamba2",
-    }
-)  # fmt: skip
 
 # The rank of what makes Mamba's step sizes; "auto", as a missing one, is a sixteenth of the width.
 _STEP_RANKS = ("mamba_dt_rank", "time_step_rank")
@@ -116,7 +103,7 @@ def _tied(text: Fields, top: Fields, model_type: str) -> bool:
         for name in ("tie_embedding", "weight_tying"):
             if source.has(name):
                 return source.flag(name, default=False)
-    return model_type in _TIED_BY_DEFAULT
+    return model_type in TYPES["tied_by_default"]
 
 
 def _projections(
@@ -166,7 +153,7 @@ def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
     if model_type.startswith("muse_glimmer"):
         gated = text.flag("use_attn_output_gate", default=True)
     else:
-        gated = model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
+        gated = model_type in TYPES["output_gated"] or (model_type == "k2_horizon" and text.has("attention_gate_func"))
     return query if gated else 0
 
 
