@@ -64,7 +64,7 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
             case CachelessLayer() if layer.kind is LayerKind.SHARED:
                 parts += _sharing_attention(architecture, layer, hidden)
             case _ if layer.kind is LayerKind.ENCODER_ONLY:
-                parts += _uncached_attention(text, architecture, hidden)
+                parts += _uncached_attention(text, architecture, index, hidden)
     if architecture.model_type == "zamba2":
         return parts + _zamba2_block(text, architecture, index, hidden)
     return (
@@ -165,18 +165,13 @@ def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden
     return LayerParameters((Linear("self_attn.q_proj", query), Linear("self_attn.o_proj", query)))
 
 
-def _uncached_attention(text: Fields, architecture: Architecture, hidden: int) -> LayerParameters:
+def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     """An encoder's layer, with all its projections."""
     heads = max(1, architecture.attention_heads)
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
-    return _projections(
-        hidden=hidden,
-        query=hidden * architecture.attention_heads * size,
-        output=hidden * architecture.attention_heads * size,
-        kv_heads=text.integer("num_key_value_heads", default=heads, high=MOST_HEADS),
-        key_size=size,
-        value_size=size,
-    )
+    kv_heads = text.integer("num_key_value_heads", default=heads, high=MOST_HEADS)
+    layer = AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=kv_heads, head_size=size, head_size_v=size)
+    return _attention(text, architecture, layer, hidden)
 
 
 def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
