@@ -228,12 +228,7 @@ async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Out
 
 
 async def _events(response: httpx2.Response, path: str) -> AsyncGenerator[dict[str, Any]]:
-    """The events of a stream.
-
-    Raises:
-        Unreadable: one is longer than any event, and would fill the memory before it ends.
-
-    """
+    """The events of a stream."""
     rest = bytearray()
     count = 0
     async with aclosing(unpacked(response, path)) as chunks:

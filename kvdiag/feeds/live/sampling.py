@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
@@ -210,8 +209,7 @@ class Sampler:
             if self.facts.server_pids is not None:
                 group.create_task(self._loop("host", self.pace.host_seconds, self.read_host))
             if self.agents is not None:
-                read = partial(self._read_agents, self.agents)
-                group.create_task(self._loop("torch_allocator", self.pace.agent_seconds, read))
+                group.create_task(self._loop("torch_allocator", self.pace.agent_seconds, self._read_agents))
 
     async def _loop(self, source: str, seconds: float, read: Callable[[], Awaitable[None]]) -> None:
         async for _ in ticks(seconds, self._ticks(source)):
@@ -234,9 +232,11 @@ class Sampler:
             took_seconds = min(self.clock.steady_seconds() - begun_seconds, DRIVER_SECONDS)
             rest_until_seconds = begun_seconds + took_seconds / self.pace.most_driver_ratio
 
-    async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:
+    async def _read_agents(self) -> None:
+        if self.agents is None:
+            return
         with self._timed("torch_allocator"):
-            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+            allocators, gaps = await read_agents(self.agents, AGENT_SECONDS)
         devices = devices_inside(allocators) if self._driver_absent else None
         self.recorder.add(
             Sample(at_seconds=self.clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
@@ -244,12 +244,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
-        """An unforeseen error of a source costs this reading of it, and neither the next one nor other sources.
-
-        Raises:
-            KvdiagError: what is read cannot be kept.
-
-        """
+        """An unforeseen error of a source costs this reading alone; that a reading cannot be kept ends the sampler."""
         try:
             yield
         except KvdiagError:
@@ -263,9 +258,8 @@ class Sampler:
         """One reading of the server's processes on the host, where they are known."""
         if self.facts.server_pids is not None:
             with self._timed("host"):
-                processes, gaps = await _in_time(
-                    self.processes, HOST_SECONDS, ("host", HOST_STUCK), pids=self.facts.server_pids
-                )
+                stuck = ("host", HOST_STUCK)
+                processes, gaps = await _in_time(self.processes, HOST_SECONDS, stuck, pids=self.facts.server_pids)
             self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
