@@ -139,7 +139,7 @@ class IsolationFeed:
         headers = dict(self.other_headers or {}) if probe.other_key else {}
         if len(self.facts.pools) > 1:
             # Each engine of a data-parallel server has a prefix cache of its own.
-            headers |= self.requests.first_engine_headers
+            headers |= self.requests.engine.first_engine_headers
         return replace(
             prompt,
             cache_salt=None if probe.kind.endswith("unsalted") else salt,

@@ -166,7 +166,11 @@ class ActiveFeed:
         for number, step in enumerate(self.steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
-                await self._hold_still(step)
+                self._mark(step.id, 0, "begin")
+                await self.sampler.read_devices(processes=True)
+                await asyncio.sleep(step.workload.hold_seconds)
+                await self._settle()
+                self._mark(step.id, 0, "end")
             else:
                 (planned,) = plan((step,), self.facts, await warmed_up(number, step.title))
                 await self._run_step(planned, number, total)
@@ -264,14 +268,6 @@ class ActiveFeed:
             self._mark(WARMUP, cycle, "end")
         return speed
 
-    async def _hold_still(self, step: Step) -> None:
-        """A span with no load at all."""
-        self._mark(step.id, 0, "begin")
-        await self.sampler.read_devices(processes=True)
-        await asyncio.sleep(step.workload.hold_seconds)
-        await self._settle()
-        self._mark(step.id, 0, "end")
-
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
         """All cycles, and more than planned where the load was not seen; what is judged comes after the longer ones."""
         seen, cycle = False, 0
@@ -319,13 +315,12 @@ class ActiveFeed:
             return idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
 
         def reported(_: list[Sample]) -> bool:
-            samples = self.recorder.since(first)
-            return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
+            return settled([]) or len(engine_samples(self.recorder.since(first))) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
-            self._impatient = idle_streak(self.recorder.since(first)) < SETTLED_SAMPLES
+            self._impatient = not settled([])
         if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
             await self.sampler.read_devices(processes=True)
         if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):

@@ -246,9 +246,7 @@ def _other_pools(replica: Replica) -> bool:
 
 def _label(family: str, said: dict[str, str]) -> str:
     """The label by which a series is asked for."""
-    order = (
-        ("exported_pod", *UUID_LABELS, "pod", "instance") if family == "gpu" else ("exported_pod", "pod", "instance")
-    )
+    order = ("exported_pod", *(UUID_LABELS if family == "gpu" else ()), "pod", "instance")
     return next((label for label in order if said.get(label)), "instance")
 
 

@@ -25,7 +25,6 @@ TAIL_SECONDS = 3600.0
 MOST_TAILS = 64
 """Segments that are looked at for that; each start makes one."""
 
-
 HISTORY_BYTES, TAIL_BYTES = 56 * 2**20, 16 * 2**20
 """Of memory, for the newest of each: a day of 8 GPUs in minutes takes 30 MiB, of which equal values take none."""
 
