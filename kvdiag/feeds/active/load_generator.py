@@ -289,7 +289,6 @@ async def token_ids(
     except Unreadable:
         return DEFAULT_TOKEN_IDS
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list):
-        return DEFAULT_TOKEN_IDS
-    known = {token for token in tokens if isinstance(token, int) and 0 < token < MAX_ID}
+    listed = tokens if isinstance(tokens, list) else []
+    known = {token for token in listed if isinstance(token, int) and 0 < token < MAX_ID}
     return tuple(sorted(known)) or DEFAULT_TOKEN_IDS

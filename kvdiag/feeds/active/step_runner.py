@@ -15,7 +15,7 @@ from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.load_generator import Requests, Speed, within
 from kvdiag.feeds.active.run_timeline import (
-    Marker,
+    MarkedRun,
     crowded,
     engine_samples,
     idle_streak,
@@ -24,7 +24,7 @@ from kvdiag.feeds.active.run_timeline import (
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
-from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Sampler
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
@@ -97,7 +97,7 @@ class ServerLostError(Exception):
 
 
 @dataclass(kw_only=True)
-class ActiveFeed:
+class ActiveFeed(MarkedRun):
     """Runs the steps against one server while a sampler reads it.
 
     `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the steps,
@@ -108,17 +108,11 @@ class ActiveFeed:
     facts: Facts
     sampler: Sampler
     requests: Requests
-    recorder: TimelineBuilder
-    clock: Clock
     progress: Callable[[Progress], None]
     begin: Callable[[], None] = lambda: None
     soak: Callable[[Speed | None], SoakPlan] | None = None
     instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
     _impatient: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        """Date marks by the clock."""
-        self._mark = Marker(self.recorder, self.clock)
 
     async def run(self) -> Timeline:
         """All steps in order; what was seen so far where the server stops answering.

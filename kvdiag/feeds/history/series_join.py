@@ -158,8 +158,7 @@ def _servers(reported: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
         group.series.append(labels)
         group.own.append(said)
         group.hosts |= hosts_of(said)
-        uuid = uuid_of(said)
-        if uuid is not None:
+        if (uuid := uuid_of(said)) is not None:
             group.uuids.add(uuid)
             group.gpus = group.gpus or METRICS[name].part == "device"
     for key, group in sorted(beside.items()):

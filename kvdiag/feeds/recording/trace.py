@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 import kvdiag
@@ -61,6 +60,14 @@ MOST_SET_SECONDS = 2e9
 
 SAMPLE = b'{"sample":{"at_seconds":'
 """How the line of a sample begins."""
+
+
+class NotATraceError(KvdiagError):
+    """A file that begins as no trace does; one that only has a bad line is a trace."""
+
+
+class DamagedError(KvdiagError):
+    """A trace that is not as it was written."""
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
@@ -152,11 +159,9 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
             with contextlib.suppress(OSError):
                 file.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close the file whatever happened."""
-        if error is None:
+        if raised[0] is None:
             self.close()
         else:
             self.drop()
@@ -175,8 +180,8 @@ def read_trace(
     files have together.
 
     Raises:
-        KvdiagError: it cannot be read, is not a trace, is of a newer version, holds a bad line (named), or is not as
-            it was written.
+        KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
+        DamagedError: it is not as it was written.
         TooLongError: it is longer than the budget.
 
     """
@@ -208,7 +213,7 @@ def _unpacked(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
             yield cast("IO[bytes]", file)
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise KvdiagError(f"cannot read {path}: {error}: the file is damaged") from error
+        raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
     except (OSError, EOFError) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -241,12 +246,12 @@ def _read_lines(
         budget.take(line)
         if found := CHECK.fullmatch(line) or END.fullmatch(line):
             if (reported := found[found.re.groups]) is not None and int(reported) != crc32:
-                raise KvdiagError(f"{path}, line {number}: the lines before it are damaged or were edited")
+                raise DamagedError(f"{path}, line {number}: the lines before it are damaged or were edited")
             if found.re is END and int(found[1]) == count:
                 # gzip compares its own checksum, which stands behind all that is packed, with this last line.
                 rest, _ = next(lines, (None, True))
                 if rest:
-                    raise KvdiagError(f"{path} continues after its end line: it is damaged or was edited")
+                    raise DamagedError(f"{path} continues after its end line: it is damaged or was edited")
                 torn = rest is not None and reported is None
                 return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
         crc32 = zlib.crc32(line, crc32)
@@ -302,10 +307,10 @@ def _header(line: bytes, path: Path) -> Facts:
     try:
         header = _decoded(line)
     except ValueError as error:
-        raise KvdiagError(not_a_trace) from error
+        raise NotATraceError(not_a_trace) from error
     version = header.get("kvdiag_trace")
     if type(version) is not int or version < 1:
-        raise KvdiagError(not_a_trace)
+        raise NotATraceError(not_a_trace)
     if version > FORMAT:
         writer = header.get("kvdiag_version")
         use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
