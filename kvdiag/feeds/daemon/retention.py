@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.feeds.daemon.interning import Interning
+from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
 from kvdiag.model import Sample
-
-MINUTE_SECONDS = 60.0
 
 
 class Retention:

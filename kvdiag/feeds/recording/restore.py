@@ -9,8 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.interning import Interning
-from kvdiag.feeds.daemon.retention import MINUTE_SECONDS
+from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
 from kvdiag.feeds.recording.budget import Budget, TooLongError
 from kvdiag.feeds.recording.folder_timeline import behind, moved, of_it
 from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files
