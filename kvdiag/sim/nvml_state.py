@@ -79,15 +79,13 @@ class RemoteNvml:
             raise self.NVMLError(self.NVML_ERROR_INVALID_ARGUMENT)
         return index
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
+    def nvmlDeviceGetUUID(self, handle: int) -> Any:
         """The device's identity."""
-        uuid: str = self._known()["devices"][handle]["uuid"]
-        return uuid
+        return self._known()["devices"][handle]["uuid"]
 
-    def nvmlDeviceGetName(self, handle: int) -> str:
+    def nvmlDeviceGetName(self, handle: int) -> Any:
         """The product's name."""
-        name: str = self._known()["devices"][handle]["name"]
-        return name
+        return self._known()["devices"][handle]["name"]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         """The device's memory, in struct version 2 on request."""
@@ -113,13 +111,11 @@ class RemoteNvml:
             for process in processes
         ]
 
-    def nvmlSystemGetProcessName(self, pid: int) -> str:
+    def nvmlSystemGetProcessName(self, pid: int) -> Any:
         """A process's name as of the last reading."""
-        for device in self._known()["devices"]:
-            for process in device["processes"]:
-                if process["pid"] == pid:
-                    name: str = process["name"]
-                    return name
+        for process in (process for device in self._known()["devices"] for process in device["processes"]):
+            if process["pid"] == pid:
+                return process["name"]
         raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: int) -> int:
