@@ -3,7 +3,7 @@
 Only functions that kvdiag's NVML source calls are simulated; constants, structs and error classes are pynvml's own.
 """
 
-# ruff: noqa: N802 - the names are NVML's and pynvml's
+# ruff: noqa: N802, N815 - the names are NVML's and pynvml's
 from __future__ import annotations
 
 import http.client
@@ -99,10 +99,6 @@ class RemoteNvml:
             version=version, total=total, reserved=reserved, free=free, used=device["used_bytes"]
         )
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
-        """The same list by its versioned name."""
-        return self.nvmlDeviceGetComputeRunningProcesses(handle)
-
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         """The processes that hold memory on the device."""
         processes = self._read()["devices"][handle]["processes"]
@@ -110,6 +106,8 @@ class RemoteNvml:
             self.c_nvmlProcessInfo_v2_t(process["pid"], process["used_bytes"], NO_INSTANCE, NO_INSTANCE)
             for process in processes
         ]
+
+    nvmlDeviceGetComputeRunningProcesses_v3 = nvmlDeviceGetComputeRunningProcesses
 
     def nvmlSystemGetProcessName(self, pid: int) -> Any:
         """A process's name as of the last reading."""
