@@ -80,7 +80,7 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ((), "the host memory of the server's processes was not read"),
+        ((), "the server's host memory was not read; run kvdiag in its PID namespace"),
         (
             (Sample(at_seconds=0.0, gaps=(Gap(source="host", kind="absent", reason="not this host"),)),),
             "not this host",
