@@ -87,7 +87,7 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
         ),
         (
             (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
-            "resident host memory was sampled for only 0 min; 1 h without long gaps are enough for growth of 150 MB/h",
+            "resident host memory was sampled for only 0 s; sample 1 h without long gaps to detect growth of 143 MiB/h",
         ),
     ],
     ids=["not read", "not here", "resident alone"],
