@@ -57,7 +57,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} more than explained")
+        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} unexplained")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult(ID, status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)

@@ -41,7 +41,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
 
 STEP = Step(
     id=ID,
-    title="One request of 16K: growth must be linear",
+    title="One request of 16K tokens: growth must be linear",
     workload=Workload(requests=1, prompt_tokens=16384, max_tokens=128, hold_seconds=1.5),
     cycles=1,
     judge=judge,

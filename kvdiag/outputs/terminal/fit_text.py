@@ -73,7 +73,7 @@ def render_fit(
         _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
     ]
     if levers:
-        parts += [heading("Possible changes, one at a time: does it fit, and what it gains"), _levers(levers)]
+        parts += [heading("Possible changes, each applied alone (yes: it fits)"), _levers(levers)]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)

@@ -208,7 +208,7 @@ def gpu_lines(newest: Sample, listed: Sequence[Gpu], room: Room, *, detail: int)
     fullest = sorted(listed, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
     rows = [gpu_row(gpu, label_width, room) for gpu in listed if gpu in fullest]
     if len(listed) > len(rows):
-        rows.append(Text(f"and {plural(len(listed) - len(rows), 'GPU')} less full", style="dim"))
+        rows.append(Text(f"and {plural(len(listed) - len(rows), 'more GPU')}", style="dim"))
     if detail >= MOST:
         free = [gpu.device.memory.free_bytes for gpu in listed if gpu.device.memory is not None]
         kinds = parts([line for gpu in listed for line in gpu.lines], sum(free) if free else None)
@@ -229,7 +229,7 @@ def pool_lines(engines: Sequence[Engine], facts: Facts, room: Room, *, detail: i
     fullest = sorted(engines, key=lambda one: -(one.kv_usage_ratio or 0.0))[:most]
     found = [line for one in engines if one in fullest for line in _pool(one, facts, room, several=len(engines) > 1)]
     if len(engines) > most:
-        found.append(Text(f"and {plural(len(engines) - most, 'KV pool')} less full", style="dim"))
+        found.append(Text(f"and {plural(len(engines) - most, 'more KV pool')}", style="dim"))
     return found
 
 

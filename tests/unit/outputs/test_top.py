@@ -198,7 +198,7 @@ def test_in_little_room_the_verdict_and_its_finding_stay() -> None:
 def test_what_is_left_out_is_counted() -> None:
     """Findings for which there is no room are told to be there, the lesser GPUs of a small terminal as well."""
     assert "+30 more: enlarge" in "\n".join(screen(many_findings()))
-    assert "and 8 GPUs less full" in "\n".join(screen(eight_gpus(), 40, 12))
+    assert "and 8 more GPUs" in "\n".join(screen(eight_gpus(), 40, 12))
 
 
 def test_slices_and_unreadable_gpus_are_told_apart() -> None:
