@@ -215,6 +215,9 @@ async def _run(
             )
             probe = None
             if isolation is not None:
+                if not connection.engine.engine.capabilities.has_salt:
+                    title = connection.engine.engine.title
+                    raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = isolation(facts=facts, sampler=sampler, requests=requests, recorder=recorder, clock=clock).run
             feed = ActiveFeed(
                 steps=STEPS,

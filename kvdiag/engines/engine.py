@@ -24,6 +24,23 @@ SOURCE = "engine"
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine reports and accepts, so that what needs more can say so."""
+
+    has_usage: bool
+    """Reports the share of its KV pool in use."""
+
+    has_blocks: bool
+    """Reports its KV pool in blocks of a known number of tokens."""
+
+    has_salt: bool
+    """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
+
+    has_sleep: bool
+    """Has a sleep mode, in which it gives its memory back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A server's version, model id, model folder or hub name, and longest request in tokens."""
@@ -89,6 +106,7 @@ class EngineAdapter:
     title: str
     """As texts write it."""
 
+    capabilities: Capabilities
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
 
     metrics: Mapping[str, Meaning]

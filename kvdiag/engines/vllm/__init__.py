@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import MappingProxyType
 
-from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.engine import Capabilities, EngineAdapter
 from kvdiag.engines.vllm import client, metrics, settings, startup_log
 
 ENGINE = EngineAdapter(
