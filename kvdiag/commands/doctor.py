@@ -1,12 +1,14 @@
 """`kvdiag doctor`: whether kvdiag can read what it needs from where it runs, and what to change if not."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -21,7 +23,7 @@ from kvdiag.commands.connect import (
     open_client,
     without_credentials,
 )
-from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.common import ServerAccess, agent_option, collected, given_by, output_option, server_access
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
@@ -49,45 +51,41 @@ EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "warn": 1, "fail": 2, "skip": 3}
 OWN_GPU = tuple(name for name, meaning in KVDIAG.items() if meaning.part == "device")
 """kvdiag's own metrics of devices."""
 
-_PATH = click.Path(path_type=Path)
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What to check."""
+
+    url: str | None = given_by("Server to check; default: search this host's usual ports.")
+    access: ServerAccess = given_by(server_access)
+    agent_dir: Path | None = given_by(agent_option)
+    prometheus_url: str | None = given_by("Prometheus API to check as well.", "--prometheus", metavar="URL")
+    user: str | None = given_by("User name for basic authentication.")
+    password_file: Path | None = given_by("File with the password.")
+    token_file: Path | None = given_by("File with a bearer token.")
+    output: str = given_by(output_option)
 
 
 @click.command()
-@click.option("--url", help="Server to check; default: search this host's usual ports.")
-@server_access
-@agent_option
-@click.option("--prometheus", "prometheus_url", metavar="URL", help="Prometheus API to check as well.")
-@click.option("--user", help="User name for basic authentication.")
-@click.option("--password-file", type=_PATH, help="File with the password.")
-@click.option("--token-file", type=_PATH, help="File with a bearer token.")
-@output_option
-def command(
-    url: str | None,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    prometheus_url: str | None,
-    user: str | None,
-    password_file: Path | None,
-    token_file: Path | None,
-    output: str,
-) -> int:
+@collected(DoctorOptions, "options")
+def command(options: DoctorOptions) -> int:
     """Check access to GPUs, server, agents and Prometheus; each problem comes with its fix.
 
     Exit codes: 0 all pass, 1 warnings, 2 failures, 3 nothing could be checked. It only reads and sends no load.
     """
     history = None
-    if prometheus_url is not None:
+    if options.prometheus_url is not None:
         history = PrometheusOptions(
-            prometheus=prometheus_url,
-            user=user,
-            password_file=password_file,
-            token_file=token_file,
-            ca_file=access.ca_file,
-            insecure=access.insecure,
+            prometheus=options.prometheus_url,
+            user=options.user,
+            password_file=options.password_file,
+            token_file=options.token_file,
+            ca_file=options.access.ca_file,
+            insecure=options.access.insecure,
             timeout=PROMETHEUS_SECONDS,
         ).access()
-    checks = asyncio.run(_look(url, access, agent_dir, history))
-    if output == "json":
+    checks = asyncio.run(_look(options.url, options.access, options.agent_dir, history))
+    if options.output == "json":
         print_json(doctor_text.document(checks))
     else:
         print_text(doctor_text.render(checks, ascii_only=is_ascii_only()))

@@ -1,5 +1,7 @@
 """`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import asyncio
@@ -19,13 +21,12 @@ from rich.console import Console
 import kvdiag
 from kvdiag.commands.connect import Finder, agent_reader
 from kvdiag.commands.logging_setup import configure
-from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
-from kvdiag.commands.options.daemon_url import DaemonUser, attach_option, open_daemon, user_options
+from kvdiag.commands.options.common import ServerAccess, agent_option, collected, either, given_by, server_access
+from kvdiag.commands.options.daemon_url import DaemonUser, open_daemon, user_options
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
-from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
 from kvdiag.feeds.daemon.watch import Watch, pace_of
@@ -86,25 +87,23 @@ class Viewer:
         return replace(view, trends=trends(self._trail))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TopOptions:
+    """The options of a live view."""
+
+    url: str | None = given_by("Daemon, or server to sample; default: search this host.")
+    attach: str | None = given_by("Read from the `kvdiag serve` at this address.", metavar="URL")
+    daemon_user: DaemonUser = given_by(user_options)
+    access: ServerAccess = given_by(server_access)
+    agent_dir: Path | None = given_by(agent_option)
+    once: bool = given_by("Print one frame and exit with the verdict's code.")
+    tick_seconds: float | None = given_by("Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True)
+    reserved_gap_bytes: int = given_by(reserved_gap_option)
+
+
 @click.command()
-@click.option("--url", help="Daemon, or server to sample; default: search this host.")
-@attach_option
-@user_options
-@server_access
-@agent_option
-@click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
-@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.")
-@reserved_gap_option
-def command(
-    url: str | None,
-    attach: str | None,
-    daemon_user: DaemonUser,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    once: bool,
-    tick_seconds: float | None,
-    reserved_gap_bytes: int,
-) -> int:
+@collected(TopOptions, "options")
+def command(options: TopOptions) -> int:
     """Watch a server in the terminal: its memory, KV pool, trends and findings.
 
     \b
@@ -115,20 +114,21 @@ def command(
     q or Ctrl-C quits with exit code 0. Without a terminal, or with --once, it prints one frame and exits with the
     verdict's code. It sends no load.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    url, attach = either(("url", url), ("attach", attach))
+    url, attach = either(("url", options.url), ("attach", options.attach))
+    tick_seconds = options.tick_seconds
     if url is not None and attach is not None:
         raise click.UsageError("give either --url or --attach")
     console = Console(highlight=False)
-    live = not once and sys.stdout.isatty() and not console.is_dumb_terminal
+    live = not options.once and sys.stdout.isatty() and not console.is_dumb_terminal
     if live and sys.stderr.isatty():
         configure(0)  # log lines would stand across the view
 
     async def show() -> int:
         address = attach or url or f"http://{LISTEN}"
         # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
-        user = daemon_user if attach or url else DaemonUser()
+        user = options.daemon_user if attach or url else DaemonUser()
         try:
-            client = open_daemon(address, user, access)
+            client = open_daemon(address, user, options.access)
         except KvdiagError:
             if url is None:
                 raise
@@ -143,10 +143,7 @@ def command(
                     return await (_live(feed, console) if live else _once(feed, at_once=True))
         async with _sampling(
             url,
-            access,
-            agent_dir=agent_dir,
-            limits=limits_of(reserved_gap_bytes),
-            tick_seconds=tick_seconds,
+            options,
             diagnosis_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
             # A single frame is made of seconds, and a pace of its own is a test's: neither has to last.
             diagnosis_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
@@ -236,24 +233,17 @@ class _Daemon:
 
 @asynccontextmanager
 async def _sampling(
-    url: str | None,
-    access: ServerAccess,
-    *,
-    agent_dir: Path | None,
-    limits: Limits,
-    tick_seconds: float | None,
-    diagnosis_seconds: float,
-    diagnosis_ratio: float,
+    url: str | None, options: TopOptions, *, diagnosis_seconds: float, diagnosis_ratio: float
 ) -> AsyncIterator[Feed]:
     """A feed that samples a server as `kvdiag serve` does."""
-    agents = agent_reader(agent_dir)
-    finder = Finder(url, access, own_port=0)
+    agents = agent_reader(options.agent_dir)
+    finder = Finder(url, options.access, own_port=0)
     watch = Watch(
         find=finder.find,
         nvml=finder.nvml,
         agents=agents,
-        limits=limits,
-        pace=pace_of(tick_seconds or 1.0),
+        limits=limits_of(options.reserved_gap_bytes),
+        pace=pace_of(options.tick_seconds or 1.0),
         diagnosis_seconds=diagnosis_seconds,
         diagnosis_ratio=diagnosis_ratio,
     )

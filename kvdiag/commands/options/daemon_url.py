@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlunsplit
 
-import click
 import httpx2
 
 from kvdiag.commands.connect import open_client
@@ -22,14 +21,11 @@ SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot
 class DaemonUser:
     """The user that a daemon requires, and the password or the file that holds it."""
 
-    user: str | None = given_by("--user", help="User name for the daemon's basic authentication.")
-    password_file: Path | None = given_by(
-        "--password-file", type=click.Path(path_type=Path), help="File with the password; or set KVDIAG_TOP_PASSWORD."
-    )
-    password: str | None = given_by("--password", hidden=True)
+    user: str | None = given_by("User name for the daemon's basic authentication.")
+    password_file: Path | None = given_by("File with the password; or set KVDIAG_TOP_PASSWORD.")
+    password: str | None = given_by(None, hidden=True)
 
 
-attach_option = click.option("--attach", metavar="URL", help="Read from the `kvdiag serve` at this address.")
 user_options = collected(DaemonUser, "daemon_user")
 
 

@@ -88,44 +88,29 @@ def _no_password() -> str:
 class PrometheusOptions:
     """The API's address, the servers to diagnose, the time window, and the credentials."""
 
-    prometheus: str | None = given_by("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose.")
-    match: str = given_by(
-        "--match", metavar="SELECTOR", default="", help="Only these servers, such as '{namespace=\"x\"}'."
-    )
-    window: str = given_by(
-        "--window", default=DEFAULT_WINDOW, show_default=True, help="Time before --end, such as 90m, 24h or 7d."
-    )
-    start: str | None = given_by("--start", help="Start time instead of --window: RFC 3339 or Unix seconds.")
-    end: str | None = given_by("--end", help="End time, default now: RFC 3339 or Unix seconds.")
-    user: str | None = given_by("--user", help="User name for basic authentication.")
-    password_file: Path | None = given_by(
-        "--password-file", type=_PATH, help="File with the password, or KVDIAG_DIAGNOSE_PASSWORD."
-    )
-    password: str | None = given_by("--password", hidden=True)
-    token_file: Path | None = given_by(
-        "--token-file", type=_PATH, help="File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN."
-    )
-    token: str | None = given_by("--token", hidden=True)
+    prometheus: str | None = given_by("Prometheus API whose history to diagnose.", metavar="URL")
+    match: str = given_by("Only these servers, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default="")
+    window: str = given_by("Time before --end, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
+    start: str | None = given_by("Start time instead of --window: RFC 3339 or Unix seconds.")
+    end: str | None = given_by("End time, default now: RFC 3339 or Unix seconds.")
+    user: str | None = given_by("User name for basic authentication.")
+    password_file: Path | None = given_by("File with the password, or KVDIAG_DIAGNOSE_PASSWORD.")
+    password: str | None = given_by(None, hidden=True)
+    token_file: Path | None = given_by("File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN.")
+    token: str | None = given_by(None, hidden=True)
     headers: tuple[str, ...] = given_by(
+        "HTTP header, such as X-Scope-OrgID:team; repeatable.",
         "--header",
-        "headers",
         multiple=True,
         metavar="NAME:VALUE",
-        help="HTTP header, such as X-Scope-OrgID:team; repeatable.",
         default=(),
     )
     ca_file: Path | None = given_by(CA_FILE)
-    cert_file: Path | None = given_by("--cert-file", type=_PATH, help="Client certificate, as a PEM file.")
-    key_file: Path | None = given_by(
-        "--key-file", type=_PATH, help="Key of the client certificate, if in another file."
-    )
+    cert_file: Path | None = given_by("Client certificate, as a PEM file.")
+    key_file: Path | None = given_by("Key of the client certificate, if in another file.")
     insecure: bool = given_by(INSECURE, default=False)
     timeout: float = given_by(
-        "--timeout",
-        type=click.FloatRange(min=1.0, max=3600.0),
-        default=ANSWER_SECONDS,
-        show_default=True,
-        help="Seconds to wait for each response.",
+        "Seconds to wait for each response.", type=click.FloatRange(min=1.0, max=3600.0), default=ANSWER_SECONDS
     )
 
     def access(self) -> PrometheusAccess:

@@ -55,46 +55,34 @@ class ServeOptions:
     """
 
     listen: str = given_by(
-        "--listen",
+        "Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
         metavar="HOST:PORT",
         default=LISTEN,
-        show_default=True,
-        help="Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
         restart=True,
     )
-    url: str | None = given_by("--url", help="Server to watch; default: search this host's usual ports.")
+    url: str | None = given_by("Server to watch; default: search this host's usual ports.")
     api_key: str | None = given_by(API_KEY)
     ca_file: Path | None = given_by(CA_FILE)
     insecure: bool = given_by(INSECURE)
     agent_dir: Path | None = given_by(agent_option)
     record_dir: Path | None = given_by(
-        "--record-dir",
-        type=_PATH,
-        help="Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.",
-        restart=True,
+        "Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.", restart=True
     )
     record_max_size: int = given_by(
-        "--record-max-size",
+        "Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
         type=Size(LEAST_MAX_BYTES),
         default=f"{MAX_BYTES >> 20}MiB",
-        show_default=True,
-        help="Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
     )
     web_config: Path | None = given_by(
-        "--web-config",
-        type=_PATH,
-        help="TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].",
-        restart=True,
+        "TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].", restart=True
     )
     config: Path | None = given_by(
-        "--config",
-        type=_PATH,
+        "TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
         is_eager=True,
         callback=_configured,
-        help="TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
     )
     tick_seconds: float | None = given_by(
-        "--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.", restart=True
+        "Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True, restart=True
     )
     reserved_gap_bytes: int = given_by(reserved_gap_option)
     pressure_warning: float = given_by(WARNING)
