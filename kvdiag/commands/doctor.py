@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import psutil
 
-from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
+from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, skipped, worst
 from kvdiag.commands.connect import (
     DRILL_HEADER,
     agent_reader,
@@ -28,7 +28,6 @@ from kvdiag.commands.options.prometheus_options import PrometheusAccess, Prometh
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
-from kvdiag.engines.engine import Identity
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -100,7 +99,7 @@ async def _look(
     drill = False
     if address is None:
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
-        server = _server(None, None, why)
+        server = _no_server(None, why)
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
@@ -145,17 +144,10 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
-    """The checks of a server that was not reached, or the first two of one that was."""
-    first = [engine_check.answers(url, identity, problem), engine_check.version(DEFAULT, identity)]
-    if identity is not None:
-        return first
+def _no_server(url: str | None, problem: str) -> list[Check]:
     return [
-        *first,
-        engine_check.series(DEFAULT, None, None),
-        engine_check.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
-        engine_check.processes(None, 0, None),
-        engine_check.clock(None, None),
+        engine_check.answers(url, None, problem),
+        *skipped("no server reachable", *engine_check.AFTER_ANSWERS),
     ]
 
 
@@ -165,9 +157,9 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     try:
         identity = await source.identify()
     except Unreadable as error:
-        return _server(url, None, str(error)), False
+        return _no_server(url, str(error)), False
     page: Page | None = None
-    problem: str | None = None
+    problem = ""
     try:
         page = await source.page()
     except Unreadable as error:
@@ -178,7 +170,8 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
     readable, _ = host.read(pids or ())
     checks = [
-        *_server(url, identity, None),
+        engine_check.answers(url, identity, None),
+        engine_check.version(DEFAULT, identity),
         engine_check.series(DEFAULT, page, problem),
         engine_check.name_filter(
             whole_bytes=None if whole is None else len(whole.text),
@@ -203,7 +196,8 @@ async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | No
 async def _agents(folder: Path | None) -> list[Check]:
     reader = agent_reader(folder)
     if folder is None or reader is None:
-        return [agent_check.publications(None, None, ()), agent_check.permission(None, readable=False, writable=False)]
+        found = "no --agent-dir: torch's memory statistics are not read"
+        return [*skipped(found, "agent.publications"), *skipped("no --agent-dir", "agent.permission")]
     allocators, gaps = await read_agents(reader, AGENT_SECONDS)
     return [
         agent_check.publications(folder, allocators, gaps),
@@ -218,19 +212,18 @@ async def _agents(folder: Path | None) -> list[Check]:
 async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
-        return [prometheus_check.answers(None, None)]
+        return skipped("no --prometheus", "prometheus.answers")
     url = history.url.rstrip("/")
     try:
         async with history.client() as client:
-            source = PrometheusSource(client, history.seconds)
+            source = PrometheusSource(client, history.options.timeout)
             now_seconds = await source.number("time()")
             apart_seconds = None if now_seconds is None else time.time() - now_seconds
             found = [(title, *await _scraped(source, names)) for title, names in sources.items()]
     except Unreadable as error:
         return [
             prometheus_check.answers(url, str(error)),
-            prometheus_check.clock(None),
-            *(prometheus_check.scraped(title, None, None) for title in sources),
+            *skipped("no Prometheus reachable", *(f"prometheus.{name}" for name in ("clock", *sources))),
         ]
     return [
         prometheus_check.answers(url, None),

@@ -41,11 +41,7 @@ class PrometheusAccess:
 
     url: str
     headers: tuple[tuple[str, str], ...]
-    ca_file: Path | None
-    cert_file: Path | None
-    key_file: Path | None
-    insecure: bool
-    seconds: float
+    options: PrometheusOptions
 
     def client(self) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
         """A client for the server's API.
@@ -58,22 +54,22 @@ class PrometheusAccess:
             base_url=self.url,
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
-            timeout=httpx2.Timeout(self.seconds, connect=CONNECT_SECONDS),
+            timeout=httpx2.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
         )
 
     def _trust(self) -> ssl.SSLContext:
-        file = self.ca_file
-        option = "--ca-file"
+        options = self.options
+        file, option = options.ca_file, "--ca-file"
         try:
             context = ssl.create_default_context(cafile=file)
-            if self.insecure:
+            if options.insecure:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
-            if self.cert_file is not None:
-                file, option = self.cert_file, "--cert-file"
-                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            if options.cert_file is not None:
+                file, option = options.cert_file, "--cert-file"
+                context.load_cert_chain(options.cert_file, options.key_file, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise KvdiagError(f"cannot use {option} {file}: {error.strerror or error}") from error
         return context
@@ -135,11 +131,7 @@ class PrometheusOptions:
         return PrometheusAccess(
             url=urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/")),
             headers=tuple(sent.items()),
-            ca_file=self.ca_file,
-            cert_file=self.cert_file,
-            key_file=self.key_file,
-            insecure=self.insecure,
-            seconds=self.timeout,
+            options=self,
         )
 
     def matchers(self) -> str:
