@@ -89,12 +89,7 @@ def command(trace: tuple[Path, ...], options: DiagnoseOptions) -> int:
 
 
 def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, output: str) -> int:
-    """Diagnose each trace, compare all, show the result, and return the exit code. One trace is held at a time.
-
-    Raises:
-        KvdiagError: a trace cannot be read, or is given twice.
-
-    """
+    """Diagnose each trace, compare all, show the result, and return the exit code. One trace is held at a time."""
     known: dict[Path, Path] = {}
     for path in paths:
         if (same := known.setdefault(path.resolve(), path)) is not path:
@@ -113,12 +108,7 @@ def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, outp
 
 
 def _recorded(path: Path) -> tuple[Timeline, Facts]:
-    """Return what was recorded at `path`.
-
-    Raises:
-        KvdiagError: it cannot be read; crash artifacts are pointed to --postmortem.
-
-    """
+    """Return what was recorded at `path`; the error for crash artifacts points to --postmortem."""
     try:
         return read_recorded(path)
     except NotATraceError as error:

@@ -127,7 +127,7 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     finally:
         reader.close()
     took_seconds = time.perf_counter() - begun_seconds
-    container = [] if drill else [gpu_check.container(os.environ, _names("/dev"))]
+    container = [] if drill else [gpu_check.container(os.environ, _device_nodes())]
     here = set(psutil.pids()) if not drill else {one.pid for each in devices or () for one in each.processes or ()}
     return [
         *container,
@@ -137,11 +137,8 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     ]
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return [path.name for path in Path(folder).iterdir()]
-    except OSError:
-        return []
+def _device_nodes() -> list[str]:
+    return [path.name for path in Path("/dev").glob("nvidia*")]
 
 
 def _no_server(url: str | None, problem: str) -> list[Check]:

@@ -13,16 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlunsplit
 
 import click
 import httpx2
 from rich.console import Console
 
 import kvdiag
-from kvdiag.commands.connect import Finder, agent_reader
+from kvdiag.commands.connect import Finder, agent_reader, open_client
 from kvdiag.commands.logging_setup import configure
+from kvdiag.commands.options.addresses import basic_authorization, pasted, without_user
 from kvdiag.commands.options.common import ServerAccess, agent_option, collected, either, given_by, server_access
-from kvdiag.commands.options.daemon_url import DaemonUser, open_daemon, user_options
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
@@ -51,6 +52,8 @@ ONCE_SECONDS = 5.0
 
 NO_SERVER_SECONDS = 0.5
 """Longest wait if no server answers: the GPUs can be shown all the same."""
+
+SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/-/healthy", "/-/ready")
 
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
@@ -88,12 +91,21 @@ class Viewer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DaemonUser:
+    """The user that a daemon requires, and the password or the file that holds it."""
+
+    user: str | None = given_by("User name for the daemon's basic authentication.")
+    password_file: Path | None = given_by("File with the password; or set KVDIAG_TOP_PASSWORD.")
+    password: str | None = given_by(None, hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TopOptions:
     """The options of a live view."""
 
     url: str | None = given_by("Daemon, or server to sample; default: search this host.")
     attach: str | None = given_by("Read from the `kvdiag serve` at this address.", metavar="URL")
-    daemon_user: DaemonUser = given_by(user_options)
+    daemon_user: DaemonUser = given_by(collected(DaemonUser, "daemon_user"))
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
     once: bool = given_by("Print one frame and exit with the verdict's code.")
@@ -196,6 +208,18 @@ async def _stopped(running: asyncio.Future[None]) -> None:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
+
+
+def open_daemon(url: str, user: DaemonUser, access: ServerAccess) -> httpx2.AsyncClient:
+    """Return the client for a daemon's base address, which may itself hold a user name and password."""
+    refusal = f"{url.rpartition('@')[2]!r} is not a daemon address: give one such as http://127.0.0.1:9743"
+    parts = pasted(url, SUFFIXES, refusal)
+    authorization = basic_authorization(parts, user.user, user.password, user.password_file)
+    # A server's key is not for the daemon beside it.
+    client = open_client(urlunsplit(without_user(parts)), replace(access, api_key=None))
+    if authorization:
+        client.headers["Authorization"] = authorization
+    return client
 
 
 class _Daemon:

@@ -68,10 +68,6 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     subject = (
         subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(subject_of_server(options))
     )
-    return _calibrate(model, subject, options)
-
-
-def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
     files = _files(model, subject, options)
     subject = _completed(subject, options)
     settings = subject.report.settings

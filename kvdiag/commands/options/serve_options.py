@@ -29,13 +29,13 @@ from kvdiag.commands.options.common import (
     collected,
     given_by,
 )
-from kvdiag.commands.options.thresholds import CRITICAL, WARNING, limits_of, reserved_gap_option
-from kvdiag.diagnosis.limits import Limits
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
-_PATH = click.Path(path_type=Path)
+_RATIO = click.FloatRange(0.0, 1.0)
 
 
 def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
@@ -85,8 +85,12 @@ class ServeOptions:
         "Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True, restart=True
     )
     reserved_gap_bytes: int = given_by(reserved_gap_option)
-    pressure_warning: float = given_by(WARNING)
-    pressure_critical: float = given_by(CRITICAL)
+    pressure_warning: float = given_by(
+        "Memory pressure (0 to 1) that warns.", type=_RATIO, default=DEFAULT_LIMITS.pressure.warning_ratio
+    )
+    pressure_critical: float = given_by(
+        "Memory pressure (0 to 1) that pages on-call.", type=_RATIO, default=DEFAULT_LIMITS.pressure.critical_ratio
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used at once, and not at first use."""
