@@ -63,7 +63,7 @@ def command(trace: tuple[Path, ...], options: DiagnoseOptions) -> int:
     a trace, an engine log, or a bare error message (- is stdin); the type is detected from the content. Several files
     complement each other, and contradictions between them are reported.
 
-    A --report of several replicas has a table of all replicas and the worst one in full.
+    With several replicas, --report lists all of them and shows the worst one in full.
     """
     page = ReportFile(options.report, read=(*trace, *options.logs, *options.boxes, *options.traces))
     limits, history, output = limits_of(options.reserved_gap_bytes), options.history, options.output

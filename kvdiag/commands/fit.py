@@ -117,7 +117,7 @@ def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
     return (
         f"{blocks} of {document['bytes_per_block']:,} bytes, in {plural(document['groups'], 'group')}",
         f"{request} per request, {document['max_concurrency']:.2f} requests at once",
-        f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM reports it",
+        f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM will report it",
         "bytes per token depend on length" if per_token is None else f"{per_token:,} bytes per token and GPU",
         *document["notes"],
     )
@@ -150,7 +150,7 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
     plan = scenario_plan(scenario)
     levers = find_levers(scenario, plan) if plan.outcome is not Outcome.FITS else ()
     notes = [
-        f"context, activation and graphs: {scenario.overheads.source}",
+        f"CUDA context, activation and graphs: {scenario.overheads.source}",
         *_profile_notes(profile),
         *filter(
             None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]

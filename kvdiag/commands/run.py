@@ -67,7 +67,7 @@ class RunOptions:
     )
     soak_cycle: float | None = given_by("Seconds per cycle.", type=click.FloatRange(0.1, 60.0), hidden=True)
     report: Path | None = given_by(report_option)
-    isolation: bool = given_by("Check prefix-cache isolation between tenants instead.")
+    isolation: bool = given_by("Test prefix-cache isolation instead of the four steps.")
     other_api_key: str | None = given_by("Second tenant's API key, with --isolation.", metavar="KEY")
     dry_run: bool = given_by("Print the planned load without sending it.")
     reserved_gap_bytes: int = given_by(reserved_gap_option)

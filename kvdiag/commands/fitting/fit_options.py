@@ -32,7 +32,11 @@ class FitOptions:
     kv_dtype: str = given_by("KV-cache number format (--kv-cache-dtype).", default="auto")
     weights: str = given_by("Weight format (fp8, awq, ...) or total size.", default="auto")
     memory_fraction: float | None = given_by(f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
-    engine: str = given_by(None, type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]), default=MODELLED_ENGINE)
+    engine: str = given_by(
+        "Whose overheads to add; generic adds none.",
+        type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
+        default=MODELLED_ENGINE,
+    )
     request_rate: float | None = given_by("Requests per second, instead of --concurrency.")
     prompt_tokens: float | None = given_by("Mean prompt length with --request-rate.")
     output_tokens: float | None = given_by("Mean output length with --request-rate.")
@@ -44,9 +48,10 @@ class FitOptions:
     kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.")
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
-    max_in_flight_tokens: int | None = given_by("Tokens in all steps in flight, instead.")
+    max_in_flight_tokens: int | None = given_by("Tokens in flight over all steps, instead of per step.")
     mamba_cache_mode: str | None = given_by(
-        "State caching.", type=click.Choice([mode.value for mode in StateCacheMode])
+        "Prefix caching of recurrent states (Mamba and its kin).",
+        type=click.Choice([mode.value for mode in StateCacheMode]),
     )
     mamba_ssm_cache_dtype: str | None = given_by("Number format of recurrent states [the model's].")
     no_prefix_caching: bool = given_by("Assume prefix caching is off.")
@@ -54,11 +59,13 @@ class FitOptions:
         "Sliding-window layers free old blocks (vLLM's default).",
         "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
     )
-    num_speculative_tokens: int = given_by("Draft tokens per step (MTP layers count).", default=0)
-    platform: str = given_by(None, type=click.Choice([one.value for one in Platform]), default="cuda")
+    num_speculative_tokens: int = given_by("Draft tokens per step; MTP layers then count.", default=0)
+    platform: str = given_by(
+        "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"
+    )
     calibrate: str | None = given_by("Compare with a running server and save its overheads.", metavar="URL")
     from_log: Path | None = given_by("Compare with a vLLM startup log (- for stdin).")
-    profile: Path | None = given_by("File of measured profiles [the default file].")
+    profile: Path | None = given_by("File of overheads that --calibrate measured.")
     no_profile: bool = given_by("Use estimates; read and save no profile.")
     access: ServerAccess = given_by(server_access)
     offline: bool = given_by("Do not contact the Hugging Face Hub.")

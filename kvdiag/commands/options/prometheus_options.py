@@ -85,7 +85,9 @@ class PrometheusOptions:
     """The API's address, the servers to diagnose, the time window, and the credentials."""
 
     prometheus: str | None = given_by("Prometheus API whose history to diagnose.", metavar="URL")
-    match: str = given_by("Only these servers, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default="")
+    match: str = given_by(
+        "Only servers with these labels, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default=""
+    )
     window: str = given_by("Time before --end, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
     start: str | None = given_by("Start time instead of --window: RFC 3339 or Unix seconds.")
     end: str | None = given_by("End time, default now: RFC 3339 or Unix seconds.")

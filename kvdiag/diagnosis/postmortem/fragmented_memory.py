@@ -51,7 +51,7 @@ def judge(case: Case, limits: Limits) -> Finding:
         "restart now, which frees the fragmented memory",
         lower_fraction(case, shortage.short_bytes),
     )
-    full = ", but that is a tiny share of a full device" if found.state == "slight" else ""
+    full = ", but they are a tiny share of a full device" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"
     return Finding(ID, "suspect" if full else "fault", summary, evidence(case), remedy=remedy)
 
@@ -67,7 +67,7 @@ def _async(case: Case, limits: Limits) -> Finding:
         return Finding(ID, "unknown", "cudaMallocAsync reports no blocks; use torch's own allocator")
     summary = (
         f"{asked_for(case)}: {format_bytes(rest)} are in use beyond the {format_bytes(shortage.allocated_bytes)} that "
-        "torch counts: kept by cudaMallocAsync's pool, or other processes' (see nvidia-smi)"
+        "torch counts: cached by cudaMallocAsync, or used by other processes (see nvidia-smi)"
     )
     remedy = "Use torch's own allocator: leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF."
     return Finding(ID, "suspect", summary, evidence(case), remedy=remedy)
@@ -96,11 +96,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         "unallocated"
     )
     if free >= asked:
-        late = "other processes released memory before the message was made, or another limit refused it"
+        late = "other processes released memory before the message was written, or another limit refused it"
         return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
     if unallocated >= asked == SEGMENT_BYTES:
         # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes("unknown", f"a small block, which cannot use free large ones; {SNAPSHOT}", figures)
+        return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
         reason = "the unallocated bytes alone would have been enough"
