@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,7 +79,8 @@ def calibrate(model: str | None, options: FitOptions) -> int:
             conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
     if conflict is not None:
         raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
-    architecture = _served(architecture, subject.report)
+    if subject.report.settings.dtype in MODEL_DTYPE_BYTES:
+        architecture = replace(architecture, dtype=subject.report.settings.dtype)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
     batched = chosen.max_num_batched_tokens
@@ -143,12 +144,6 @@ def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFil
     named = subject.report.settings.model
     hint = f"; the engine calls it {named[:120]!r}" if named else ""
     raise KvdiagError(f"{subject.origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
-
-
-def _served(architecture: Architecture, report: EngineReport) -> Architecture:
-    """The model in the dtype it is served in."""
-    dtype = report.settings.dtype
-    return replace(architecture, dtype=dtype) if dtype in MODEL_DTYPE_BYTES else architecture
 
 
 def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
@@ -294,17 +289,17 @@ def _profile(
         abs(one.drift_ratio) > ANOTHER_MODEL_RATIO for one in calibration.comparisons if one.figure is not Figure.POOL
     ):
         return None, "no profile saved: the engine's figures differ too much from MODEL's"
-    measured = measure(report, total_bytes=key.gpu_total_bytes, weights_bytes=planned, pool_bytes=pool)
-    if measured is None:
+    profile = measure(
+        report,
+        key,
+        weights_bytes=planned,
+        pool_bytes=pool,
+        date=datetime.now(UTC).date().isoformat(),
+        source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",
+    )
+    if profile is None:
         return None, (
             f"no profile saved: weights and pool are unknown or exceed {format_ratio(settings.fraction_ratio)} of "
             f"{format_bytes(key.gpu_total_bytes)}; check --gpu"
         )
-    profile = Profile(
-        **{field.name: getattr(key, field.name) for field in fields(key)},
-        **asdict(measured),
-        engine_version=settings.version,
-        date=datetime.now(UTC).date().isoformat(),
-        source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",
-    )
     return profile, ""
