@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from kvdiag.model import MAX_BYTES, HostCache
+from kvdiag.model.codec import from_plain
 
 _BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?""", r"""(?=[\s"',}]|$)"""
 """Around a flag and its number, or a key of an option's JSON and its."""
@@ -44,10 +45,7 @@ class CacheOption:
 @cache
 def host_caches() -> tuple[CacheOption, ...]:
     """Every known host cache."""
-    return tuple(
-        CacheOption(**{**row, "programs": tuple(row["programs"]), "flags": tuple(row["flags"])})
-        for row in _data()["host_caches"]
-    )
+    return tuple(from_plain(CacheOption, row) for row in _data()["host_caches"])
 
 
 def host_cache_set_by(flag: str) -> CacheOption:

@@ -4,6 +4,6 @@ Each module judges what one source returned and reads nothing itself: `kvdiag/co
 `source.question`, and stays the same from version to version.
 """
 
-from kvdiag.checks.check import Check, Outcome, worst
+from kvdiag.checks.check import Check, Outcome, skipped, worst
 
-__all__ = ["Check", "Outcome", "worst"]
+__all__ = ["Check", "Outcome", "skipped", "worst"]

@@ -13,11 +13,8 @@ OLD_SECONDS = 10.0
 """They publish once a second."""
 
 
-def publications(folder: Path | None, allocators: Sequence[Allocator] | None, gaps: Sequence[Gap]) -> Check:
+def publications(folder: Path, allocators: Sequence[Allocator] | None, gaps: Sequence[Gap]) -> Check:
     """Check the publications in the agents' directory."""
-    if folder is None:
-        found = "no --agent-dir: torch's memory statistics are not read"
-        return Check("agent.publications", "skip", found)
     install = f"run `kvdiag agent install` and start the server with KVDIAG_AGENT_DIR={folder}"
     problem = "; ".join(gap.reason for gap in gaps)
     if allocators is not None and not allocators:
@@ -35,10 +32,8 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
     return Check("agent.publications", "pass", found)
 
 
-def permission(folder: Path | None, *, readable: bool, writable: bool) -> Check:
+def permission(folder: Path, *, readable: bool, writable: bool) -> Check:
     """Check whether kvdiag can read what the agents publish, and request a breakdown from them."""
-    if folder is None:
-        return Check("agent.permission", "skip", "no --agent-dir")
     if not readable:
         fix = "run kvdiag as the server's user or group (fsGroup in a pod), and check the path"
         return Check("agent.permission", "fail", f"{folder} is not readable", fix)

@@ -31,6 +31,11 @@ class Check:
             raise ValueError(f"{self.id} is {self.outcome} and names no fix")
 
 
+def skipped(reason: str, *ids: str) -> list[Check]:
+    """The checks that were not made."""
+    return [Check(id_, "skip", reason) for id_ in ids]
+
+
 def worst(checks: Iterable[Check]) -> Outcome:
     """The worst outcome of all; `skip` where nothing was checked."""
     return min((check.outcome for check in checks), key=ORDER.index, default="skip")

@@ -23,10 +23,12 @@ def answers(url: str | None, identity: Identity | None, problem: str | None) -> 
     return Check("engine.answers", "pass", f"{url} serves {identity.model or 'an unnamed model'}")
 
 
-def version(engine: EngineAdapter, identity: Identity | None) -> Check:
+AFTER_ANSWERS = tuple(f"engine.{name}" for name in ("version", "series", "name_filter", "processes", "clock"))
+"""The checks that need a server which answers."""
+
+
+def version(engine: EngineAdapter, identity: Identity) -> Check:
     """Check whether kvdiag is tested with the server's version."""
-    if identity is None:
-        return Check("engine.version", "skip", "no server reachable")
     known = engine.parse_version(identity.version)
     if known is None:
         fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
@@ -42,11 +44,9 @@ def version(engine: EngineAdapter, identity: Identity | None) -> Check:
     return Check("engine.version", "pass", found)
 
 
-def series(engine: EngineAdapter, page: Page | None, problem: str | None) -> Check:
+def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     """Check whether /metrics has what verdicts about the KV pool need."""
     if page is None:
-        if problem is None:
-            return Check("engine.series", "skip", "no server reachable")
         fix = "let GET /metrics through to the server; start it without --disable-log-stats"
         return Check("engine.series", "fail", problem, fix)
     missing = [what for what, names in engine.needed_metrics.items() if not any(name in page for name in names)]
@@ -73,8 +73,6 @@ def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds
 
 def processes(pids: Sequence[int] | None, readable: int, problem: str | None) -> Check:
     """Check whether the server's processes are visible, and the memory of how many is readable."""
-    if problem is None and pids is None:
-        return Check("engine.processes", "skip", "no server reachable")
     if pids is None:
         fix = "run kvdiag on the server's host, in its PID namespace (shareProcessNamespace: true), as its user"
         return Check("engine.processes", "warn", problem or "not visible", fix)
@@ -85,13 +83,8 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     return Check("engine.processes", "pass", found)
 
 
-def clock(date: str | None, now_seconds: float | None) -> Check:
-    """Check the server's clock by the Date of its response (RFC 9110, whole seconds).
-
-    `now_seconds` is this host's time at the request, `None` if nobody answered.
-    """
-    if now_seconds is None:
-        return Check("engine.clock", "skip", "no server reachable")
+def clock(date: str | None, now_seconds: float) -> Check:
+    """Check the server's clock by the Date of its response (RFC 9110, whole seconds), requested at `now_seconds`."""
     if not date:
         return Check("engine.clock", "skip", "the server sends no Date header")
     try:

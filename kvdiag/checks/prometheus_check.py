@@ -8,10 +8,8 @@ APART_SECONDS = 5.0
 """A window that ends now would miss the newest samples, or show times to come."""
 
 
-def answers(url: str | None, problem: str | None) -> Check:
+def answers(url: str, problem: str | None) -> Check:
     """Whether the address has a Prometheus API."""
-    if url is None:
-        return Check("prometheus.answers", "skip", "no --prometheus")
     if problem is not None:
         fix = "check the address, with its path prefix, and --user or --token-file"
         return Check("prometheus.answers", "fail", f"{url}: {problem}", fix)
@@ -37,11 +35,9 @@ MISSING = {
 MISSING_ENGINE = "scrape the server's /metrics: KV pool and load are unknown without it"
 
 
-def scraped(title: str, series_now: int | None, series_lately: int | None) -> Check:
-    """Whether it holds series of a source now, or held some in the last hour; `None`: it does not answer."""
+def scraped(title: str, series_now: int, series_lately: int) -> Check:
+    """Whether it holds series of a source now, or held some in the last hour."""
     id_ = f"prometheus.{title}"
-    if series_now is None or series_lately is None:
-        return Check(id_, "skip", "no Prometheus reachable")
     if series_now:
         return Check(id_, "pass", f"{series_now:,} series")
     if not series_lately:

@@ -1,15 +1,19 @@
 """`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or what a crashed server left behind."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kvdiag.commands.fleet_history import examine_history, show
-from kvdiag.commands.options.common import output_option
+from kvdiag.commands.options.common import collected, given_by, output_option
 from kvdiag.commands.options.prometheus_options import PrometheusOptions, prometheus_options
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
@@ -25,29 +29,27 @@ from kvdiag.model import Facts, Timeline
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 
 _PATH = click.Path(path_type=Path)
+_SEVERAL: dict[str, Any] = {"type": _PATH, "multiple": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions:
+    """The options of a diagnosis."""
+
+    postmortem: bool = given_by("Explain an out-of-memory crash and suggest a fix.")
+    logs: tuple[Path, ...] = given_by("Engine log, with --postmortem (- is stdin).", "--log", **_SEVERAL)
+    boxes: tuple[Path, ...] = given_by("Agent black box or folder, with --postmortem.", "--black-box", **_SEVERAL)
+    traces: tuple[Path, ...] = given_by("Recorded trace, with --postmortem.", "--trace", **_SEVERAL)
+    history: PrometheusOptions = given_by(prometheus_options)
+    report: Path | None = given_by(report_option)
+    reserved_gap_bytes: int = given_by(reserved_gap_option)
+    output: str = given_by(output_option)
 
 
 @click.command()
 @click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE... | FILE...]")
-@click.option("--postmortem", is_flag=True, help="Explain an out-of-memory crash and suggest a fix.")
-@click.option("--log", "logs", type=_PATH, multiple=True, help="Engine log, with --postmortem (- is stdin).")
-@click.option("--black-box", "boxes", type=_PATH, multiple=True, help="Agent black box or folder, with --postmortem.")
-@click.option("--trace", "traces", type=_PATH, multiple=True, help="Recorded trace, with --postmortem.")
-@prometheus_options
-@report_option
-@reserved_gap_option
-@output_option
-def command(
-    trace: tuple[Path, ...],
-    postmortem: bool,
-    logs: tuple[Path, ...],
-    boxes: tuple[Path, ...],
-    traces: tuple[Path, ...],
-    history: PrometheusOptions,
-    report: Path | None,
-    reserved_gap_bytes: int,
-    output: str,
-) -> int:
+@collected(DiagnoseOptions, "options")
+def command(trace: tuple[Path, ...], options: DiagnoseOptions) -> int:
     """Diagnose TRACE, a file written by `kvdiag run --record` (JSON Lines, gzip allowed) or a recording directory.
 
     Several traces are treated as replicas of a fleet: each is diagnosed, replicas of one version are compared with each
@@ -63,11 +65,15 @@ def command(
 
     With several replicas, --report lists all of them and shows the worst one in full.
     """
-    page = ReportFile(report, read=(*trace, *logs, *boxes, *traces))
-    limits = limits_of(reserved_gap_bytes)
-    if postmortem:
-        return _examine_crash(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
-    if logs or boxes or traces:
+    page = ReportFile(options.report, read=(*trace, *options.logs, *options.boxes, *options.traces))
+    limits, history, output = limits_of(options.reserved_gap_bytes), options.history, options.output
+    crashed = {"logs": options.logs, "boxes": options.boxes, "traces": options.traces}
+    if options.postmortem:
+        if not any((trace, *crashed.values())):
+            raise click.UsageError("--postmortem needs files to read: --log, --black-box, --trace, or FILE")
+        case = gather(trace, **crashed)
+        return show_diagnosis(postmortem(case), case.timeline or Timeline(samples=()), page, output)
+    if any(crashed.values()):
         raise click.UsageError("--log, --black-box and --trace need --postmortem")
     if history.prometheus is not None:
         if trace:
@@ -82,34 +88,8 @@ def command(
     return show_diagnosis(diagnose(timeline, facts, limits), timeline, page, output)
 
 
-def _examine_crash(
-    files: Sequence[Path],
-    *,
-    logs: Sequence[Path],
-    boxes: Sequence[Path],
-    traces: Sequence[Path],
-    page: ReportFile,
-    output: str,
-) -> int:
-    """Explain a crash from what the server left behind, and return the exit code.
-
-    Raises:
-        KvdiagError: a file cannot be read, or is nothing of the kind.
-
-    """
-    if not (files or logs or boxes or traces):
-        raise click.UsageError("--postmortem needs files to read: --log, --black-box, --trace, or FILE")
-    case = gather(files, logs=logs, boxes=boxes, traces=traces)
-    return show_diagnosis(postmortem(case), case.timeline or Timeline(samples=()), page, output)
-
-
 def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, output: str) -> int:
-    """Diagnose each trace, compare all, show the result, and return the exit code. One trace is held at a time.
-
-    Raises:
-        KvdiagError: a trace cannot be read, or is given twice.
-
-    """
+    """Diagnose each trace, compare all, show the result, and return the exit code. One trace is held at a time."""
     known: dict[Path, Path] = {}
     for path in paths:
         if (same := known.setdefault(path.resolve(), path)) is not path:
@@ -128,12 +108,7 @@ def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, outp
 
 
 def _recorded(path: Path) -> tuple[Timeline, Facts]:
-    """Return what was recorded at `path`.
-
-    Raises:
-        KvdiagError: it cannot be read; crash artifacts are pointed to --postmortem.
-
-    """
+    """Return what was recorded at `path`; the error for crash artifacts points to --postmortem."""
     try:
         return read_recorded(path)
     except NotATraceError as error:

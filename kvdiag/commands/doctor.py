@@ -1,18 +1,20 @@
 """`kvdiag doctor`: whether kvdiag can read what it needs from where it runs, and what to change if not."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import psutil
 
-from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
+from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, skipped, worst
 from kvdiag.commands.connect import (
     DRILL_HEADER,
     agent_reader,
@@ -21,12 +23,11 @@ from kvdiag.commands.connect import (
     open_client,
     without_credentials,
 )
-from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.common import ServerAccess, agent_option, collected, given_by, output_option, server_access
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
-from kvdiag.engines.engine import Identity
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -49,45 +50,41 @@ EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "warn": 1, "fail": 2, "skip": 3}
 OWN_GPU = tuple(name for name, meaning in KVDIAG.items() if meaning.part == "device")
 """kvdiag's own metrics of devices."""
 
-_PATH = click.Path(path_type=Path)
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What to check."""
+
+    url: str | None = given_by("Server to check; default: search this host's usual ports.")
+    access: ServerAccess = given_by(server_access)
+    agent_dir: Path | None = given_by(agent_option)
+    prometheus_url: str | None = given_by("Prometheus API to check as well.", "--prometheus", metavar="URL")
+    user: str | None = given_by("User name for basic authentication.")
+    password_file: Path | None = given_by("File with the password.")
+    token_file: Path | None = given_by("File with a bearer token.")
+    output: str = given_by(output_option)
 
 
 @click.command()
-@click.option("--url", help="Server to check; default: search this host's usual ports.")
-@server_access
-@agent_option
-@click.option("--prometheus", "prometheus_url", metavar="URL", help="Prometheus API to check as well.")
-@click.option("--user", help="User name for basic authentication.")
-@click.option("--password-file", type=_PATH, help="File with the password.")
-@click.option("--token-file", type=_PATH, help="File with a bearer token.")
-@output_option
-def command(
-    url: str | None,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    prometheus_url: str | None,
-    user: str | None,
-    password_file: Path | None,
-    token_file: Path | None,
-    output: str,
-) -> int:
+@collected(DoctorOptions, "options")
+def command(options: DoctorOptions) -> int:
     """Check access to GPUs, server, agents and Prometheus; each problem comes with its fix.
 
     Exit codes: 0 all pass, 1 warnings, 2 failures, 3 nothing could be checked. It only reads and sends no load.
     """
     history = None
-    if prometheus_url is not None:
+    if options.prometheus_url is not None:
         history = PrometheusOptions(
-            prometheus=prometheus_url,
-            user=user,
-            password_file=password_file,
-            token_file=token_file,
-            ca_file=access.ca_file,
-            insecure=access.insecure,
+            prometheus=options.prometheus_url,
+            user=options.user,
+            password_file=options.password_file,
+            token_file=options.token_file,
+            ca_file=options.access.ca_file,
+            insecure=options.access.insecure,
             timeout=PROMETHEUS_SECONDS,
         ).access()
-    checks = asyncio.run(_look(url, access, agent_dir, history))
-    if output == "json":
+    checks = asyncio.run(_look(options.url, options.access, options.agent_dir, history))
+    if options.output == "json":
         print_json(doctor_text.document(checks))
     else:
         print_text(doctor_text.render(checks, ascii_only=is_ascii_only()))
@@ -102,7 +99,7 @@ async def _look(
     drill = False
     if address is None:
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
-        server = _server(None, None, why)
+        server = _no_server(None, why)
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
@@ -130,7 +127,7 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     finally:
         reader.close()
     took_seconds = time.perf_counter() - begun_seconds
-    container = [] if drill else [gpu_check.container(os.environ, _names("/dev"))]
+    container = [] if drill else [gpu_check.container(os.environ, _device_nodes())]
     here = set(psutil.pids()) if not drill else {one.pid for each in devices or () for one in each.processes or ()}
     return [
         *container,
@@ -140,24 +137,14 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     ]
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return [path.name for path in Path(folder).iterdir()]
-    except OSError:
-        return []
+def _device_nodes() -> list[str]:
+    return [path.name for path in Path("/dev").glob("nvidia*")]
 
 
-def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
-    """The checks of a server that was not reached, or the first two of one that was."""
-    first = [engine_check.answers(url, identity, problem), engine_check.version(DEFAULT, identity)]
-    if identity is not None:
-        return first
+def _no_server(url: str | None, problem: str) -> list[Check]:
     return [
-        *first,
-        engine_check.series(DEFAULT, None, None),
-        engine_check.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
-        engine_check.processes(None, 0, None),
-        engine_check.clock(None, None),
+        engine_check.answers(url, None, problem),
+        *skipped("no server reachable", *engine_check.AFTER_ANSWERS),
     ]
 
 
@@ -167,9 +154,9 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     try:
         identity = await source.identify()
     except Unreadable as error:
-        return _server(url, None, str(error)), False
+        return _no_server(url, str(error)), False
     page: Page | None = None
-    problem: str | None = None
+    problem = ""
     try:
         page = await source.page()
     except Unreadable as error:
@@ -180,7 +167,8 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
     readable, _ = host.read(pids or ())
     checks = [
-        *_server(url, identity, None),
+        engine_check.answers(url, identity, None),
+        engine_check.version(DEFAULT, identity),
         engine_check.series(DEFAULT, page, problem),
         engine_check.name_filter(
             whole_bytes=None if whole is None else len(whole.text),
@@ -205,7 +193,8 @@ async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | No
 async def _agents(folder: Path | None) -> list[Check]:
     reader = agent_reader(folder)
     if folder is None or reader is None:
-        return [agent_check.publications(None, None, ()), agent_check.permission(None, readable=False, writable=False)]
+        found = "no --agent-dir: torch's memory statistics are not read"
+        return [*skipped(found, "agent.publications"), *skipped("no --agent-dir", "agent.permission")]
     allocators, gaps = await read_agents(reader, AGENT_SECONDS)
     return [
         agent_check.publications(folder, allocators, gaps),
@@ -220,19 +209,18 @@ async def _agents(folder: Path | None) -> list[Check]:
 async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
-        return [prometheus_check.answers(None, None)]
+        return skipped("no --prometheus", "prometheus.answers")
     url = history.url.rstrip("/")
     try:
         async with history.client() as client:
-            source = PrometheusSource(client, history.seconds)
+            source = PrometheusSource(client, history.options.timeout)
             now_seconds = await source.number("time()")
             apart_seconds = None if now_seconds is None else time.time() - now_seconds
             found = [(title, *await _scraped(source, names)) for title, names in sources.items()]
     except Unreadable as error:
         return [
             prometheus_check.answers(url, str(error)),
-            prometheus_check.clock(None),
-            *(prometheus_check.scraped(title, None, None) for title in sources),
+            *skipped("no Prometheus reachable", *(f"prometheus.{name}" for name in ("clock", *sources))),
         ]
     return [
         prometheus_check.answers(url, None),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,18 +21,17 @@ from kvdiag.commands.fitting.fit_inputs import (
     profile_of,
     weights_of,
 )
-from kvdiag.commands.fitting.fit_options import FitOptions
-from kvdiag.commands.options.common import output_option, server_options
+from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, plural
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
-from kvdiag.kv.fit.overheads import GENERIC_ENGINE, MODELLED_ENGINE, architecture_note
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.deployment import Platform, block_note, default_batched_tokens, deployed_layout
+from kvdiag.kv.layout.deployment import block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
@@ -47,63 +45,8 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--list", "list_models", is_flag=True, help="List the models known by name.")
-@click.option("--gpu", default="h100", show_default=True, help="GPU name, or its memory: 80GB, 80GiB, bytes.")
-@click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
-@click.option("--pp", default=1, show_default=True, help="Pipeline-parallel size.")
-@click.option("--dcp", default=1, show_default=True, help="Decode-context-parallel size.")
-@click.option("--context", type=int, help="Tokens per request: prompt plus output.")
-@click.option("--concurrency", type=int, help="Concurrent requests.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="KV-cache number format (--kv-cache-dtype).")
-@click.option("--weights", default="auto", show_default=True, help="Weight format (fp8, awq, ...) or total size.")
-@click.option("--memory-fraction", type=float, help=f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
-@click.option(
-    "--engine",
-    type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
-    default=MODELLED_ENGINE,
-    show_default=True,
-    help="Engine whose overheads to add; generic adds none.",
-)
-@click.option("--request-rate", type=float, help="Requests per second, instead of --concurrency.")
-@click.option("--prompt-tokens", type=float, help="Mean prompt length with --request-rate.")
-@click.option("--output-tokens", type=float, help="Mean output length with --request-rate.")
-@click.option("--lengths", type=click.Path(path_type=Path), help="JSON of lengths: [[prompt, output, weight], ...].")
-@click.option("--seconds-per-token", type=float, default=0.03, show_default=True, help="Seconds per output token.")
-@click.option("--seconds-to-first", type=float, default=0.5, show_default=True, help="Seconds to the first token.")
-@click.option("--grid", is_flag=True, help="Print a table over context and concurrency.")
-@click.option("--kv-pool-bytes", type=int, help="Only compute the capacity of a pool of this size per rank.")
-@click.option("--kv-bytes-per-token", type=int, help="KV bytes per token and GPU, for unknown architectures.")
-@click.option("--block-size", type=int, help="Tokens per block.")
-@click.option("--max-num-batched-tokens", type=int, help="Tokens per engine step.")
-@click.option("--max-in-flight-tokens", type=int, help="Total tokens in flight, instead of tokens per step.")
-@click.option(
-    "--mamba-cache-mode",
-    type=click.Choice([mode.value for mode in StateCacheMode]),
-    help="Prefix-cache mode of recurrent states (such as Mamba).",
-)
-@click.option("--mamba-ssm-cache-dtype", help="Number format of recurrent states [the model's].")
-@click.option("--no-prefix-caching", is_flag=True, help="Assume prefix caching is off.")
-@click.option(
-    "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
-    default=None,
-    help="Sliding-window layers free old blocks (vLLM's default).",
-)
-@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step; also counts MTP layers.")
-@click.option(
-    "--platform",
-    type=click.Choice([one.value for one in Platform]),
-    default="cuda",
-    show_default=True,
-    help="Platform that the engine runs on.",
-)
-@click.option("--calibrate", metavar="URL", help="Compare with a running server and save its overheads.")
-@click.option("--from-log", type=click.Path(path_type=Path), help="Compare with a vLLM startup log (- for stdin).")
-@click.option("--profile", type=click.Path(path_type=Path), help="File of overheads that --calibrate measured.")
-@click.option("--no-profile", is_flag=True, help="Use estimates; read and save no profile.")
-@server_options
-@click.option("--offline", is_flag=True, help="Do not contact the Hugging Face Hub.")
-@output_option
-def command(model: str | None, **given: Any) -> int:
+@fit_options
+def command(model: str | None, options: FitOptions) -> int:
     """Check whether MODEL fits on a GPU, and what would make it fit.
 
     MODEL is a folder, a config.json, a Hub id, or a name such as llama_70b.
@@ -117,7 +60,6 @@ def command(model: str | None, **given: Any) -> int:
     Exit codes: 0 fits, 1 fits with less than 10 % of the pool free, 2 does not fit, 3 unknown. With --calibrate or
     --from-log: 0 all figures within 2 % of what the engine reports, 1 a figure is off, 3 nothing to compare.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    options = FitOptions(**given)
     if options.list_models:
         print_text("\n".join(catalogue().names))
         return 0

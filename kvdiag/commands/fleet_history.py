@@ -98,14 +98,14 @@ def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Cal
 
 async def _timeline(access: PrometheusAccess, replica: Replica, window: Window) -> Timeline:
     async with access.client() as client:
-        async for _, timeline, _ in read(PrometheusSource(client, access.seconds), (replica,), window):
+        async for _, timeline, _ in read(PrometheusSource(client, access.options.timeout), (replica,), window):
             return timeline
     return Timeline(samples=())
 
 
 async def _survey(access: PrometheusAccess, match: str, window: Window) -> Survey:
     async with access.client() as client:
-        return await survey(PrometheusSource(client, access.seconds), match, window)
+        return await survey(PrometheusSource(client, access.options.timeout), match, window)
 
 
 def _all(
@@ -173,7 +173,7 @@ async def _judge(access: PrometheusAccess, window: Window, limits: Limits, repli
     judged, summaries = [], []
     problems: list[str] = []
     async with access.client() as client:
-        source = PrometheusSource(client, access.seconds)
+        source = PrometheusSource(client, access.options.timeout)
         async for replica, timeline, facts in read(source, tuple(replicas), window):
             diagnosis = diagnose(timeline, facts, limits)
             judged.append(Judged(key=replica.key, subject=replica.subject, diagnosis=diagnosis))

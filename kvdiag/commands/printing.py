@@ -104,12 +104,7 @@ def show_replicas() -> Iterator[Callable[[int, int], None]]:
 
 
 def _write(text: str) -> None:
-    """Write to stdout and flush, so that a write error is raised here.
-
-    Raises:
-        KvdiagError: stdout cannot be written.
-
-    """
+    """Write to stdout and flush, so that a write error is raised here."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

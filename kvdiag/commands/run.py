@@ -1,12 +1,14 @@
 """`kvdiag run`: the four test steps against a server, and the verdict."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -17,7 +19,16 @@ import click
 from kvdiag import files
 from kvdiag.commands.connect import agent_reader, bearer, connect
 from kvdiag.commands.drill import interrupt, simulated
-from kvdiag.commands.options.common import Duration, ServerAccess, agent_option, either, output_option, server_access
+from kvdiag.commands.options.common import (
+    Duration,
+    ServerAccess,
+    agent_option,
+    collected,
+    either,
+    given_by,
+    output_option,
+    server_access,
+)
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
@@ -25,7 +36,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
-from kvdiag.feeds.active.load_generator import Requests, Speed, token_ids
+from kvdiag.feeds.active.load_generator import Requests, token_ids
 from kvdiag.feeds.active.soak_plan import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
@@ -37,48 +48,35 @@ from kvdiag.sim import SCENARIOS
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of one run."""
+
+    url: str | None = given_by("Server to diagnose, such as http://127.0.0.1:8000.")
+    simulate: str | None = given_by(f"Diagnose a simulated server: {', '.join(SCENARIOS)}.", metavar="SCENARIO")
+    access: ServerAccess = given_by(server_access)
+    agent_dir: Path | None = given_by(agent_option)
+    force: bool = given_by("Run despite other traffic; affected checks become unknown.")
+    record: Path | None = given_by("Record the trace to this file; .gz compresses it.")
+    soak: float | None = given_by(
+        "Look for slow leaks after the steps, for 5m to 2h [default: 12m].",
+        type=Duration(LEAST_SECONDS, MOST_SECONDS),
+        is_flag=False,
+        flag_value="12m",
+        metavar="[DURATION]",
+    )
+    soak_cycle: float | None = given_by("Seconds per cycle.", type=click.FloatRange(0.1, 60.0), hidden=True)
+    report: Path | None = given_by(report_option)
+    isolation: bool = given_by("Test prefix-cache isolation instead of the four steps.")
+    other_api_key: str | None = given_by("Second tenant's API key, with --isolation.", metavar="KEY")
+    dry_run: bool = given_by("Print the planned load without sending it.")
+    reserved_gap_bytes: int = given_by(reserved_gap_option)
+    output: str = given_by(output_option)
+
+
 @click.command()
-@click.option("--url", help="Server to diagnose, such as http://127.0.0.1:8000.")
-@click.option("--simulate", metavar="SCENARIO", help=f"Diagnose a simulated server: {', '.join(SCENARIOS)}.")
-@server_access
-@agent_option
-@click.option("--force", is_flag=True, help="Run despite other traffic; affected checks become unknown.")
-@click.option("--record", type=click.Path(path_type=Path), help="Record the trace to this file; .gz compresses it.")
-@click.option(
-    "--soak",
-    type=Duration(LEAST_SECONDS, MOST_SECONDS),
-    is_flag=False,
-    flag_value="12m",
-    metavar="[DURATION]",
-    help="Look for slow leaks after the steps, for 5m to 2h [default: 12m].",
-)
-@click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds per cycle.")
-@report_option
-@click.option(
-    "--isolation",
-    is_flag=True,
-    help="Test prefix-cache isolation instead of the four steps.",
-)
-@click.option("--other-api-key", metavar="KEY", help="Second tenant's API key, with --isolation.")
-@click.option("--dry-run", is_flag=True, help="Print the planned load without sending it.")
-@reserved_gap_option
-@output_option
-def command(
-    url: str | None,
-    simulate: str | None,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    force: bool,
-    record: Path | None,
-    soak: float | None,
-    soak_cycle: float | None,
-    report: Path | None,
-    isolation: bool,
-    other_api_key: str | None,
-    dry_run: bool,
-    reserved_gap_bytes: int,
-    output: str,
-) -> int:
+@collected(RunOptions, "options")
+def command(options: RunOptions) -> int:
     """Run four load tests against a vLLM server and diagnose its memory.
 
     \b
@@ -91,38 +89,31 @@ def command(
     idle cycles, for leaks too slow to show in a minute. --isolation replaces the steps: two tenants send the same
     prompts, with and without cache_salt.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    url, simulate = either(("url", url), ("simulate", simulate))
+    url, simulate = either(("url", options.url), ("simulate", options.simulate))
+    report, record, isolation = options.report, options.record, options.isolation
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate SCENARIO")
     if report is not None and record is not None and report.resolve() == record.resolve():
         raise click.UsageError("--record and --report need different files")
     page = ReportFile(report)
-    if isolation and soak is not None:
+    if isolation and options.soak is not None:
         raise click.UsageError("--isolation and --soak cannot be combined: run them separately")
-    if other_api_key is not None and not isolation:
+    if options.other_api_key is not None and not isolation:
         raise click.UsageError("--other-api-key needs --isolation")
-    other_headers = bearer(other_api_key)
+    other_headers = bearer(options.other_api_key) or None
     # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
     signal.signal(signal.SIGTERM, interrupt)
     recording = _Recording(record)
     with ExitStack() as stack:
         if simulate is not None:
-            url, access = stack.enter_context(simulated(simulate)), replace(access, api_key=None)
-        work = _run(
-            url or "",
-            access,
-            agent_dir=agent_dir,
-            force=force,
-            recording=recording,
-            soak=None if soak is None else partial(plan_soak, soak, cycle_seconds=soak_cycle),
-            isolation=partial(IsolationFeed, other_headers=other_headers or None) if isolation else None,
-            dry_run=dry_run,
-        )
-        result = _interruptible(work, recording)
+            url = stack.enter_context(simulated(simulate))
+            options = replace(options, access=replace(options.access, api_key=None))
+        result = _interruptible(_run(url or "", options, recording, other_headers), recording)
     if result is None:
         return 0
     timeline, facts = result
-    return show_diagnosis(diagnose(timeline, facts, limits_of(reserved_gap_bytes)), timeline, page, output)
+    limits = limits_of(options.reserved_gap_bytes)
+    return show_diagnosis(diagnose(timeline, facts, limits), timeline, page, options.output)
 
 
 class _Recording:
@@ -172,32 +163,27 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _run(
-    url: str,
-    access: ServerAccess,
-    *,
-    agent_dir: Path | None,
-    force: bool,
-    recording: _Recording,
-    soak: Callable[[Facts, Speed | None], SoakPlan] | None,
-    isolation: partial[IsolationFeed] | None,
-    dry_run: bool,
+    url: str, options: RunOptions, recording: _Recording, other_headers: dict[str, str] | None
 ) -> tuple[Timeline, Facts] | None:
     """Run the steps; `None` after a dry run."""
-    async with connect(url, access, forced=force) as connection:
+    async with connect(url, options.access, forced=options.force) as connection:
         facts = connection.facts
-        if dry_run:
-            if isolation is not None:
-                _print_isolation(facts, other_key=isolation.keywords["other_headers"] is not None)
+        soak = (
+            None if options.soak is None else partial(plan_soak, options.soak, facts, cycle_seconds=options.soak_cycle)
+        )
+        if options.dry_run:
+            if options.isolation:
+                _print_isolation(facts, other_key=other_headers is not None)
                 return None
             _print_plan(facts)
             if soak is not None:
-                _print_soak(soak(facts, None))
+                _print_soak(soak(None))
             return None
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
             progress = stack.enter_context(show_progress())
-            agents = agent_reader(agent_dir)
+            agents = agent_reader(options.agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
             tokens = await token_ids(connection.client, facts.model)
@@ -214,11 +200,18 @@ async def _run(
                 load=requests.load,
             )
             probe = None
-            if isolation is not None:
+            if options.isolation:
                 if not connection.engine.engine.capabilities.has_salt:
                     title = connection.engine.engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
-                probe = isolation(facts=facts, sampler=sampler, requests=requests, recorder=recorder, clock=clock).run
+                probe = IsolationFeed(
+                    facts=facts,
+                    sampler=sampler,
+                    requests=requests,
+                    recorder=recorder,
+                    clock=clock,
+                    other_headers=other_headers,
+                ).run
             feed = ActiveFeed(
                 steps=STEPS,
                 facts=facts,
@@ -228,7 +221,7 @@ async def _run(
                 clock=clock,
                 progress=progress,
                 begin=partial(recording.begin, recorder, facts, stack),
-                soak=None if soak is None else partial(soak, facts),
+                soak=soak,
                 instead=probe,
             )
             return await feed.run(), facts

@@ -219,12 +219,7 @@ def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
 
 
 def _recorder(options: ServeOptions) -> tuple[DiskRecorder | None, Before | None]:
-    """Return the recorder, and what its directory holds of earlier runs.
-
-    Raises:
-        KvdiagError: the directory cannot be used.
-
-    """
+    """Return the recorder, and what its directory holds of earlier runs."""
     if options.record_dir is None:
         return None, None
     url = None if options.url is None else without_credentials(base_url(options.url))

@@ -1,5 +1,7 @@
 """`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself."""
 
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
+
 from __future__ import annotations
 
 import asyncio
@@ -11,21 +13,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlunsplit
 
 import click
 import httpx2
 from rich.console import Console
 
 import kvdiag
-from kvdiag.commands.connect import Finder, agent_reader
+from kvdiag.commands.connect import Finder, agent_reader, open_client
 from kvdiag.commands.logging_setup import configure
-from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
-from kvdiag.commands.options.daemon_url import DaemonUser, attach_option, open_daemon, user_options
+from kvdiag.commands.options.addresses import basic_authorization, pasted, without_user
+from kvdiag.commands.options.common import ServerAccess, agent_option, collected, either, given_by, server_access
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
-from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
 from kvdiag.feeds.daemon.watch import Watch, pace_of
@@ -50,6 +52,8 @@ ONCE_SECONDS = 5.0
 
 NO_SERVER_SECONDS = 0.5
 """Longest wait if no server answers: the GPUs can be shown all the same."""
+
+SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/-/healthy", "/-/ready")
 
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
@@ -86,25 +90,32 @@ class Viewer:
         return replace(view, trends=trends(self._trail))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DaemonUser:
+    """The user that a daemon requires, and the password or the file that holds it."""
+
+    user: str | None = given_by("User name for the daemon's basic authentication.")
+    password_file: Path | None = given_by("File with the password; or set KVDIAG_TOP_PASSWORD.")
+    password: str | None = given_by(None, hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopOptions:
+    """The options of a live view."""
+
+    url: str | None = given_by("Daemon, or server to sample; default: search this host.")
+    attach: str | None = given_by("Read from the `kvdiag serve` at this address.", metavar="URL")
+    daemon_user: DaemonUser = given_by(collected(DaemonUser, "daemon_user"))
+    access: ServerAccess = given_by(server_access)
+    agent_dir: Path | None = given_by(agent_option)
+    once: bool = given_by("Print one frame and exit with the verdict's code.")
+    tick_seconds: float | None = given_by("Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True)
+    reserved_gap_bytes: int = given_by(reserved_gap_option)
+
+
 @click.command()
-@click.option("--url", help="Daemon, or server to sample; default: search this host.")
-@attach_option
-@user_options
-@server_access
-@agent_option
-@click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
-@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.")
-@reserved_gap_option
-def command(
-    url: str | None,
-    attach: str | None,
-    daemon_user: DaemonUser,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    once: bool,
-    tick_seconds: float | None,
-    reserved_gap_bytes: int,
-) -> int:
+@collected(TopOptions, "options")
+def command(options: TopOptions) -> int:
     """Watch a server in the terminal: its memory, KV pool, trends and findings.
 
     \b
@@ -115,20 +126,21 @@ def command(
     q or Ctrl-C quits with exit code 0. Without a terminal, or with --once, it prints one frame and exits with the
     verdict's code. It sends no load.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    url, attach = either(("url", url), ("attach", attach))
+    url, attach = either(("url", options.url), ("attach", options.attach))
+    tick_seconds = options.tick_seconds
     if url is not None and attach is not None:
         raise click.UsageError("give either --url or --attach")
     console = Console(highlight=False)
-    live = not once and sys.stdout.isatty() and not console.is_dumb_terminal
+    live = not options.once and sys.stdout.isatty() and not console.is_dumb_terminal
     if live and sys.stderr.isatty():
         configure(0)  # log lines would stand across the view
 
     async def show() -> int:
         address = attach or url or f"http://{LISTEN}"
         # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
-        user = daemon_user if attach or url else DaemonUser()
+        user = options.daemon_user if attach or url else DaemonUser()
         try:
-            client = open_daemon(address, user, access)
+            client = open_daemon(address, user, options.access)
         except KvdiagError:
             if url is None:
                 raise
@@ -143,10 +155,7 @@ def command(
                     return await (_live(feed, console) if live else _once(feed, at_once=True))
         async with _sampling(
             url,
-            access,
-            agent_dir=agent_dir,
-            limits=limits_of(reserved_gap_bytes),
-            tick_seconds=tick_seconds,
+            options,
             diagnosis_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
             # A single frame is made of seconds, and a pace of its own is a test's: neither has to last.
             diagnosis_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
@@ -201,6 +210,18 @@ async def _stopped(running: asyncio.Future[None]) -> None:
         await running
 
 
+def open_daemon(url: str, user: DaemonUser, access: ServerAccess) -> httpx2.AsyncClient:
+    """Return the client for a daemon's base address, which may itself hold a user name and password."""
+    refusal = f"{url.rpartition('@')[2]!r} is not a daemon address: give one such as http://127.0.0.1:9743"
+    parts = pasted(url, SUFFIXES, refusal)
+    authorization = basic_authorization(parts, user.user, user.password, user.password_file)
+    # A server's key is not for the daemon beside it.
+    client = open_client(urlunsplit(without_user(parts)), replace(access, api_key=None))
+    if authorization:
+        client.headers["Authorization"] = authorization
+    return client
+
+
 class _Daemon:
     """A daemon that is read every second; its last answer is kept while it counts as current."""
 
@@ -236,24 +257,17 @@ class _Daemon:
 
 @asynccontextmanager
 async def _sampling(
-    url: str | None,
-    access: ServerAccess,
-    *,
-    agent_dir: Path | None,
-    limits: Limits,
-    tick_seconds: float | None,
-    diagnosis_seconds: float,
-    diagnosis_ratio: float,
+    url: str | None, options: TopOptions, *, diagnosis_seconds: float, diagnosis_ratio: float
 ) -> AsyncIterator[Feed]:
     """A feed that samples a server as `kvdiag serve` does."""
-    agents = agent_reader(agent_dir)
-    finder = Finder(url, access, own_port=0)
+    agents = agent_reader(options.agent_dir)
+    finder = Finder(url, options.access, own_port=0)
     watch = Watch(
         find=finder.find,
         nvml=finder.nvml,
         agents=agents,
-        limits=limits,
-        pace=pace_of(tick_seconds or 1.0),
+        limits=limits_of(options.reserved_gap_bytes),
+        pace=pace_of(options.tick_seconds or 1.0),
         diagnosis_seconds=diagnosis_seconds,
         diagnosis_ratio=diagnosis_ratio,
     )

@@ -67,7 +67,7 @@ def test_promises_beyond_the_whole_pool_shed() -> None:
 
     # THEN
     assert "shed" == told.decision
-    assert told.reason.startswith("waiting and just-admitted requests already need 1,200 blocks")
+    assert "already need 1,200 blocks" in told.reason
 
 
 def test_nothing_else_runs() -> None:
@@ -94,7 +94,7 @@ def test_what_can_never_be_served_is_shed(wish: Wish, facts: Facts, told: str) -
     [
         ((), KNOWN, 0.0, "does not answer"),
         ((held(0, running=0),), KNOWN, ADMISSION_LIMITS.stale_seconds + 1.0, "6 s old"),
-        ((held(0, running=0),), replace(KNOWN, pools=()), 0.0, "does not report its KV pool"),
+        ((held(0, running=0),), replace(KNOWN, pools=()), 0.0, "report its KV pool"),
         ((engine(label="1"),), KNOWN, 0.0, "engine 1 does not report"),
         ((engine(usage=None),), KNOWN, 0.0, "KV usage"),
         ((engine(running=None),), KNOWN, 0.0, "KV usage"),

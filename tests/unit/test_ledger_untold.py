@@ -32,7 +32,7 @@ def test_a_server_of_unknown_size_is_not_mistaken_for_its_neighbour() -> None:
     found = lines(device(used_bytes=23 * GIB, processes=(process(100, None), process(7, 3 * GIB, "train.py"))))
     assert {"driver_reserved", "kv_pool", "weights", "other_process", "unaccounted"} == set(sizes(found))
     assert 3 * GIB == sizes(found)["other_process"]
-    assert "NVML does not report the server's memory" == found[-1].detail
+    assert "does not report" in found[-1].detail
 
 
 @pytest.mark.parametrize("pids", [None, (1, 2)], ids=["not known", "of another namespace"])

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -69,10 +68,6 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     subject = (
         subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(subject_of_server(options))
     )
-    return _calibrate(model, subject, options)
-
-
-def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
     files = _files(model, subject, options)
     subject = _completed(subject, options)
     settings = subject.report.settings
@@ -122,32 +117,23 @@ def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
     if new is not None and path is not None:
         write_profiles(path, with_profile(known, new))
     saved = new if path is not None else None
-    _show(calibration, subject, files, options, saved=saved, path=path, why_not=why_not)
+    shown: dict[str, Any] = {
+        "model": files.origin,
+        "origin": subject.origin,
+        "profile": saved,
+        "note": f"profile saved in {path}" if saved is not None else why_not or "no profile saved: --no-profile",
+    }
+    if options.output == "json":
+        file = None if saved is None else str(path)
+        print_json(calibration_document(calibration, subject.report, **shown, profile_file=file))
+    else:
+        print_text(render_calibration(calibration, subject.report, **shown))
     return 0 if calibration.within_limit else 1
 
 
 def _kinds(architecture: Architecture) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in architecture.kinds.items())
     return f"{architecture.model_type} with {kinds} layers"
-
-
-def _show(
-    calibration: Calibration,
-    subject: Subject,
-    files: ModelFiles,
-    options: FitOptions,
-    *,
-    saved: Profile | None,
-    path: Path | None,
-    why_not: str,
-) -> None:
-    note = f"profile saved in {path}" if saved is not None else why_not or "no profile saved: --no-profile"
-    named: dict[str, Any] = {"model": files.origin, "origin": subject.origin, "profile": saved, "note": note}
-    if options.output == "json":
-        file = None if saved is None else str(path)
-        print_json(calibration_document(calibration, subject.report, **named, profile_file=file))
-    else:
-        print_text(render_calibration(calibration, subject.report, **named))
 
 
 def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFiles:

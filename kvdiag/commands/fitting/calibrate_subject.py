@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kvdiag.commands.connect import Connection, connect, without_credentials
 from kvdiag.commands.fitting.fit_options import FitOptions
-from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines.vllm.startup_log import read_log
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
@@ -42,8 +41,7 @@ def subject_of_log(path: Path) -> Subject:
 async def subject_of_server(options: FitOptions) -> Subject:
     """The running server at the URL of --calibrate."""
     url = options.calibrate or ""
-    access = ServerAccess(api_key=options.api_key, ca_file=options.ca_file, insecure=options.insecure)
-    async with connect(url, access) as connection:
+    async with connect(url, options.access) as connection:
         facts = connection.facts
         report = page_report(facts)
         device, certain = await _server_gpu(connection)

@@ -1,53 +1,75 @@
-"""What a user asks of `kvdiag fit`, one typed field for each option of the command line."""
+"""The options of `kvdiag fit`: one field each, with its click option; None where the user gives none."""
+
+# ruff: noqa: RUF009 - `given_by` makes fields, not values
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvdiag.kv.fit.overheads import MODELLED_ENGINE
+import click
+
+from kvdiag.commands.options.common import ServerAccess, collected, given_by, output_option, server_access
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, MODELLED_ENGINE
+from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
 from kvdiag.kv.layout.deployment import Platform
+from kvdiag.kv.layout.pages import StateCacheMode
+
+_PATH = click.Path(path_type=Path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The options of `kvdiag fit`; None where the user gives none."""
+    """What a user asks of `kvdiag fit`."""
 
-    list_models: bool = False
-    gpu: str = "h100"
-    tp: int = 1
-    pp: int = 1
-    dcp: int = 1
-    context: int | None = None
-    concurrency: int | None = None
-    kv_dtype: str = "auto"
-    weights: str = "auto"
-    memory_fraction: float | None = None
-    engine: str = MODELLED_ENGINE
-    request_rate: float | None = None
-    prompt_tokens: float | None = None
-    output_tokens: float | None = None
-    lengths: Path | None = None
-    seconds_per_token: float = 0.03
-    seconds_to_first: float = 0.5
-    grid: bool = False
-    kv_pool_bytes: int | None = None
-    kv_bytes_per_token: int | None = None
-    block_size: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_in_flight_tokens: int | None = None
-    mamba_cache_mode: str | None = None
-    mamba_ssm_cache_dtype: str | None = None
-    no_prefix_caching: bool = False
-    hybrid_kv_cache_manager: bool | None = None
-    num_speculative_tokens: int = 0
-    platform: str = Platform.CUDA.value
-    calibrate: str | None = None
-    from_log: Path | None = None
-    profile: Path | None = None
-    no_profile: bool = False
-    api_key: str | None = None
-    ca_file: Path | None = None
-    insecure: bool = False
-    offline: bool = False
-    output: str = "text"
+    list_models: bool = given_by("List the models known by name.", "--list")
+    gpu: str = given_by("GPU name, or its memory: 80GB, 80GiB, bytes.", default="h100")
+    tp: int = given_by("Tensor-parallel size.", default=1)
+    pp: int = given_by("Pipeline-parallel size.", default=1)
+    dcp: int = given_by("Decode-context-parallel size.", default=1)
+    context: int | None = given_by("Tokens per request: prompt plus output.")
+    concurrency: int | None = given_by("Concurrent requests.")
+    kv_dtype: str = given_by("KV-cache number format (--kv-cache-dtype).", default="auto")
+    weights: str = given_by("Weight format (fp8, awq, ...) or total size.", default="auto")
+    memory_fraction: float | None = given_by(f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
+    engine: str = given_by(
+        "Engine whose overheads to add; generic adds none.",
+        type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
+        default=MODELLED_ENGINE,
+    )
+    request_rate: float | None = given_by("Requests per second, instead of --concurrency.")
+    prompt_tokens: float | None = given_by("Mean prompt length with --request-rate.")
+    output_tokens: float | None = given_by("Mean output length with --request-rate.")
+    lengths: Path | None = given_by("JSON of lengths: [[prompt, output, weight], ...].")
+    seconds_per_token: float = given_by("Seconds per output token.", default=0.03)
+    seconds_to_first: float = given_by("Seconds to the first token.", default=0.5)
+    grid: bool = given_by("Print a table over context and concurrency.")
+    kv_pool_bytes: int | None = given_by("Only compute the capacity of a pool of this size per rank.")
+    kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.")
+    block_size: int | None = given_by("Tokens per block.")
+    max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
+    max_in_flight_tokens: int | None = given_by("Total tokens in flight, instead of tokens per step.")
+    mamba_cache_mode: str | None = given_by(
+        "Prefix-cache mode of recurrent states (such as Mamba).",
+        type=click.Choice([mode.value for mode in StateCacheMode]),
+    )
+    mamba_ssm_cache_dtype: str | None = given_by("Number format of recurrent states [the model's].")
+    no_prefix_caching: bool = given_by("Assume prefix caching is off.")
+    hybrid_kv_cache_manager: bool | None = given_by(
+        "Sliding-window layers free old blocks (vLLM's default).",
+        "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
+    )
+    num_speculative_tokens: int = given_by("Draft tokens per step; also counts MTP layers.", default=0)
+    platform: str = given_by(
+        "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"
+    )
+    calibrate: str | None = given_by("Compare with a running server and save its overheads.", metavar="URL")
+    from_log: Path | None = given_by("Compare with a vLLM startup log (- for stdin).")
+    profile: Path | None = given_by("File of overheads that --calibrate measured.")
+    no_profile: bool = given_by("Use estimates; read and save no profile.")
+    access: ServerAccess = given_by(server_access)
+    offline: bool = given_by("Do not contact the Hugging Face Hub.")
+    output: str = given_by(output_option, default="text")
+
+
+fit_options = collected(FitOptions, "options")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -22,7 +22,6 @@ from kvdiag.kv.fit.gpu_catalogue import parse_bytes
 
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -103,17 +102,32 @@ output_option = click.option(
 )
 
 
-def given_by(*option: Any, default: Any = None, restart: bool = False, **attributes: Any) -> Any:
-    """Return a dataclass field whose value is that of a click option: its flags and attributes, or the option itself.
+def given_by(option: Any, *flags: str, default: Any = None, restart: bool = False, **attributes: Any) -> Any:
+    """Return a dataclass field whose value is that of a click option: a ready one, or the help text of a new one.
 
+    A new option has the name and the type of its field unless given otherwise, and shows a default that is not empty.
     `restart` marks an option of a daemon that only a restart changes.
     """
-    declared = option[0] if callable(option[0]) else click.option(*option, default=default, **attributes)
-    return field(default=default, metadata={"option": declared, "restart": restart})
+    new = None if callable(option) else (flags, {"help": option, "show_default": bool(default), **attributes})
+    return field(default=default, metadata={"option": new or option, "restart": restart})
+
+
+def _option(one: Field[Any], hint: Any) -> Any:
+    if callable(ready := one.metadata["option"]):
+        return ready
+    flags, attributes = ready
+    kind = next((each for each in (int, float, Path) if hint in (each, each | None)), None)
+    if kind is not None:
+        attributes = {"type": click.Path(path_type=Path) if kind is Path else kind, **attributes}
+    if hint is bool:
+        attributes = {"is_flag": True, **attributes}
+    names = flags or (f"--{one.name.replace('_', '-')}",)
+    return click.option(*names, one.name, default=False if hint is bool else one.default, **attributes)
 
 
 def collected(kind: type[Any], name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Return a decorator that adds the options of a dataclass's fields; their values arrive as one, called `name`."""
+    hints = get_type_hints(kind)
 
     def add(function: Callable[..., T]) -> Callable[..., T]:
         @wraps(function)
@@ -122,7 +136,7 @@ def collected(kind: type[Any], name: str) -> Callable[[Callable[..., T]], Callab
             return function(*arguments, **{name: own}, **values)
 
         for one in reversed(fields(kind)):
-            command = one.metadata["option"](command)
+            command = _option(one, hints[one.name])(command)
         return command
 
     return add
@@ -138,8 +152,3 @@ class ServerAccess:
 
 
 server_access = collected(ServerAccess, "access")
-
-
-def server_options(function: F) -> F:
-    """Add the options of every command that reads a server."""
-    return API_KEY(CA_FILE(INSECURE(function)))

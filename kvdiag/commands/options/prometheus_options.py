@@ -41,11 +41,7 @@ class PrometheusAccess:
 
     url: str
     headers: tuple[tuple[str, str], ...]
-    ca_file: Path | None
-    cert_file: Path | None
-    key_file: Path | None
-    insecure: bool
-    seconds: float
+    options: PrometheusOptions
 
     def client(self) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
         """A client for the server's API.
@@ -58,22 +54,22 @@ class PrometheusAccess:
             base_url=self.url,
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
-            timeout=httpx2.Timeout(self.seconds, connect=CONNECT_SECONDS),
+            timeout=httpx2.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
         )
 
     def _trust(self) -> ssl.SSLContext:
-        file = self.ca_file
-        option = "--ca-file"
+        options = self.options
+        file, option = options.ca_file, "--ca-file"
         try:
             context = ssl.create_default_context(cafile=file)
-            if self.insecure:
+            if options.insecure:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
-            if self.cert_file is not None:
-                file, option = self.cert_file, "--cert-file"
-                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            if options.cert_file is not None:
+                file, option = options.cert_file, "--cert-file"
+                context.load_cert_chain(options.cert_file, options.key_file, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise KvdiagError(f"cannot use {option} {file}: {error.strerror or error}") from error
         return context
@@ -88,44 +84,31 @@ def _no_password() -> str:
 class PrometheusOptions:
     """The API's address, the servers to diagnose, the time window, and the credentials."""
 
-    prometheus: str | None = given_by("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose.")
+    prometheus: str | None = given_by("Prometheus API whose history to diagnose.", metavar="URL")
     match: str = given_by(
-        "--match", metavar="SELECTOR", default="", help="Only servers with these labels, such as '{namespace=\"x\"}'."
+        "Only servers with these labels, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default=""
     )
-    window: str = given_by(
-        "--window", default=DEFAULT_WINDOW, show_default=True, help="Time before --end, such as 90m, 24h or 7d."
-    )
-    start: str | None = given_by("--start", help="Start time instead of --window: RFC 3339 or Unix seconds.")
-    end: str | None = given_by("--end", help="End time, default now: RFC 3339 or Unix seconds.")
-    user: str | None = given_by("--user", help="User name for basic authentication.")
-    password_file: Path | None = given_by(
-        "--password-file", type=_PATH, help="File with the password, or KVDIAG_DIAGNOSE_PASSWORD."
-    )
-    password: str | None = given_by("--password", hidden=True)
-    token_file: Path | None = given_by(
-        "--token-file", type=_PATH, help="File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN."
-    )
-    token: str | None = given_by("--token", hidden=True)
+    window: str = given_by("Time before --end, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
+    start: str | None = given_by("Start time instead of --window: RFC 3339 or Unix seconds.")
+    end: str | None = given_by("End time, default now: RFC 3339 or Unix seconds.")
+    user: str | None = given_by("User name for basic authentication.")
+    password_file: Path | None = given_by("File with the password, or KVDIAG_DIAGNOSE_PASSWORD.")
+    password: str | None = given_by(None, hidden=True)
+    token_file: Path | None = given_by("File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN.")
+    token: str | None = given_by(None, hidden=True)
     headers: tuple[str, ...] = given_by(
+        "HTTP header, such as X-Scope-OrgID:team; repeatable.",
         "--header",
-        "headers",
         multiple=True,
         metavar="NAME:VALUE",
-        help="HTTP header, such as X-Scope-OrgID:team; repeatable.",
         default=(),
     )
     ca_file: Path | None = given_by(CA_FILE)
-    cert_file: Path | None = given_by("--cert-file", type=_PATH, help="Client certificate, as a PEM file.")
-    key_file: Path | None = given_by(
-        "--key-file", type=_PATH, help="Key of the client certificate, if in another file."
-    )
+    cert_file: Path | None = given_by("Client certificate, as a PEM file.")
+    key_file: Path | None = given_by("Key of the client certificate, if in another file.")
     insecure: bool = given_by(INSECURE, default=False)
     timeout: float = given_by(
-        "--timeout",
-        type=click.FloatRange(min=1.0, max=3600.0),
-        default=ANSWER_SECONDS,
-        show_default=True,
-        help="Seconds to wait for each response.",
+        "Seconds to wait for each response.", type=click.FloatRange(min=1.0, max=3600.0), default=ANSWER_SECONDS
     )
 
     def access(self) -> PrometheusAccess:
@@ -150,11 +133,7 @@ class PrometheusOptions:
         return PrometheusAccess(
             url=urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/")),
             headers=tuple(sent.items()),
-            ca_file=self.ca_file,
-            cert_file=self.cert_file,
-            key_file=self.key_file,
-            insecure=self.insecure,
-            seconds=self.timeout,
+            options=self,
         )
 
     def matchers(self) -> str:

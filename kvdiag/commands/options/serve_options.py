@@ -29,13 +29,13 @@ from kvdiag.commands.options.common import (
     collected,
     given_by,
 )
-from kvdiag.commands.options.thresholds import CRITICAL, WARNING, limits_of, reserved_gap_option
-from kvdiag.diagnosis.limits import Limits
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
-_PATH = click.Path(path_type=Path)
+_RATIO = click.FloatRange(0.0, 1.0)
 
 
 def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
@@ -55,50 +55,42 @@ class ServeOptions:
     """
 
     listen: str = given_by(
-        "--listen",
+        "Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
         metavar="HOST:PORT",
         default=LISTEN,
-        show_default=True,
-        help="Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
         restart=True,
     )
-    url: str | None = given_by("--url", help="Server to watch; default: search this host's usual ports.")
+    url: str | None = given_by("Server to watch; default: search this host's usual ports.")
     api_key: str | None = given_by(API_KEY)
     ca_file: Path | None = given_by(CA_FILE)
     insecure: bool = given_by(INSECURE)
     agent_dir: Path | None = given_by(agent_option)
     record_dir: Path | None = given_by(
-        "--record-dir",
-        type=_PATH,
-        help="Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.",
-        restart=True,
+        "Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.", restart=True
     )
     record_max_size: int = given_by(
-        "--record-max-size",
+        "Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
         type=Size(LEAST_MAX_BYTES),
         default=f"{MAX_BYTES >> 20}MiB",
-        show_default=True,
-        help="Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
     )
     web_config: Path | None = given_by(
-        "--web-config",
-        type=_PATH,
-        help="TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].",
-        restart=True,
+        "TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].", restart=True
     )
     config: Path | None = given_by(
-        "--config",
-        type=_PATH,
+        "TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
         is_eager=True,
         callback=_configured,
-        help="TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
     )
     tick_seconds: float | None = given_by(
-        "--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.", restart=True
+        "Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True, restart=True
     )
     reserved_gap_bytes: int = given_by(reserved_gap_option)
-    pressure_warning: float = given_by(WARNING)
-    pressure_critical: float = given_by(CRITICAL)
+    pressure_warning: float = given_by(
+        "Memory pressure (0 to 1) that warns.", type=_RATIO, default=DEFAULT_LIMITS.pressure.warning_ratio
+    )
+    pressure_critical: float = given_by(
+        "Memory pressure (0 to 1) that pages on-call.", type=_RATIO, default=DEFAULT_LIMITS.pressure.critical_ratio
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used at once, and not at first use."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import click
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.model import PressureThresholds
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 reserved_gap_option = click.option(
     "--reserved-gap-bytes",
@@ -21,16 +17,6 @@ reserved_gap_option = click.option(
     show_default=True,
     help="Break down torch's reserved-but-unallocated memory above this size.",
 )
-
-
-def _pressure(name: str, default: float, text: str) -> Callable[[F], F]:
-    return click.option(
-        f"--pressure-{name}", type=click.FloatRange(0.0, 1.0), default=default, show_default=True, help=text
-    )
-
-
-WARNING = _pressure("warning", DEFAULT_LIMITS.pressure.warning_ratio, "Memory pressure (0 to 1) that warns.")
-CRITICAL = _pressure("critical", DEFAULT_LIMITS.pressure.critical_ratio, "Memory pressure (0 to 1) that pages on-call.")
 
 
 def limits_of(reserved_gap_bytes: int, pressure: tuple[float, float] | None = None) -> Limits:

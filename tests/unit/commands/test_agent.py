@@ -76,7 +76,7 @@ def test_path_that_no_pythonpath_can_hold_is_refused(tmp_path: Path) -> None:
     """A colon would make two folders of it, of which neither is there."""
     result = command("agent", "install", str(tmp_path / "a:b"))
     assert (3, "") == (result.code, result.stdout)
-    assert "PYTHONPATH cannot hold a path with ':'" in result.stderr
+    assert "PYTHONPATH cannot hold" in result.stderr
 
 
 def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:

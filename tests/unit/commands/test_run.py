@@ -153,13 +153,14 @@ def test_simulation_takes_no_module_of_the_folder_it_is_called_in(tmp_path: Path
 
 def test_refused_run_leaves_an_earlier_trace(tmp_path: Path, drill: Client) -> None:
     """A run that offers nothing does not write over what an earlier one has recorded."""
-    (tmp_path / "trace.jsonl").write_text("what an earlier run has seen")
+    earlier = "what an earlier run has seen"
+    (tmp_path / "trace.jsonl").write_text(earlier)
 
     with traffic(drill):
         result = call("run", "--url", url_of(drill), "--record", str(tmp_path / "trace.jsonl"))
 
     assert 3 == result.code
-    assert "what an earlier run has seen" == (tmp_path / "trace.jsonl").read_text()
+    assert earlier == (tmp_path / "trace.jsonl").read_text()
 
 
 def test_other_traffic_is_refused(drill: Client) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.commands.options.common import ServerAccess
-from kvdiag.commands.options.daemon_url import DaemonUser, open_daemon
+from kvdiag.commands.top import DaemonUser, open_daemon
 from kvdiag.model import Lengths, Snapshot
 from kvdiag.model.codec import from_plain
 from kvdiag.outputs.terminal.top_frame import View
