@@ -12,8 +12,7 @@ from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules import RULES
-from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS, Step
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
