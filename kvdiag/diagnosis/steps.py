@@ -38,10 +38,9 @@ from kvdiag.diagnosis.cache_isolation import ISOLATION as ISOLATION_ID
 from kvdiag.diagnosis.cache_isolation import probed, timing
 from kvdiag.diagnosis.cache_isolation import verdict as isolation_verdict
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, soaked
+from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, soaked, visible, worst
 from kvdiag.diagnosis.growth.soak_memory import SOAK as SOAK_ID
-from kvdiag.diagnosis.growth.soak_verdicts import verdict as soak_verdict
-from kvdiag.diagnosis.growth.soak_verdicts import visible, worst
+from kvdiag.diagnosis.growth.soak_memory import verdict as soak_verdict
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids

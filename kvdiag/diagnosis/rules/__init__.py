@@ -17,8 +17,7 @@ from kvdiag.diagnosis.rules import (
     leak_device,
     leak_host,
     leak_kv_blocks,
-    spike_activation,
-    spike_graph_capture,
+    spikes,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -30,8 +29,8 @@ RULES: tuple[Rule, ...] = (
     baseline_misconfigured.judge,
     capacity_long_context.judge,
     capacity_concurrency.judge,
-    spike_activation.judge,
-    spike_graph_capture.judge,
+    spikes.judge_activation,
+    spikes.judge_graph_capture,
     fragmentation_allocator.judge,
     fragmentation_kv_waste.judge,
     imbalance_rank.judge,

@@ -25,8 +25,7 @@ from kvdiag.diagnosis.growth.attribution import (
 )
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceGrowth, allocator_growths, device_growths
-from kvdiag.diagnosis.growth.soak_memory import soaked
-from kvdiag.diagnosis.growth.soak_verdicts import finding, weightier
+from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
 from kvdiag.formatting import format_bytes
