@@ -10,7 +10,7 @@
 
 Two run only where they are asked for. The soak (`kvdiag run --soak`) detects slow growth per request by alternating
 load and idle cycles, for minutes. The isolation step (`kvdiag run --isolation`) runs alone: two tenants send the same
-prompts, and neither may be answered from the other's cache (kvdiag/diagnosis/cache_isolation.py).
+prompts, and neither may be answered from the other's cache (kvdiag/diagnosis/rules/isolation_prefix_cache.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     refused,
     unknown,
 )
-from kvdiag.diagnosis.cache_isolation import ISOLATION as ISOLATION_ID
-from kvdiag.diagnosis.cache_isolation import probed, timing
-from kvdiag.diagnosis.cache_isolation import verdict as isolation_verdict
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, soaked, visible, worst
 from kvdiag.diagnosis.growth.soak_memory import SOAK as SOAK_ID
 from kvdiag.diagnosis.growth.soak_memory import verdict as soak_verdict
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY
+from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION as ISOLATION_ID
+from kvdiag.diagnosis.rules.isolation_prefix_cache import probed, timing
+from kvdiag.diagnosis.rules.isolation_prefix_cache import verdict as isolation_verdict
 from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.kv.calibration.running_server import all_pools_bytes
