@@ -12,11 +12,12 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 PYZ ?= dist/kvdiag.pyz
+SBOM ?= dist/kvdiag.cdx.json
 HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz screenshots docs check format lock clean
+.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -60,12 +61,17 @@ gpu-check: $(VENV)/.dev  ## Run the checks that need a GPU, with a Python that h
 
 pyz: $(VENV)/.dev  ## Build dist/kvdiag.pyz: one file for this platform's Python 3.11 or newer
 	@rm -rf $(PYZ).d && mkdir -p $(PYZ).d
-	@$(UV) export --quiet --frozen --no-dev --no-emit-project --no-hashes --output-file $(PYZ).d/requirements.txt
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site -r $(PYZ).d/requirements.txt
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site .
+	@$(UV) export --quiet --frozen --no-dev --no-emit-project --output-file $(PYZ).d/requirements.txt
+	@$(UV) build --quiet --wheel --require-hashes --build-constraints deploy/tools.txt --out-dir $(PYZ).d
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(PYZ).d/site -r $(PYZ).d/requirements.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site $(PYZ).d/*.whl
 	@$(BIN)/shiv --compressed --site-packages $(PYZ).d/site -p '/usr/bin/env python3' -c kvdiag -o $(PYZ)
 	@$(BIN)/python deploy/pyz/insert.py $(PYZ)
 	@rm -rf $(PYZ).d
+
+sbom: $(VENV)/.dev  ## Write dist/kvdiag.cdx.json: what kvdiag depends on, as CycloneDX
+	@mkdir -p $(dir $(SBOM))
+	@$(UV) export --quiet --frozen --no-dev --extra web --format cyclonedx1.5 --output-file $(SBOM)
 
 screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, light and dark: OUT=folder
@@ -88,6 +94,7 @@ format: $(VENV)/.dev  ## Format the code
 
 lock: $(VENV)/.dev  ## Lock the newest compatible versions
 	@$(UV) lock --upgrade
+	@$(UV) export --quiet --frozen --only-group tools --no-emit-project --no-header --output-file deploy/tools.txt
 
 clean:  ## Remove everything built here
 	rm -rf $(VENV) .cache dist
@@ -97,7 +104,7 @@ $(UV):
 	  { echo "kvdiag needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 3; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "$(PYTHON) cannot create a virtual environment: install python3-venv" >&2; exit 3; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/tools.txt
 
 $(VENV)/.runtime: pyproject.toml uv.lock | $(UV)
 	@$(UV) sync --quiet --frozen --no-dev --inexact --compile-bytecode

@@ -18,7 +18,7 @@ def answers(url: str | None, identity: Identity | None, problem: str | None) -> 
     """Check whether a server answers and identifies itself."""
     if identity is None:
         found = problem or "no server found"
-        fix = "check --url and KVDIAG_API_KEY; is the server up and its port reachable?"
+        fix = "start the server, or pass its address as --url, with KVDIAG_API_KEY if it requires a key"
         return Check("engine.answers", "fail", found if url is None else f"{url}: {found}", fix)
     return Check("engine.answers", "pass", f"{url} serves {identity.model or 'an unnamed model'}")
 
@@ -66,7 +66,7 @@ def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds
         return Check("engine.name_filter", "skip", "no server reachable")
     found = f"{some_bytes:,} bytes of {whole_bytes:,} in {took_seconds * 1e3:.1f} ms"
     if some_bytes >= whole_bytes:
-        fix = "let the query `name[]` through (a proxy or an old version drops it); until then each poll reads all"
+        fix = "let the query `name[]` through (a proxy or old version drops it); until then all metrics are read"
         return Check("engine.name_filter", "warn", found, fix)
     return Check("engine.name_filter", "pass", found)
 

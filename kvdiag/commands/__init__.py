@@ -90,7 +90,7 @@ class _LazyGroup(CommandGroup):
     type=click.Path(path_type=Path),
     help="TOML file with a table of options per command; flags and environment win.",
 )
-@click.option("-v", "--verbose", count=True, help="Log events to stderr; -vv also logs every failed reading.")
+@click.option("-v", "--verbose", count=True, help="Log events to stderr; -vv also logs each failed read.")
 @click.pass_context
 def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     """Show where an LLM server's GPU memory goes, whether it is returned after load, and what to change.

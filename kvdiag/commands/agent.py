@@ -30,7 +30,7 @@ def command() -> None:
     """Manage the agent, which runs inside the server's processes and reports torch's allocator."""
 
 
-@command.command()
+@command.command(short_help="Install the agent; print the environment variables to set.")
 @click.argument("directory", type=click.Path(path_type=Path))
 def install(directory: Path) -> None:
     """Install the agent into DIRECTORY and print the environment variables that the server needs.

@@ -39,7 +39,7 @@ def command() -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
 
 
-@command.command()
+@command.command(short_help="Save the measurements of a trace as a baseline.")
 @click.argument("trace", type=_FILE)
 @click.argument("file", type=_FILE)
 def save(trace: Path, file: Path) -> None:
@@ -53,7 +53,7 @@ def save(trace: Path, file: Path) -> None:
         raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
 
 
-@command.command()
+@command.command(short_help="Compare a baseline or trace with another.")
 @click.argument("before", type=_FILE)
 @click.argument("after", type=_FILE)
 @click.option(
@@ -67,7 +67,7 @@ def save(trace: Path, file: Path) -> None:
 def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
     """Compare AFTER with BEFORE, each a saved baseline or a trace written by `kvdiag run --record`.
 
-    Exit codes: 0 nothing is worse, 2 something is, 3 something that BEFORE shows is missing.
+    Exit codes: 0 nothing is worse, 2 a measurement is worse, 3 a measurement of BEFORE is missing in AFTER.
     """
     old, new = _of(before), _of(after)
     changes = comparison.compare(old, new, tolerance)

@@ -61,7 +61,7 @@ def command(
     a trace, an engine log, or a bare error message (- is stdin); the type is detected from the content. Several files
     complement each other, and contradictions between them are reported.
 
-    A --report of several replicas has a table of all replicas and the worst one in full.
+    With several replicas, --report lists all of them and shows the worst one in full.
     """
     page = ReportFile(report, read=(*trace, *logs, *boxes, *traces))
     limits = limits_of(reserved_gap_bytes)

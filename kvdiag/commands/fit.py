@@ -58,7 +58,11 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.option("--weights", default="auto", show_default=True, help="Weight format (fp8, awq, ...) or total size.")
 @click.option("--memory-fraction", type=float, help=f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
 @click.option(
-    "--engine", type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]), default=MODELLED_ENGINE, show_default=True
+    "--engine",
+    type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
+    default=MODELLED_ENGINE,
+    show_default=True,
+    help="Whose overheads to add; generic adds none.",
 )
 @click.option("--request-rate", type=float, help="Requests per second, instead of --concurrency.")
 @click.option("--prompt-tokens", type=float, help="Mean prompt length with --request-rate.")
@@ -71,11 +75,11 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.option("--kv-bytes-per-token", type=int, help="KV bytes per token and GPU, for unknown architectures.")
 @click.option("--block-size", type=int, help="Tokens per block.")
 @click.option("--max-num-batched-tokens", type=int, help="Tokens per engine step.")
-@click.option("--max-in-flight-tokens", type=int, help="Tokens in all steps in flight, instead.")
+@click.option("--max-in-flight-tokens", type=int, help="Tokens in flight over all steps, instead of per step.")
 @click.option(
     "--mamba-cache-mode",
     type=click.Choice([mode.value for mode in StateCacheMode]),
-    help="State caching.",
+    help="Prefix caching of recurrent states (Mamba and its kin).",
 )
 @click.option("--mamba-ssm-cache-dtype", help="Number format of recurrent states [the model's].")
 @click.option("--no-prefix-caching", is_flag=True, help="Assume prefix caching is off.")
@@ -84,11 +88,17 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
     default=None,
     help="Sliding-window layers free old blocks (vLLM's default).",
 )
-@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step (MTP layers count).")
-@click.option("--platform", type=click.Choice([one.value for one in Platform]), default="cuda", show_default=True)
+@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step; MTP layers then count.")
+@click.option(
+    "--platform",
+    type=click.Choice([one.value for one in Platform]),
+    default="cuda",
+    show_default=True,
+    help="Platform that the engine runs on.",
+)
 @click.option("--calibrate", metavar="URL", help="Compare with a running server and save its overheads.")
 @click.option("--from-log", type=click.Path(path_type=Path), help="Compare with a vLLM startup log (- for stdin).")
-@click.option("--profile", type=click.Path(path_type=Path), help="File of measured profiles [the default file].")
+@click.option("--profile", type=click.Path(path_type=Path), help="File of overheads that --calibrate measured.")
 @click.option("--no-profile", is_flag=True, help="Use estimates; read and save no profile.")
 @server_options
 @click.option("--offline", is_flag=True, help="Do not contact the Hugging Face Hub.")
@@ -165,7 +175,7 @@ def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
     return (
         f"{blocks} of {document['bytes_per_block']:,} bytes, in {plural(document['groups'], 'group')}",
         f"{request} per request, {document['max_concurrency']:.2f} requests at once",
-        f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM reports it",
+        f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM will report it",
         "bytes per token depend on length" if per_token is None else f"{per_token:,} bytes per token and GPU",
         *document["notes"],
     )
@@ -198,7 +208,7 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
     plan = scenario_plan(scenario)
     levers = find_levers(scenario, plan) if plan.outcome is not Outcome.FITS else ()
     notes = [
-        f"context, activation and graphs: {scenario.overheads.source}",
+        f"CUDA context, activation and graphs: {scenario.overheads.source}",
         *_profile_notes(profile),
         *filter(
             None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]

@@ -57,7 +57,7 @@ T = TypeVar("T")
 @click.option(
     "--isolation",
     is_flag=True,
-    help="Check prefix-cache isolation between tenants instead.",
+    help="Test prefix-cache isolation instead of the four steps.",
 )
 @click.option("--other-api-key", metavar="KEY", help="Second tenant's API key, with --isolation.")
 @click.option("--dry-run", is_flag=True, help="Print the planned load without sending it.")

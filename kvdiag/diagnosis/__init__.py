@@ -45,7 +45,6 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _marked(timeline: Timeline) -> tuple[Step, ...]:
-    """The steps that the marks of a timeline name."""
     marked = {mark.step for mark in timeline.marks}
     if ISOLATION.id in marked:
         return (ISOLATION,)
@@ -116,16 +115,10 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
-    readings = [sample for sample in timeline.samples if sample.devices]
-    newest = readings[-1] if readings else None
-    listed = (one for one in reversed(readings) if any(device.processes is not None for device in one.devices or ()))
-    lists = next(listed, None)
-    if (
-        newest is not None
-        and lists is not None
-        and newest.at_seconds - lists.at_seconds <= limits.process_lists_seconds
-    ):
-        newest = lists
+    readings = [sample for sample in reversed(timeline.samples) if sample.devices]
+    recent = (one for one in readings if readings[0].at_seconds - one.at_seconds <= limits.process_lists_seconds)
+    listed = (one for one in recent if any(device.processes is not None for device in one.devices or ()))
+    newest = next(listed, readings[0] if readings else None)
     devices = None if newest is None else newest.devices
     allocators = _newest_allocators(timeline, newest, limits)
     return replace(timeline.samples[-1], engines=engines, devices=devices, allocators=allocators)

@@ -82,4 +82,4 @@ def _silence(snapshot: Snapshot) -> str | None:
     if snapshot.state == "starting":
         reason = reason or "no server has answered yet; check --url"
         return reason if reason.startswith("starting") else f"starting: {reason}"
-    return f"the server no longer answers ({reason or 'no reason known'}); check whether it is running"
+    return f"the server no longer answers{f' ({reason})' if reason else ''}; check whether it is running"

@@ -90,7 +90,7 @@ class PrometheusOptions:
 
     prometheus: str | None = given_by("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose.")
     match: str = given_by(
-        "--match", metavar="SELECTOR", default="", help="Only these servers, such as '{namespace=\"x\"}'."
+        "--match", metavar="SELECTOR", default="", help="Only servers with these labels, such as '{namespace=\"x\"}'."
     )
     window: str = given_by(
         "--window", default=DEFAULT_WINDOW, show_default=True, help="Time before --end, such as 90m, 24h or 7d."

@@ -19,8 +19,6 @@ from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
 from kvdiag.model import Evidence, Finding, GrowthFigures, Status
 from kvdiag.stats import Interval
 
-MB = 10**6
-
 Decisive = tuple[MemoryOwner, GrowthEvidence]
 """The owner whose growth decides, and that growth."""
 
@@ -29,11 +27,10 @@ _ORDER = ("none", "unknown", "suspect", "fault")
 
 def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -> str:
     """What is missing where no window is full, and how to get it."""
-    minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
+    sampled = format_duration(max((one.seconds for one in assessed), default=0.0))
     hours = limits.window_hours[0]
-    rate = limits.least_gain_bytes / hours / MB
-    shows = f"{hours:.0f} h without long gaps are enough for growth of {rate:.0f} MB/h"
-    return f"{what} was sampled for only {minutes:.0f} min; {shows}"
+    rate = format_rate(limits.least_gain_bytes / hours)
+    return f"{what} was sampled for only {sampled}; sample {hours:.0f} h without long gaps to detect growth of {rate}"
 
 
 def decisive(
@@ -152,7 +149,10 @@ def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits:
     if left is None:
         return status, sentence
     latest = "unknown" if math.isinf(left.high) else format_duration(left.high)
-    return status, f"{sentence}; exhausted in {format_duration(left.middle)} ({format_duration(left.low)} to {latest})"
+    return (
+        status,
+        f"{sentence}; memory is exhausted in {format_duration(left.middle)} ({format_duration(left.low)} to {latest})",
+    )
 
 
 def _left(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> Interval | None:

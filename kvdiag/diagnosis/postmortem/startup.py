@@ -72,8 +72,8 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
         stop = "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)"
         remedy = joined(stop, _fitting_fraction(shortage))
     else:
-        who = "other processes use" if found.sure else "neither torch nor a CUDA context explains"
-        summary = f"{asked_for(case)}; {who} {size}"
+        who = "used by other processes" if found.sure else "in use by neither torch nor a CUDA context"
+        summary = f"{asked_for(case)}; {size} {who}"
         stop = f"stop or move the processes that use {size}"
         remedy = joined(stop, lower_fraction(case, shortage.short_bytes))
     return Finding(FOREIGN, "fault" if found.sure else "suspect", summary, evidence(case), remedy=remedy)
@@ -87,7 +87,7 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
         summary = f"{asked_for(case)}: the KV cache of the running requests does not fit"
         return Finding(CONTEXT, "fault", summary, evidence(case), remedy=remedy)
     if shortage.kind != "context":
-        return Finding(CONTEXT, "ok", "the engine did not refuse a context length")
+        return Finding(CONTEXT, "ok", "the engine did not reject the context length")
     needed, available, fitting = shortage.needed_bytes, shortage.available_bytes, shortage.fitting_tokens
     missing = None if needed is None or available is None else needed - available
     tokens = shortage.asked_tokens
@@ -124,7 +124,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
     if failure.phase not in {"load", "kv_pool", "startup"} or shortage.kind not in OUT:
         if failure.phase is None and shortage.kind in OUT:
-            missing = f"whether it failed before the first request{case.missing_log}"
+            missing = f"not known whether it failed before the first request{case.missing_log}"
             return Finding(MISCONFIGURED, "unknown", missing)
         return Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed")
     found = foreign(case, limits)

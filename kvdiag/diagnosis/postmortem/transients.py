@@ -45,7 +45,7 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
         summary = "a graph capture failed, but no figure shows lack of memory; look at the first error before it"
         return Finding(CAPTURE, "unknown", summary, evidence(case))
     if failure.phase is None:
-        return Finding(CAPTURE, "unknown", f"whether graphs were being captured{case.missing_log}")
+        return Finding(CAPTURE, "unknown", f"not known whether graphs were being captured{case.missing_log}")
     if failure.phase != "graph_capture" or failure.shortage.kind not in OUT:
         return Finding(CAPTURE, "ok", "it did not fail during graph capture")
     if foreign(case, limits) is not None:
@@ -55,7 +55,7 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     rank, short = case.rank, failure.shortage.short_bytes
     estimate = None if rank is None else rank.graphs_estimate
     remedy = joined(
-        lower_fraction(case, short) + (" (at least: graphs not yet captured come on top)" if short is not None else ""),
+        lower_fraction(case, short) + (" (a minimum: further graphs need more)" if short is not None else ""),
         "capture fewer sizes (--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config)",
         _fewer_sequences(case),
         "set --enforce-eager, which needs no graphs but is slower",
@@ -78,7 +78,9 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
     if holes(failure, limits).state == "confirmed":
         return Finding(ACTIVATION, "ok", "enough memory was free, but not in one block")
     if shortage.kind == "async" and phase is None:
-        return Finding(ACTIVATION, "unknown", "how much cudaMallocAsync keeps; use torch's own allocator")
+        return Finding(
+            ACTIVATION, "unknown", "cudaMallocAsync does not report what it caches; use torch's own allocator"
+        )
     if foreign(case, limits) is not None:
         return Finding(ACTIVATION, "ok", "it would have fit without other processes' memory")
     before = case.before.findings if case.before is not None else ()
@@ -88,9 +90,9 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
             ACTIVATION, "ok", "it would have fit without the second copy of the weights that the trace shows"
         )
     leak = next((verdict for verdict in called if verdict.startswith("leak.device")), None)
-    when = "" if phase is not None else f"; whether it was a request or the start is unknown{case.missing_log}"
+    when = "" if phase is not None else f"; whether at start or while serving is unknown{case.missing_log}"
     if shortage.enough_free:
-        when = "; the device had more free, so another limit refused it" + when
+        when = "; the device had enough free memory, so another limit refused the allocation" + when
     if leak is not None:
         when = f"; {leak} had used up the headroom before"
     enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
@@ -139,7 +141,7 @@ def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
         return None
     allocated = failure.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:
-        missing = "how much torch had allocated at start; add the startup log, or a trace of several hours"
+        missing = "torch's allocated bytes at start are missing; add the startup log or an hours-long trace"
         return Finding(TORCH, "unknown", missing)
     total = case.total_bytes or 0
     peak = round(limits.activation_ratio * total) if rank.activation is None else rank.activation.nominal_bytes
@@ -199,7 +201,7 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
         "restart now, which frees the fragmented memory",
         lower_fraction(case, shortage.short_bytes),
     )
-    full = ", but that is a tiny share of a full device" if found.state == "slight" else ""
+    full = ", but they are a tiny share of a full device" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"
     return Finding(HOLES, "suspect" if full else "fault", summary, evidence(case), remedy=remedy)
 
@@ -215,7 +217,7 @@ def _async(case: Case, limits: Limits) -> Finding:
         return Finding(HOLES, "unknown", "cudaMallocAsync reports no blocks; use torch's own allocator")
     summary = (
         f"{asked_for(case)}: {format_bytes(rest)} are in use beyond the {format_bytes(shortage.allocated_bytes)} that "
-        "torch counts: kept by cudaMallocAsync's pool, or other processes' (see nvidia-smi)"
+        "torch counts: cached by cudaMallocAsync, or used by other processes (see nvidia-smi)"
     )
     remedy = "Use torch's own allocator: leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF."
     return Finding(HOLES, "suspect", summary, evidence(case), remedy=remedy)
@@ -244,11 +246,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         "unallocated"
     )
     if free >= asked:
-        late = "other processes released memory before the message was made, or another limit refused it"
+        late = "other processes released memory before the message was written, or another limit refused it"
         return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
     if unallocated >= asked == SEGMENT_BYTES:
         # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes("unknown", f"a small block, which cannot use free large ones; {SNAPSHOT}", figures)
+        return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
         reason = "the unallocated bytes alone would have been enough"

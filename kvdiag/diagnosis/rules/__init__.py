@@ -17,7 +17,8 @@ from kvdiag.diagnosis.rules import (
     leak_device,
     leak_host,
     leak_kv_blocks,
-    spikes,
+    spike_activation,
+    spike_graph_capture,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -29,8 +30,8 @@ RULES: tuple[Rule, ...] = (
     baseline_misconfigured.judge,
     capacity_long_context.judge,
     capacity_concurrency.judge,
-    spikes.judge_activation,
-    spikes.judge_graph_capture,
+    spike_activation.judge,
+    spike_graph_capture.judge,
     fragmentation_allocator.judge,
     fragmentation_kv_waste.judge,
     imbalance_rank.judge,

@@ -51,7 +51,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = "; ".join(text for severity, text in problems if severity == status)
         return (Finding(ID, status, summary, evidence),)
     if missing:
-        return unknown(ID, f"the pool fits the longest request; to check the memory fraction: {missing}")
+        return unknown(ID, f"the pool fits the longest request, but the memory fraction is unchecked: {missing}")
     return (Finding(ID, "ok", "pool, context length and memory fraction match the device", evidence),)
 
 

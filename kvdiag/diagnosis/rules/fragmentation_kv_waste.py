@@ -80,7 +80,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     if waste.ratio < limits.metrics_waste_ratio:
         summary = (
             f"no load of known size was observed, and by the engine's metrics a request uses "
-            f"{waste.blocks_per_request:,.0f} blocks and may need {waste.need_blocks:,}; {RUN}"
+            f"{waste.blocks_per_request:,.0f} blocks, and its tokens need up to {waste.need_blocks:,}; {RUN}"
         )
         return (Finding(ID, "unknown", summary, evidence),)
     summary = (

@@ -48,7 +48,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
     if not own or devices is None:
         idle = "the GPUs were not read while the server was idle; pause traffic for a moment"
-        whose = "which GPUs belong to the server; run kvdiag in its PID namespace"
+        whose = "the server's GPUs are not known; run kvdiag in its PID namespace"
         return unknown(ID, gap_reason(timeline, facts, "nvml") or (idle if own else whose))
     ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
     if len(ranks) < len(own):
@@ -56,7 +56,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if len(ranks) == 1:
         return (Finding(ID, "ok", "one GPU: nothing to balance"),)
     if len(facts.pools) > 1:
-        return unknown(ID, f"which of {len(facts.pools)} engines runs on which GPU; kvdiag needs one engine per server")
+        return unknown(ID, f"the GPUs of each of {len(facts.pools)} engines are not known; run one engine per server")
     return (_compared(ranks, facts, limits),)
 
 

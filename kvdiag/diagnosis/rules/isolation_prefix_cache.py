@@ -88,7 +88,7 @@ class Arm:
     @property
     def summary(self) -> str:
         """Hits of queries, and in how many requests, in words."""
-        return f"{self.hits:,} of {self.queries:,} in {self.hit} of {self.requests} requests"
+        return f"{self.hits:,} of {self.queries:,} prompt tokens, in {self.hit} of {self.requests} requests"
 
 
 def _arm(answers: Sequence[Answer], *kinds: ProbeKind) -> Arm:
@@ -236,13 +236,16 @@ OFF = "prefix caching is off, so no request can be answered from another tenant'
 def verdict(found: Isolation, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of the probe, shared by the step and the finding; the module's docstring has the order."""
     if found.counted and found.new.hit:
-        return "unknown", f"other clients send the same prompts ({found.new.summary} of new prompts hit); run it alone"
+        return (
+            "unknown",
+            f"other clients send the same prompts (new prompts hit {found.new.summary}); pause their traffic",
+        )
     if found.counted and found.salted.hit:
-        return "fault", f"another tenant's cache_salt is ignored: cached prompt tokens {found.salted.summary}"
+        return "fault", (f"cache_salt is ignored: another tenant's cache answered {found.salted.summary}")
     if found.counted and found.unsalted.hit and found.other_key:
         return "fault", (
-            "a request without cache_salt and with another API key was answered from the first tenant's cache: cached "
-            f"prompt tokens {found.unsalted.summary}"
+            "requests without cache_salt and with another API key share a cache: the first tenant's answered "
+            f"{found.unsalted.summary}"
         )
     if (shortage := found.shortage(limits)) is not None:
         return "unknown", shortage
@@ -301,7 +304,7 @@ def timing(found: Isolation, limits: Limits) -> str | None:
 
 def _noise(found: Isolation) -> str:
     repeats, new = len(found.own.seconds), len(found.new.seconds)
-    return f"time to first token does not separate {repeats} repeats from {new} new prompts (p-value {_p_value(found)})"
+    return f"time to first token is alike for {repeats} repeats and {new} new prompts (p-value {_p_value(found)})"
 
 
 def _p_value(found: Isolation) -> str:

@@ -77,11 +77,11 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         return _both("unknown", f"{needed}; pause traffic for the run{instead}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
-    where, evidence, grown = f"GPU {most.gpu}", _evidence(most), _amount(most)
+    where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
     if most.owner == "another process":
         return _both("unknown", f"another process grows on {where} ({grown})", evidence)
     if not most.rose:
-        return _both("ok", _flat("device memory is", most.judged_cycles, most.smallest_visible_bytes), evidence)
+        return _both("ok", _flat("device memory is", most.judged_cycles, limits.device_quantum_bytes), evidence)
     if not most.leaking:
         return _both("unknown", f"device memory rose {grown}, but not steadily", evidence)
     if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
@@ -151,7 +151,7 @@ def _outside_torch_by_device(
         summary, status = f"{where} grows with each request and is not released, {amount} of it outside torch", "fault"
     else:
         summary, status = f"outside torch {where} rose {amount}, but not steadily", "unknown"
-    return Finding(NON_TORCH, status, summary, _evidence(most))
+    return Finding(NON_TORCH, status, summary, _evidence(most, limits))
 
 
 def _amount(growth: DeviceGrowth | Climb) -> str:
@@ -182,7 +182,7 @@ def _both(status: Status, summary: str, evidence: tuple[Evidence, ...] = ()) -> 
     return tuple(Finding(leak, status, summary, evidence) for leak in (TORCH, NON_TORCH))
 
 
-def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
+def _evidence(growth: DeviceGrowth, limits: Limits) -> tuple[Evidence, ...]:
     return (
         Evidence("gpu", growth.gpu, "index", "nvml"),
         Evidence("growth_per_cycle", growth.bytes_per_cycle, "bytes", "nvml"),
@@ -190,6 +190,6 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("smallest_detectable_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("smallest_detectable_leak", limits.device_quantum_bytes, "bytes per request", "computed"),
         Evidence("holder", growth.owner, "", "nvml"),
     )

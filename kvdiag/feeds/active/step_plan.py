@@ -49,7 +49,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
-    note = f"repeated with {workload.max_tokens:,} output tokens: in the first try no sample showed all requests"
+    note = f"repeated with {workload.max_tokens:,} output tokens: no sample of the first try had all requests running"
     return replace(planned, workload=workload, notes=(*notes, note))
 
 

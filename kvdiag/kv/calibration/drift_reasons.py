@@ -183,7 +183,8 @@ def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[Reas
     if weights:
         yield Reason(ReasonId.WEIGHTS_DIFFER, "the weights differ, which changes what is left for the pool")
     yield Reason(
-        ReasonId.OVERHEADS_DIFFER, f"context, activation and graphs differ from the plan's ({expected.pool_source})"
+        ReasonId.OVERHEADS_DIFFER,
+        f"CUDA context, activation and graphs differ from the plan's ({expected.pool_source})",
     )
     if any(not one.within_limit for one in calibration.comparisons if one.figure in CAPACITY_FIGURES):
         yield Reason(ReasonId.CAPACITY_DIFFERS, "the capacity differs too: see its reasons")

@@ -11,20 +11,36 @@ from rich.text import Text
 from kvdiag.formatting import format_bytes, format_ratio, plural
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
+from kvdiag.kv.layout.layers import LayerKind
 from kvdiag.outputs.terminal.cells import Kind, columns, grid, heading, indented, marked
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
 MARKS = {Outcome.FITS: "yes", Outcome.TIGHT: "tight", Outcome.DOES_NOT_FIT: "no"}
+_LAYERS = {
+    LayerKind.FULL: "full-attention",
+    LayerKind.MLA: "MLA",
+    LayerKind.MLA_DSA: "MLA with sparse indexer",
+    LayerKind.SLIDING: "sliding-window",
+    LayerKind.CHUNKED: "chunked-attention",
+    LayerKind.GATED_DELTA_NET: "Gated DeltaNet",
+    LayerKind.KIMI_DELTA: "Kimi Delta",
+    LayerKind.LINEAR: "linear-attention",
+    LayerKind.SHORT_CONV: "short-convolution",
+    LayerKind.CROSS_ATTENTION: "cross-attention",
+    LayerKind.ENCODER_ONLY: "encoder-only",
+    LayerKind.NO_CACHE: "cacheless",
+}
+"""Kinds of layer whose identifier is not the word for them."""
 _BAR_WIDTH = 60
 _PARTS = (
     Kind(title="weights", mark="█", ascii_mark="W"),
     Kind(title="KV pool", mark="▓", ascii_mark="%"),
     Kind(title="activation", mark="▒", ascii_mark="~"),
-    Kind(title="context", mark="░", ascii_mark="+"),
+    Kind(title="CUDA context", mark="░", ascii_mark="+"),
     Kind(title="graphs", mark="▒", ascii_mark="*"),
     Kind(title="overhead", mark="░", ascii_mark=":"),
-    Kind(title="reserve", mark="·", ascii_mark="."),
+    Kind(title="left free", mark="·", ascii_mark="."),
 )
 
 
@@ -57,7 +73,7 @@ def render_fit(
         _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
     ]
     if levers:
-        parts += [heading("Changes that help, each on its own"), _levers(levers)]
+        parts += [heading("Possible changes, one at a time: does it fit, and what it gains"), _levers(levers)]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)
@@ -73,11 +89,11 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
 
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
-    rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
+    kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
+    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None:
-        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's block memory holds no tokens"))
+        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the memory in a request's blocks is unused"))
     return grid(rows)
 
 
@@ -117,7 +133,7 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
     for part, share in zip(_PARTS, _shares(budget), strict=True):
         # One figure for all three where they were measured together, else one for each.
         if not share and part.title in (
-            ("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)
+            ("activation", "CUDA context", "graphs") if budget.overhead_bytes else ("overhead",)
         ):
             continue
         shown = pool_name if part.title == "KV pool" else part.title
@@ -133,7 +149,7 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
     rows = []
     for lever in levers:
         plan = lever.plan
-        effect = f"+{format_bytes(lever.gained_bytes)} per GPU"
+        effect = f"+{format_bytes(lever.gained_bytes)} headroom per GPU"
         if plan.keeps_cache:
             effect += f", {plural(plan.max_requests, 'request')} at once"
         change = Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim"))

@@ -18,7 +18,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -52,7 +52,8 @@ def stages() -> list[list[Instruction]]:
     for instruction in instructions():
         if instruction.name == "FROM":
             found.append([])
-        found[-1].append(instruction)
+        if found:
+            found[-1].append(instruction)
     return found
 
 
@@ -68,15 +69,18 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 
 
 def test_bases_are_pinned_and_equal() -> None:
-    """One base by its full version for both stages: the virtual environment refers to its Python."""
+    """One base for both stages, whose Python the virtual environment refers to: a full version, or a digest given."""
     bases = {words(stage, "FROM")[0].split(" AS ")[0] for stage in stages()}
-    assert 1 == len(bases)
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
+    [default] = words(instructions(), "ARG")
+
+    assert {"${PYTHON_IMAGE}"} == bases
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.\d+\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", default)
 
 
 def test_the_image_is_small_and_closed() -> None:
     """Two stages, of which the last installs nothing, and ends as a user who is not root, by number."""
     first, last = stages()
+
     assert f"{USER}:{USER}" == words(last, "USER")[0]
     assert not re.search(r"\b(apt|pip|curl|wget|uv)\b", " ".join(words(last, "RUN")))
     assert ["--from=build"] == [copy.split()[0] for copy in words(last, "COPY")]
@@ -85,18 +89,65 @@ def test_the_image_is_small_and_closed() -> None:
 
 
 def test_versions_are_locked() -> None:
-    """Nothing is resolved while an image is built: uv has the version of the lock file, which it may not change."""
-    first, _ = stages()
-    locked = {one["name"]: one["version"] for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-    assert [f"pip install --no-cache-dir uv=={locked['uv']}"] == [run for run in words(first, "RUN") if "pip" in run]
-    syncs = [run.split() for run in words(first, "RUN") if run.startswith("uv sync")]
-    assert all({"--frozen", "--no-dev"} <= set(run) for run in syncs)
-    assert "--no-editable" in syncs[-1]
+    """Nothing is resolved while an image is built, and nothing installed whose hash is not in the repository."""
+    pip, sync, build, install = (set(run.split()) for run in words(stages()[0], "RUN"))
+
+    assert {"pip", "--require-hashes", "tools.txt"} <= pip
+    assert {"sync", "--frozen", "--no-dev"} <= sync
+    assert {"build", "--require-hashes", "--build-constraints", "tools.txt"} <= build
+    assert {"--no-deps", "--no-index"} <= install
+
+
+def test_tools_are_those_of_the_lock_file() -> None:
+    """uv, hatchling and what they need, each with the version and all the hashes that `uv.lock` has."""
+    lock = {one["name"]: one for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    tools = re.findall(
+        r"^([a-z0-9-]+)==(\S+)((?: \\\n    --hash=\S+)+)", (DEPLOY / "tools.txt").read_text(), re.MULTILINE
+    )
+
+    assert {"hatchling", "uv"} <= {name for name, _, _ in tools}
+    for name, version, hashes in tools:
+        files = [lock[name]["sdist"], *lock[name]["wheels"]]
+        assert (lock[name]["version"], {one["hash"] for one in files}) == (
+            version,
+            set(re.findall(r"--hash=(\S+)", hashes)),
+        )
+
+
+def test_the_makefile_installs_nothing_without_a_hash() -> None:
+    """Pip and uv check hashes, or install the wheel that was just built."""
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+
+    installs = [line for line in lines if "pip install" in line]
+    assert installs
+    assert all("--require-hashes" in line or "$(PYZ).d/*.whl" in line for line in installs)
+    assert not any("--no-hashes" in line for line in lines)
+
+
+def test_the_bill_of_materials_is_what_the_image_installs(tmp_path: Path) -> None:
+    """`make sbom`: CycloneDX with every package that kvdiag needs, its version and the hashes of its files."""
+    file = tmp_path / "kvdiag.cdx.json"
+    subprocess.run(["make", "--no-print-directory", "sbom", f"SBOM={file}"], cwd=ROOT, check=True, timeout=120)
+    bill = json.loads(file.read_text(encoding="utf-8"))
+    runtime = {re.split(r"[<>=\[]", one)[0] for one in _project()["dependencies"]}
+
+    assert "CycloneDX" == bill["bomFormat"]
+    assert _project()["version"] == bill["metadata"]["component"]["version"]
+    listed = {one["name"]: one for one in bill["components"]}
+    assert runtime | {"bcrypt", "pyyaml"} <= set(listed)
+    assert not {"pytest", "mypy"} & set(listed)
+    assert all(file["hashes"] for one in listed.values() for file in one["externalReferences"])
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
 
 
 def test_nvml_is_all_it_asks_for() -> None:
     """Of the driver NVML alone, and no GPU unless a deployment says so."""
     told = environment(stages()[-1])
+
     assert "utility" == told["NVIDIA_DRIVER_CAPABILITIES"]
     assert "NVIDIA_VISIBLE_DEVICES" not in told
     assert [LISTEN.rpartition(":")[2]] == words(stages()[-1], "EXPOSE")
@@ -107,6 +158,7 @@ def test_what_is_copied_is_not_ignored() -> None:
     lines = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text(encoding="utf-8").split("\n")
     rules = [line for line in lines if line and not line.startswith("#")]
     copied = {source for copy in words(stages()[0], "COPY") for source in copy.split()[:-1]}
+
     assert "*" == rules[0]
     assert copied == {rule[1:] for rule in rules if rule.startswith("!")}
     assert all((ROOT / source).exists() for source in copied)
@@ -122,7 +174,7 @@ def image() -> Iterator[Path]:
         source.mkdir()
         stage = stages()[0]
         # The lock file's versions come from the cache that the tests' own environment was made from.
-        env = {**os.environ, **environment(stage), "UV_PROJECT_ENVIRONMENT": str(made), "UV_PYTHON": sys.executable}
+        env = {**os.environ, **environment(stage), "UV_PROJECT_ENVIRONMENT": str(made), "VIRTUAL_ENV": str(made)}
         for name, line in stage:
             if name == "COPY":
                 *sources, where = line.split()
@@ -130,7 +182,11 @@ def image() -> Iterator[Path]:
                     _copy(ROOT / one, source / where)
             elif name == "RUN" and line.startswith("uv "):
                 command = [str(Path(sys.executable).with_name("uv")), *shlex.split(line.replace("--no-cache", ""))[1:]]
-                done = subprocess.run(command, cwd=source, env=env, capture_output=True, text=True, check=False)
+                # `uv pip` installs into VIRTUAL_ENV, but into UV_PYTHON's environment if that is set.
+                python = {} if "pip" in command else {"UV_PYTHON": sys.executable}
+                done = subprocess.run(
+                    command, cwd=source, env=env | python, capture_output=True, text=True, check=False
+                )
                 require(done.returncode == 0, f"what the image is built from ({done.stderr.strip()[-200:]})")
         yield made
     finally:
@@ -160,7 +216,7 @@ def _as_the_user(command: list[str], *, volume: Path | None = None) -> list[str]
 @pytest.mark.xdist_group("image")
 def test_the_image_serves(image: Path) -> None:
     """As its user, on a read-only root, without a server or GPU, it serves and records; SIGTERM ends it in order."""
-    # A volume as Kubernetes makes one of an fsGroup.
+    # GIVEN a volume as Kubernetes makes one of an fsGroup
     last = stages()[-1]
     [entry] = json.loads(words(last, "ENTRYPOINT")[0])
     program = str(image / Path(entry).relative_to("/opt/kvdiag"))
@@ -172,6 +228,7 @@ def test_the_image_serves(image: Path) -> None:
         os.chown(records, 0, USER)
     records.chmod(0o2777)
 
+    # WHEN
     told = [*json.loads(words(last, "CMD")[0]), "--listen", "127.0.0.1:0", "--record-dir", str(records)]
     command = _as_the_user([program, *told], volume=records)
     with subprocess.Popen(command, cwd="/", env=env, stderr=subprocess.PIPE, text=True) as process:
@@ -180,6 +237,7 @@ def test_the_image_serves(image: Path) -> None:
             client = Client(json.loads(process.stderr.readline())["address"])
             status, page = client.get("/metrics")
 
+            # THEN
             assert 200 == status == client.get("/-/healthy")[0]
             assert "kvdiag_build_info" in page
             assert eventually(lambda: any(records.iterdir()))
@@ -193,11 +251,13 @@ def test_the_image_serves(image: Path) -> None:
 @pytest.mark.xdist_group("image")
 def test_the_image_installs_the_agent(image: Path) -> None:
     """What runs before the server: the image's user fills a folder that is its own."""
-    # A new volume, with the owner that the image gives it.
+    # GIVEN a new volume, with the owner that the image gives it
     folder = image.parents[1] / "volume"
     folder.mkdir(mode=0o755)
     if os.geteuid() == 0:
         os.chown(folder, USER, USER)
+
+    # WHEN
     done = subprocess.run(
         _as_the_user([str(image / "bin" / "kvdiag"), "agent", "install", str(folder)]),
         cwd="/",
@@ -206,6 +266,8 @@ def test_the_image_installs_the_agent(image: Path) -> None:
         text=True,
         check=False,
     )
+
+    # THEN
     assert (0, f"KVDIAG_AGENT_DIR={folder}/published\nPYTHONPATH={folder}\n") == (done.returncode, done.stdout)
     assert (folder / "kvdiag_agent" / "__init__.py").exists()
 

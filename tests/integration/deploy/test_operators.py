@@ -38,7 +38,7 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
     ("name", "path", "place"),
     [
         ("podmonitor", "kustomize/component/podmonitor.yaml", 0),
-        ("podmonitor", "kubernetes/daemonset.yaml", 2),
+        ("podmonitor", "kubernetes/daemonset.yaml", 3),
         ("inferenceservice", "charts/kserve-inferenceservice.yaml", 0),
         ("llminferenceservice", "charts/kserve-llminferenceservice.yaml", 0),
         ("compose", "compose/compose.yaml", 0),
@@ -47,6 +47,7 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
 def test_an_object_has_known_fields(name: str, path: str, place: int) -> None:
     """Nothing in it is unknown to the version that its schema is of."""
     value = documents(path)[place]
+
     assert [] == problems(name, value)
     assert problems(name, {**value, "servces": {}})
 
@@ -55,6 +56,7 @@ def test_the_rules_have_known_fields() -> None:
     """So has the PrometheusRule that the component brings."""
     rules = ROOT / "alerts" / "prometheusrule.yaml"
     require(rules.exists(), str(rules.relative_to(ROOT)))
+
     [value] = documents(rules)
     assert [] == problems("prometheusrule", value)
     assert any(group["rules"] for group in value["spec"]["groups"])
@@ -64,6 +66,7 @@ def test_the_pod_monitor_finds_what_the_component_makes() -> None:
     """Its labels are those of the patched pods, and its port is the sidecar's."""
     template = built("component")["spec"]["template"]
     monitor = documents("kustomize/component/podmonitor.yaml")[0]["spec"]
+
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     ports = {port["name"] for one in template["spec"]["initContainers"] for port in one.get("ports", ())}
     assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
@@ -71,7 +74,8 @@ def test_the_pod_monitor_finds_what_the_component_makes() -> None:
 
 def test_the_daemonsets_monitor_finds_its_pods() -> None:
     """The same for the DaemonSet, in its own namespace, whose rule the pods keep."""
-    namespace, daemons, monitor = documents("kubernetes/daemonset.yaml")
+    namespace, daemons, _, monitor = documents("kubernetes/daemonset.yaml")
+
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     assert labels == daemons["spec"]["selector"]["matchLabels"] == monitor["spec"]["selector"]["matchLabels"]
     assert {namespace["metadata"]["name"]} == {one["metadata"]["namespace"] for one in (daemons, monitor)}
@@ -79,7 +83,8 @@ def test_the_daemonsets_monitor_finds_its_pods() -> None:
 
 def test_a_nodes_kvdiag_misses_no_server() -> None:
     """Its targets have the label by which the alert of a server that was never seen leaves them alone."""
-    (endpoint,) = documents("kubernetes/daemonset.yaml")[2]["spec"]["podMetricsEndpoints"]
+    (endpoint,) = documents("kubernetes/daemonset.yaml")[3]["spec"]["podMetricsEndpoints"]
+
     given = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
     assert "node" == given["kvdiag_scope"]
     assert 'kvdiag_scope!="node"' in (ROOT / "alerts/alerting-rules.yaml").read_text()
@@ -119,6 +124,7 @@ CHARTS = {
 def test_values_use_keys_of_the_chart(path: str) -> None:
     """A key that a chart does not read would be passed over in silence."""
     values = documents(path)[0]
+
     assert set(CHARTS[path]) == set(values)
     for key, known in CHARTS[path].items():
         assert set(values[key]) <= known

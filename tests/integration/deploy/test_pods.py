@@ -199,6 +199,19 @@ def test_the_policy_lets_the_server_be_reached() -> None:
     assert {8000: False, PORT: True} == told
 
 
+def test_only_prometheus_reaches_the_daemon_set() -> None:
+    """It listens on every address of its pod without a password: a policy that comes with it selects that pod."""
+    _, daemons, policy, _ = documents("kubernetes/daemonset.yaml")
+    labels = daemons["spec"]["template"]["metadata"]["labels"]
+    [rule] = policy["spec"]["ingress"]
+
+    assert policy["metadata"]["namespace"] == daemons["metadata"]["namespace"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert ["Ingress"] == policy["spec"]["policyTypes"]
+    assert [PORT] == [port["port"] for port in rule["ports"]]
+    assert rule["from"]
+
+
 def _all(pod: Manifest) -> list[Any]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 

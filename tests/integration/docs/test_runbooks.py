@@ -81,7 +81,7 @@ def names_given(module: ModuleType) -> set[str]:
     return {
         node.args[0].value
         for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "number"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Evidence"
         if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
     }
 

@@ -125,7 +125,7 @@ def test_log_that_would_show_the_phase_is_named(phase: str | None, parts: dict[s
     """A log from the start shows whether it was a request; one that was given is not asked for again."""
     summary = finding(ACTIVATION, account(phase=phase), **parts).summary
 
-    _, found, rest = summary.partition("or the start is unknown")
+    _, found, rest = summary.partition("while serving is unknown")
     assert missing == (rest if found else None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.spikes import judge_activation
+from kvdiag.diagnosis.rules import spike_activation
 from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Sample, Timeline
 from tests.builders.answers import evidence, rows
 from tests.builders.values import GIB, MIB, allocator, device, engine, process, split
@@ -20,7 +20,7 @@ CONTEXT = 256 * MIB
 
 def judged(*samples: Sample, of: Facts = SERVER) -> Finding:
     """The rule's one finding."""
-    (found,) = judge_activation(Timeline(samples=samples), of, DEFAULT_LIMITS)
+    (found,) = spike_activation.judge(Timeline(samples=samples), of, DEFAULT_LIMITS)
     return found
 
 

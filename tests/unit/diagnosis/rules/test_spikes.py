@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.spikes import judge_activation, judge_graph_capture
+from kvdiag.diagnosis.rules import spike_activation, spike_graph_capture
 from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Gap, Process, Sample, Timeline
 from tests.builders.answers import ANY_TEXT, rows
 from tests.builders.runs import run
@@ -23,13 +23,13 @@ Reading = tuple[Engine | Gap | None, tuple[Device, ...] | None]
 
 def activation(timeline: Timeline, of: Facts = ONE_GPU) -> Finding:
     """The rule's one finding on a timeline."""
-    (found,) = judge_activation(timeline, of, DEFAULT_LIMITS)
+    (found,) = spike_activation.judge(timeline, of, DEFAULT_LIMITS)
     return found
 
 
 def capture(timeline: Timeline, of: Facts = ONE_GPU) -> Finding:
     """The rule's one finding on a timeline."""
-    (found,) = judge_graph_capture(timeline, of, DEFAULT_LIMITS)
+    (found,) = spike_graph_capture.judge(timeline, of, DEFAULT_LIMITS)
     return found
 
 
@@ -167,7 +167,7 @@ def dies(times: int, *, serves: bool = True) -> Timeline:
 @pytest.mark.parametrize(("times", "least"), [(1, 120), (3, 140), (11, 220)])
 def test_deaths_while_serving_are_counted(times: int, least: int) -> None:
     """Its last words are not seen: how often it ended and what was free before are, of the newest."""
-    (actual,) = judge_activation(dies(times), ONE_GPU, DEFAULT_LIMITS)
+    (actual,) = spike_activation.judge(dies(times), ONE_GPU, DEFAULT_LIMITS)
     assert "unknown" == actual.status
     assert [
         ("exits_while_serving", times, "times", "engine"),
@@ -179,8 +179,8 @@ def test_deaths_while_serving_are_counted(times: int, least: int) -> None:
 def test_deaths_at_start_are_of_another_verdict() -> None:
     """A server that never answered says nothing of activations, and all of its starts are counted."""
     timeline = dies(3, serves=False)
-    (spike,) = judge_activation(timeline, ONE_GPU, DEFAULT_LIMITS)
-    (capture,) = judge_graph_capture(timeline, ONE_GPU, DEFAULT_LIMITS)
+    (spike,) = spike_activation.judge(timeline, ONE_GPU, DEFAULT_LIMITS)
+    (capture,) = spike_graph_capture.judge(timeline, ONE_GPU, DEFAULT_LIMITS)
 
     # 23 GiB free after 140 MiB are 23,412 MiB that came free
     assert "unknown" == spike.status
@@ -195,9 +195,9 @@ def test_deaths_at_start_are_of_another_verdict() -> None:
 
 def test_an_engine_that_answers_has_its_graphs() -> None:
     """Deaths while serving are no failed starts, and no page at all has its reason."""
-    (serving,) = judge_graph_capture(dies(1), ONE_GPU, DEFAULT_LIMITS)
+    (serving,) = spike_graph_capture.judge(dies(1), ONE_GPU, DEFAULT_LIMITS)
     assert Finding(id="spike.graph_capture", status="ok", summary=ANY_TEXT) == serving
-    (silent,) = judge_graph_capture(
+    (silent,) = spike_graph_capture.judge(
         Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),)), ONE_GPU, DEFAULT_LIMITS
     )
     assert "unknown" == silent.status

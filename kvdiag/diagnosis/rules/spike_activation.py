@@ -1,16 +1,12 @@
-"""spike.activation and spike.graph_capture: for a moment, more device memory is needed than the headroom has.
+"""spike.activation: for a moment, a step needs more device memory than the headroom has.
 
-spike.activation is decided in this order:
+Decided in this order:
 
 1. Allocations that torch reports as failed; the agent's black box has the newest. Where allocated bytes had grown by
    more than was missing, that growth is the cause, not a spike.
 2. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
 3. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
    shorter than the time between two samples, but torch keeps what they took: the minimum of free bytes records them.
-
-spike.graph_capture: a timeline alone shows that a start failed and how little memory was free; whether graphs were
-being captured at that time stands only in the engine's log (kvdiag/diagnosis/postmortem/transients.py). An engine that
-serves has its graphs.
 
 An exit is an engine that no longer answers together with a tenth of a device (`exit_freed_ratio`) that became free:
 a metrics endpoint that fails for a moment is none.
@@ -23,15 +19,15 @@ from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
-from kvdiag.diagnosis.rule import unknown, worst
+from kvdiag.diagnosis.rule import worst
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
 from kvdiag.formatting import format_bytes, plural
 from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Sample, Status, Timeline
 
-ACTIVATION, GRAPH_CAPTURE = "spike.activation", "spike.graph_capture"
+ID = "spike.activation"
 
 
-def judge_activation(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at allocations that torch failed, at exits under load, and at the devices while requests run."""
     counted = [pair for pair in torch_readings(timeline, facts) if None not in (pair[0].ooms_total, pair[1].ooms_total)]
     failed = [(first, last) for first, last in counted if (last.ooms_total or 0) > (first.ooms_total or 0)]
@@ -52,7 +48,7 @@ def judge_activation(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[
             Evidence("gpu", last.gpu, "index", "nvml"),
             Evidence("min_free_before_exit", last.free_before_bytes, "bytes", "nvml"),
         )
-        return (Finding(ACTIVATION, "unknown", summary, evidence),)
+        return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
 
 
@@ -69,7 +65,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
     )
     if failure is None:
         summary = f"{who}: {plural(times, 'torch allocation')} failed; read their sizes from the agent's black box"
-        return Finding(ACTIVATION, "suspect", summary, evidence)
+        return Finding(ID, "suspect", summary, evidence)
     room = room_bytes(failure)
     short = failure.asked_bytes - room
     evidence = (
@@ -80,17 +76,17 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
     )
     if confirmed(failure):
         summary = f"{who}: enough memory was free for the failed allocation, but not in one piece"
-        return Finding(ACTIVATION, "ok", summary, evidence)
+        return Finding(ID, "ok", summary, evidence)
     if short > 0 and grown >= short:
         summary = (
             f"{who}: torch's allocated bytes had grown by {format_bytes(grown)}; without that growth it would have fit"
         )
-        return Finding(ACTIVATION, "ok", summary, evidence)
+        return Finding(ID, "ok", summary, evidence)
     summary = (
         f"{who}: {format_bytes(failure.asked_bytes)} requested at once with {format_bytes(room)} left on the device "
         f"and in torch's cache; allocated bytes had grown by only {format_bytes(max(grown, 0))}"
     )
-    return Finding(ACTIVATION, "fault" if short > 0 else "suspect", summary, evidence)
+    return Finding(ID, "fault" if short > 0 else "suspect", summary, evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +102,7 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
         unread = "no GPU of the server was read under load; run kvdiag in its PID namespace"
-        return Finding(ACTIVATION, "unknown", gap_reason(timeline, facts, "nvml") or unread)
+        return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or unread)
     deepest = min(dips, key=lambda dip: (_free(dip.fullest), dip.fullest.index))
     gpu, least = deepest.fullest.index, _free(deepest.fullest)
     before, after = (None if one is None else _free(one) for one in (deepest.idle_before, deepest.idle_after))
@@ -121,7 +117,7 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     status, summary = _judged(f"GPU {gpu}", least, before, after, limits)
     if status == "suspect" and (by_others or 0) >= limits.foreign_suspect_bytes:
         status, summary = "ok", f"GPU {gpu}: other processes caused the shortage under load"
-    return Finding(ACTIVATION, status, summary, evidence)
+    return Finding(ID, status, summary, evidence)
 
 
 def _judged(gpu: str, least: int, before: int | None, after: int | None, limits: Limits) -> tuple[Status, str]:
@@ -187,29 +183,6 @@ def _taken_by_others(dip: _Dip, facts: Facts) -> int | None:
 def _others(device: Device | None, facts: Facts) -> int | None:
     server = None if device is None else server_bytes(device, facts.server_pids)
     return None if device is None or server is None or device.memory is None else device.memory.used_bytes - server
-
-
-def judge_graph_capture(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Look for starts that ended before the engine answered."""
-    starts = [one for one in server_exits(timeline, facts, limits) if not one.answered_before]
-    if starts:
-        last = starts[-1]
-        summary = (
-            f"the server exited during startup with {format_bytes(last.free_before_bytes)} of GPU {last.gpu} free at "
-            "its minimum; pass its log to `kvdiag diagnose --postmortem` to see whether graphs were being captured"
-        )
-        evidence = (
-            Evidence("failed_starts", len(starts), "starts", "engine"),
-            Evidence("gpu", last.gpu, "index", "nvml"),
-            Evidence("min_free_before_exit", last.free_before_bytes, "bytes", "nvml"),
-            Evidence("freed_by_exit", last.came_free_bytes, "bytes", "nvml"),
-        )
-        return (Finding(GRAPH_CAPTURE, "unknown", summary, evidence),)
-    if any(sample.engines for sample in timeline.samples):
-        return (Finding(GRAPH_CAPTURE, "ok", "the engine is serving, so graph capture succeeded"),)
-    return unknown(
-        GRAPH_CAPTURE, gap_reason(timeline, facts, "engine") or "no engine start was observed; watch one with kvdiag"
-    )
 
 
 @dataclass(frozen=True, slots=True)
