@@ -6,6 +6,7 @@ ledger of the newest samples, and from all of these the worst status.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
@@ -16,7 +17,7 @@ from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS, Step
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
-from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
+from kvdiag.model import Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
 
 __all__ = ["diagnose", "informed"]
 
@@ -120,15 +121,10 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     listed = (one for one in recent if any(device.processes is not None for device in one.devices or ()))
     newest = next(listed, readings[0] if readings else None)
     devices = None if newest is None else newest.devices
-    allocators = _newest_allocators(timeline, newest, limits)
+    # The allocators' sample nearest to the devices', if it is near enough.
+    at_seconds = math.inf if newest is None else newest.at_seconds
+    beside = [(abs(one.at_seconds - at_seconds), one.allocators) for one in timeline.samples if one.allocators]
+    apart, allocators = min(beside, key=lambda one: one[0], default=(math.inf, None))
+    if apart > limits.process_lists_seconds:
+        allocators = None
     return replace(timeline.samples[-1], engines=engines, devices=devices, allocators=allocators)
-
-
-def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits) -> tuple[Allocator, ...] | None:
-    """The allocators' sample nearest to the devices', if it is near enough."""
-    readings = [sample for sample in timeline.samples if sample.allocators]
-    if beside is None or not readings:
-        return None
-    nearest = min(readings, key=lambda sample: abs(sample.at_seconds - beside.at_seconds))
-    near = abs(nearest.at_seconds - beside.at_seconds) <= limits.process_lists_seconds
-    return nearest.allocators if near else None

@@ -60,7 +60,8 @@ class Case:
 
         """
         first, _, _ = _merged(self.accounts)
-        if first.phase is None and self._serving_before:
+        samples = self.timeline.samples[-30:] if self.timeline is not None else ()
+        if first.phase is None and any(one.requests_running for sample in samples for one in sample.engines or ()):
             return replace(first, phase="request", phase_source="the trace")
         return first
 
@@ -88,12 +89,6 @@ class Case:
             )
             for other in contradicting
         )
-
-    @property
-    def _serving_before(self) -> bool:
-        """Whether requests ran in the last samples of the trace."""
-        samples = self.timeline.samples[-30:] if self.timeline is not None else ()
-        return any(engine.requests_running for sample in samples for engine in sample.engines or ())
 
     @property
     def rank(self) -> RankReport | None:

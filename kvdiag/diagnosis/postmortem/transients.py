@@ -253,8 +253,7 @@ def holes(account: Account, limits: Limits) -> Holes:
         return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        reason = "the unallocated bytes alone would have been enough"
-        return Holes("slight" if slight else "confirmed", reason, figures)
+        return Holes("slight" if slight else "confirmed", "the unallocated bytes alone would have been enough", figures)
     if free + unallocated < asked:
         return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
     return Holes("unknown", f"enough in total, but not in one piece; {SNAPSHOT}", figures)

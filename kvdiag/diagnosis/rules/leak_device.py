@@ -104,8 +104,7 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     climb, what = most.live, "torch's allocated memory"
     evidence = _climb(most, climb, "live")
     if climb.leaking:
-        summary = f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}"
-        return Finding(TORCH, "fault", summary, evidence, holder=most.who)
+        return Finding(TORCH, "fault", f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}", evidence, holder=most.who)
     if climb.rose and climb.rising_cycles == 1:
         # To the 512 bytes, most runs allocate some table or workspace late.
         return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)

@@ -38,7 +38,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
-    began = _began_seconds(timeline, facts, limits)
+    # When the engine that runs now started, as far as observed: its pool was empty then.
+    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
+    began = max([facts.started_seconds or 0.0, *restarts[-1:]])
     every = idle_floors(timeline, facts, limits)
     intervals = [floor for floor in every if floor.at_seconds >= began]
     floors = [floor for floor in intervals if floor.blocks is not None]
@@ -64,7 +66,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (_hits_collapsed(collapse, evidence),)
         summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')}"
         return (Finding(ID, "ok", summary, evidence),)
-    if held < _lowest_since_empty(floors[:-1]):
+    # What falls below the lowest floor since the pool was last empty is being released late.
+    since_empty = takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))
+    if held < min((floor.blocks or 0 for floor in since_empty), default=0):
         blocks = plural(held, "block is", "blocks are")
         summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
         return (Finding(ID, "unknown", summary, evidence),)
@@ -73,8 +77,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     rate = f"; +{(held - before) / requests:.2g} per request" if requests and held > before else ""
     total = sum(pool.usable_blocks for pool in facts.pools)
     left = None if not requests or held <= before else round((total - held) * requests / (held - before))
-    evidence = (
-        *evidence,
+    evidence += (
         Evidence("leaked", None if size is None else held * size, "bytes", "engine"),
         Evidence("leaked_ratio", held / total, "ratio", "engine"),
         Evidence("requests_until_pool_full", left, "requests", "computed"),
@@ -130,7 +133,6 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
 
 
 def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
-    """Why the engine that runs now has no idle floor."""
     if any(floor.blocks is not None for floor in every):
         return "the engine restarted and has not been idle for two samples in a row since; pause traffic for a moment"
     answered = any(sample.engines for sample in timeline.samples)
@@ -154,8 +156,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
         limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
-        summary = f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}"
-        return Finding(ID, "ok", summary, evidence)
+        return Finding(ID, "ok", f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}", evidence)
     if floor.says == "rising":
         rate = f"{floor.growth_per_hour:,.2g} blocks/h"
         summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
@@ -167,23 +168,10 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     return Finding(ID, "unknown", summary)
 
 
-def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
-    """When the engine that runs now started, as far as observed: its pool was empty then."""
-    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
-    return max([facts.started_seconds or 0.0, *restarts[-1:]])
-
-
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
-    """The fewest blocks in use in any idle sample after a floor."""
     since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
     held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
     return min((blocks for blocks in held if blocks is not None), default=0)
-
-
-def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
-    """The lowest floor since the pool was last empty: what falls below it is being released late."""
-    since = takewhile(lambda floor: floor.blocks, reversed(floors))
-    return min((floor.blocks or 0 for floor in since), default=0)
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
