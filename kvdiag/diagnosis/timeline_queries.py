@@ -8,7 +8,18 @@ from itertools import chain, groupby, takewhile
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
-from kvdiag.model import Allocator, Device, Engine, Facts, KvPool, Sample, Span, Timeline, without_mig_parents
+from kvdiag.model import (
+    MAX_COUNT,
+    Allocator,
+    Device,
+    Engine,
+    Facts,
+    KvPool,
+    Sample,
+    Span,
+    Timeline,
+    without_mig_parents,
+)
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -202,8 +213,9 @@ def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, A
 
 
 def pool_tokens(pool: KvPool) -> int:
-    """Tokens that a pool holds, as reported, else by its blocks."""
-    return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
+    """Tokens that a pool holds, as reported, else by its blocks; at most what a count can be."""
+    by_blocks = min(pool.usable_blocks * pool.block_tokens, MAX_COUNT)
+    return by_blocks if pool.capacity_tokens is None else pool.capacity_tokens
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:

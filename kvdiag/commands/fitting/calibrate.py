@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
             conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
     if conflict is not None:
         raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
-    architecture = _served(architecture, subject.report)
+    if subject.report.settings.dtype in MODEL_DTYPE_BYTES:
+        architecture = replace(architecture, dtype=subject.report.settings.dtype)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
     batched = chosen.max_num_batched_tokens
@@ -141,24 +142,12 @@ def _show(
     why_not: str,
 ) -> None:
     note = f"profile saved in {path}" if saved is not None else why_not or "no profile saved: --no-profile"
+    named: dict[str, Any] = {"model": files.origin, "origin": subject.origin, "profile": saved, "note": note}
     if options.output == "json":
-        print_json(
-            calibration_document(
-                calibration,
-                subject.report,
-                model=files.origin,
-                origin=subject.origin,
-                profile=saved,
-                profile_file=None if saved is None else str(path),
-                note=note,
-            )
-        )
+        file = None if saved is None else str(path)
+        print_json(calibration_document(calibration, subject.report, **named, profile_file=file))
     else:
-        print_text(
-            render_calibration(
-                calibration, subject.report, model=files.origin, origin=subject.origin, profile=saved, note=note
-            )
-        )
+        print_text(render_calibration(calibration, subject.report, **named))
 
 
 def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFiles:
@@ -169,12 +158,6 @@ def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFil
     named = subject.report.settings.model
     hint = f"; the engine calls it {named[:120]!r}" if named else ""
     raise KvdiagError(f"{subject.origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
-
-
-def _served(architecture: Architecture, report: EngineReport) -> Architecture:
-    """The model in the dtype it is served in."""
-    dtype = report.settings.dtype
-    return replace(architecture, dtype=dtype) if dtype in MODEL_DTYPE_BYTES else architecture
 
 
 def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
@@ -320,17 +303,17 @@ def _profile(
         abs(one.drift_ratio) > ANOTHER_MODEL_RATIO for one in calibration.comparisons if one.figure is not Figure.POOL
     ):
         return None, "no profile saved: the engine's figures differ too much from MODEL's"
-    measured = measure(report, total_bytes=key.gpu_total_bytes, weights_bytes=planned, pool_bytes=pool)
-    if measured is None:
+    profile = measure(
+        report,
+        key,
+        weights_bytes=planned,
+        pool_bytes=pool,
+        date=datetime.now(UTC).date().isoformat(),
+        source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",
+    )
+    if profile is None:
         return None, (
             f"no profile saved: weights and pool are unknown or exceed {format_ratio(settings.fraction_ratio)} of "
             f"{format_bytes(key.gpu_total_bytes)}; check --gpu"
         )
-    profile = Profile(
-        **{field.name: getattr(key, field.name) for field in fields(key)},
-        **asdict(measured),
-        engine_version=settings.version,
-        date=datetime.now(UTC).date().isoformat(),
-        source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",
-    )
     return profile, ""

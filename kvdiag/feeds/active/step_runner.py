@@ -159,7 +159,8 @@ class ActiveFeed:
                 measured.append(await self._warm_up())
             return measured[0]
 
-        if not self.facts.forced and engine_samples(self.recorder.since(0))[-1].engines_idle is None:
+        newest = engine_samples(self.recorder.since(0))[-1:]
+        if not self.facts.forced and all(one.engines_idle is None for one in newest):
             # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
             await warmed_up(1, self.steps[0].title)
         for number, step in enumerate(self.steps, start=1):

@@ -6,7 +6,7 @@ inside what its rounding allows has no drift.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -207,24 +207,21 @@ def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterat
 
 def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iterator[Comparison]:
     """The pool that a plan leaves and the engine's; both of the stage where the plan has the least blocks."""
-    if expected.pool_bytes is None:
+    planned, sizes = expected.pool_bytes, layout.bytes_per_block
+    if planned is None:
         return
-    sizes = layout.bytes_per_block
-    stage = min(
-        range(layout.ranks), key=lambda one: expected.pool_bytes[one] / sizes[one] if expected.pool_bytes else 0
-    )
+    stage = min(range(layout.ranks), key=lambda one: planned[one] / sizes[one])
     pools = _stage_pools(layout, report)
-    if pools is not None and pools[stage] is not None:
-        pool_size = pools[stage]
+    if pools is not None and (pool := pools[stage]) is not None:
         where = report.deciding_rank.name if report.deciding_rank else ""
-        reported = between(pool_size) if pool_size is not None else exactly(0)
+        reported = between(pool)
     elif report.num_blocks is not None:
         blocks, size = report.num_blocks, sizes[stage]
         reported = Interval(nominal=blocks * size, low=blocks * size, high=(blocks + 1) * size - 1)
         where = "from the blocks"
     else:
         return
-    yield Comparison(figure=Figure.POOL, predicted=exactly(expected.pool_bytes[stage]), reported=reported, where=where)
+    yield Comparison(figure=Figure.POOL, predicted=exactly(planned[stage]), reported=reported, where=where)
 
 
 def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[PrintedSize | None, ...] | None:
@@ -246,27 +243,22 @@ def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[PrintedSize
     return tuple(pools)
 
 
-@dataclass(frozen=True, slots=True)
-class _Capacities:
-    """The model's capacity for the pool as printed, and for both ends of its rounding."""
-
-    nominal: Capacity
-    low: Capacity
-    high: Capacity
-
-    def interval(self, *values: float) -> Interval:
-        nominal, low, high = values
-        return Interval(nominal=nominal, low=min(low, nominal), high=max(high, nominal))
+def _spanned(values: Iterable[float]) -> Interval:
+    """The interval of a figure from its values for the pool as printed and for both ends of its rounding."""
+    nominal, *_ = found = tuple(values)
+    return Interval(nominal=nominal, low=min(found), high=max(found))
 
 
 def _capacities(
     architecture: Architecture, deployment: Deployment, layout: CacheLayout, report: EngineReport
-) -> _Capacities | None:
-    """From the pool's bytes; else from the number of blocks, which then is not compared itself."""
+) -> tuple[Capacity, ...]:
+    """The model's capacity for the pool as printed, and for both ends of its rounding; else from the number of blocks,
+    which then is not compared itself. Empty where neither is reported.
+    """
     terms = deployment.request_terms(architecture)
     context = report.context_tokens or architecture.max_context_tokens
     if context is None:
-        return None
+        return ()
     pools = _stage_pools(layout, report)
     blocks = report.settings.blocks_override or (report.num_blocks if pools is None else None)
     if blocks is not None:
@@ -276,15 +268,17 @@ def _capacities(
             context_tokens=context,
             blocks_per_request=layout.admission_blocks(context, terms),
         )
-        return _Capacities(capacity, capacity, capacity)
-    if pools is None:
-        return None
-
-    def at(end: str) -> Capacity:
-        sizes = [MOST_BYTES if pool is None else getattr(pool, end) for pool in pools]
-        return pool_capacity(layout, pool_bytes=sizes, context_tokens=context, terms=terms)
-
-    return _Capacities(at("nominal_bytes"), at("low_bytes"), at("high_bytes"))
+        return (capacity,)
+    return tuple(
+        pool_capacity(
+            layout,
+            pool_bytes=[MOST_BYTES if pool is None else getattr(pool, end) for pool in pools],
+            context_tokens=context,
+            terms=terms,
+        )
+        for end in ("nominal_bytes", "low_bytes", "high_bytes")
+        if pools is not None
+    )
 
 
 def capacity_comparisons(
@@ -293,16 +287,15 @@ def capacity_comparisons(
     """Blocks, tokens and concurrency that follow from the reported pool, or from the reported blocks."""
     layout = deployed_layout(architecture, deployment)
     found = _capacities(architecture, deployment, layout, report)
-    if found is None:
+    if not found:
         return ()
     comparisons: list[Comparison] = []
     from_pool = report.deciding_rank is not None or report.settings.blocks_override is not None
     if report.num_blocks is not None and from_pool:
-        predicted = found.interval(found.nominal.num_blocks, found.low.num_blocks, found.high.num_blocks)
+        predicted = _spanned(one.num_blocks for one in found)
         comparisons.append(Comparison(figure=Figure.BLOCKS, predicted=predicted, reported=exactly(report.num_blocks)))
     if report.tokens is not None:
-        ways = _tokens(found, layout, deployment, report)
-        comparisons.append(_nearest(Figure.TOKENS, ways, exactly(report.tokens)))
+        comparisons.append(_nearest(Figure.TOKENS, _tokens(found, layout, deployment, report), exactly(report.tokens)))
     if report.concurrency is not None:
         slack = report.concurrency_slack
         reported = Interval(
@@ -318,28 +311,27 @@ def _nearest(figure: Figure, predictions: Iterator[Interval], reported: Interval
 
 
 def _tokens(
-    found: _Capacities, layout: CacheLayout, deployment: Deployment, report: EngineReport
+    found: Sequence[Capacity], layout: CacheLayout, deployment: Deployment, report: EngineReport
 ) -> Iterator[Interval]:
     """The "KV cache size" in the ways that this version may count it."""
     release = report.settings.release
     if not report.is_v0 and (release is None or release >= _LAST_WITH_OLD_TOKENS):
-        yield found.interval(*(one.capacity_tokens for one in (found.nominal, found.low, found.high)))
+        yield _spanned(one.capacity_tokens for one in found)
     if report.is_v0 or release is None or release < _FIRST_WITH_NEW_TOKENS:
         groups = max(1, len(layout.groups))
         scale = (layout.block_size_tokens or 1) * deployment.decode_context_parallel
-        yield found.interval(*(one.num_blocks // groups * scale for one in (found.nominal, found.low, found.high)))
+        yield _spanned(one.num_blocks // groups * scale for one in found)
 
 
 def _concurrency(
-    found: _Capacities, layout: CacheLayout, deployment: Deployment, report: EngineReport
+    found: Sequence[Capacity], layout: CacheLayout, deployment: Deployment, report: EngineReport
 ) -> Iterator[Interval]:
     release = report.settings.release
-    ends = (found.nominal, found.low, found.high)
     if not report.is_v0:
-        yield found.interval(*(one.max_concurrency for one in ends))
+        yield _spanned(one.max_concurrency for one in found)
     if report.is_v0 or release is None or release < _FIRST_WITH_WHOLE_BLOCKS:
-        share = (layout.block_size_tokens or 1) * deployment.decode_context_parallel / found.nominal.context_tokens
-        yield found.interval(*(one.num_blocks / max(1, len(layout.groups)) * share for one in ends))
+        share = (layout.block_size_tokens or 1) * deployment.decode_context_parallel / found[0].context_tokens
+        yield _spanned(one.num_blocks / max(1, len(layout.groups)) * share for one in found)
 
 
 def _missing(report: EngineReport, expected: Expected) -> tuple[str, ...]:

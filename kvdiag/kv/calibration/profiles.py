@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kvdiag.errors import KvModelError
@@ -44,13 +44,8 @@ class ModelKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What one engine took besides weights and pool, bytes on one GPU.
-
-    `overhead_bytes` is context, activation and graphs in one where they were not reported apart; it then replaces
-    the first two, and of the graphs where `graph_bytes` is None. `graphs_in_fraction` says whether the engine kept
-    its graphs' room inside the memory fraction.
-    """
+class ProfileQuery:
+    """What a plan looks for. `max_num_batched_tokens` is None where the plan has no wish of its own."""
 
     gpu_total_bytes: int
     gpu_name: str | None = None
@@ -58,6 +53,17 @@ class Profile:
     tensor_parallel: int
     pipeline_parallel: int
     max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile(ProfileQuery):
+    """What one engine took besides weights and pool, bytes on one GPU.
+
+    `overhead_bytes` is context, activation and graphs in one where they were not reported apart; it then replaces
+    the first two, and of the graphs where `graph_bytes` is None. `graphs_in_fraction` says whether the engine kept
+    its graphs' room inside the memory fraction.
+    """
+
     context_bytes: int | None = None
     activation_bytes: int | None = None
     graph_bytes: int | None = None
@@ -100,18 +106,6 @@ class Profile:
             overhead_bytes=self.overhead_bytes or 0,
             source=f"measured: profile of {self.date}, {self.source}",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileQuery:
-    """What a plan looks for. `max_num_batched_tokens` is None where the plan has no wish of its own."""
-
-    gpu_total_bytes: int
-    gpu_name: str | None
-    model: ModelKey
-    tensor_parallel: int
-    pipeline_parallel: int
-    max_num_batched_tokens: int | None = None
 
 
 def model_key(config: Mapping[str, object], architecture: Architecture, *, name: str) -> ModelKey:
@@ -158,20 +152,9 @@ def with_profile(profiles: Sequence[Profile], new: Profile) -> tuple[Profile, ..
     return (*sorted(kept, key=lambda profile: profile.date)[-(MOST_PROFILES - 1) :], new)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredOverheads:
-    """The parts of one GPU's budget that an engine's own figures give, named as in a `Profile`."""
-
-    context_bytes: int | None = None
-    activation_bytes: int | None = None
-    graph_bytes: int | None = None
-    overhead_bytes: int | None = None
-    graphs_in_fraction: bool = True
-
-
 def measure(
-    report: EngineReport, *, total_bytes: int, weights_bytes: int | None, pool_bytes: int
-) -> MeasuredOverheads | None:
+    report: EngineReport, query: ProfileQuery, *, weights_bytes: int | None, pool_bytes: int, date: str, source: str
+) -> Profile | None:
     """What the engine took besides weights and pool, of the rank with the smallest pool; None where weights and pool
     already are more than its budget, so that the total or the weights cannot be right.
 
@@ -181,24 +164,32 @@ def measure(
     settings = report.settings
     rank = report.deciding_rank or RankReport(name="")
     within = settings.graphs_in_fraction
-    estimate = None if rank.graphs_estimate is None else rank.graphs_estimate.nominal_bytes
-    graphs = estimate if within else None if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes
+    printed = rank.graphs_estimate if within else rank.graphs_actual
+    graphs = None if printed is None else printed.nominal_bytes
+    inside = (graphs or 0) if within else 0
     weights = weights_bytes if rank.weights is None else rank.weights.nominal_bytes
     if weights is None:
         return None
-    activation, context = _activation(rank), _context(rank)
+    activation, context, overhead = _activation(rank), _context(rank), None
     if activation is not None and context is not None:
-        return MeasuredOverheads(
-            context_bytes=context,
-            activation_bytes=max(0, activation - ((graphs or 0) if within else 0)),
-            graph_bytes=graphs,
-            graphs_in_fraction=within,
-        )
-    usable = min(total_bytes, math.ceil(total_bytes * settings.fraction_ratio))
-    overhead = usable - weights - pool_bytes - ((graphs or 0) if within else 0)
-    if overhead < 0:
-        return None
-    return MeasuredOverheads(overhead_bytes=overhead, graph_bytes=graphs, graphs_in_fraction=within)
+        activation = max(0, activation - inside)
+    else:
+        total = query.gpu_total_bytes
+        overhead = min(total, math.ceil(total * settings.fraction_ratio)) - weights - pool_bytes - inside
+        activation = context = None
+        if overhead < 0:
+            return None
+    return Profile(
+        **{field.name: getattr(query, field.name) for field in fields(query)},
+        context_bytes=context,
+        activation_bytes=activation,
+        graph_bytes=graphs,
+        overhead_bytes=overhead,
+        graphs_in_fraction=within,
+        engine_version=settings.version,
+        date=date,
+        source=source,
+    )
 
 
 def _activation(rank: RankReport) -> int | None:

@@ -187,8 +187,8 @@ def typed_model(text: Fields, names: tuple[str, ...], window_tokens: int | None)
     return ModelLayers(heads.attention_heads, typed_layers(text, names, heads, window_tokens))
 
 
-def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
-    """Attention where the name says so, a state elsewhere."""
+def mixed_model(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> ModelLayers:
+    """A model of attention layers and layers with a state: attention where the name says so, a state elsewhere."""
     heads = read_heads(text)
     layers: list[Layer] = []
     for index, name in enumerate(names):
@@ -198,12 +198,7 @@ def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: S
             layers.append(StateLayer(index=index, kind=kind, state=state))
         else:
             raise unknown_layer(text, name)
-    return tuple(layers)
-
-
-def mixed_model(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> ModelLayers:
-    """A model of attention layers and layers with a state."""
-    return ModelLayers(read_heads(text).attention_heads, mixed_layers(text, names, kind, state))
+    return ModelLayers(heads.attention_heads, tuple(layers))
 
 
 def unknown_layer(text: Fields, name: str) -> KvModelError:

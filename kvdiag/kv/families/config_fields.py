@@ -4,6 +4,7 @@ Nothing is coerced: a number in quotes is an error, not a number.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from kvdiag.errors import KvModelError
 
@@ -12,6 +13,8 @@ _DEEPEST = 8
 _MOST_ITEMS = 4096
 _SHOWN = 40
 _LONGEST_PATH = 120
+
+T = TypeVar("T")
 
 
 class Fields:
@@ -86,23 +89,20 @@ class Fields:
             raise self.error(name, f"is {_shown(value)}: it must be a number between {low:,} and {high:,}")
         return float(value)
 
+    def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.error(name, f"is {_shown(value)}: it must be {expected}")
+        return value
+
     def flag(self, name: str, *, default: bool) -> bool:
         """A true or false."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(name, f"is {_shown(value)}: it must be true or false")
-        return value
+        value = self._typed(name, bool, "true or false")
+        return default if value is None else value
 
     def text(self, name: str) -> str | None:
         """A string, or None where it is missing."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise self.error(name, f"is {_shown(value)}: it must be a string")
-        return value
+        return self._typed(name, str, "a string")
 
     def sequence(self, name: str, *, most: int = _MOST_ITEMS) -> Sequence[object] | None:
         """A list of no more than `most` entries, or None where it is missing."""
@@ -140,11 +140,9 @@ class Fields:
 
     def child(self, name: str) -> "Fields | None":
         """A nested object, or None where it is missing."""
-        value = self._values.get(name)
+        value = self._typed(name, Mapping, "an object")  # type: ignore[type-abstract]
         if value is None:
             return None
-        if not isinstance(value, Mapping):
-            raise self.error(name, f"is {_shown(value)}: it must be an object")
         if self.path(name).count(".") >= _DEEPEST:
             raise self.error(name, f"is nested more than {_DEEPEST} levels deep")
         return Fields(value, self.path(name), self.root)

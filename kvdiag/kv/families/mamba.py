@@ -32,16 +32,14 @@ def mamba1_state(inner_size: int, state_size: int, kernel: int) -> StateShape:
     return StateShape(
         conv_channels=inner_size,
         conv_steps=kernel - 1,
-        drafts_lengthen_conv=False,
         recurrent_heads=inner_size,
         recurrent_head_elements=state_size,
     )
 
 
-def read_mamba2(
-    text: Fields, *, inner: int, heads: int, head_size: int, groups: str, state_size: str, kernel: str
-) -> StateShape:
-    """mamba2_state_shape; the last three are the names of the family's fields."""
+def read_mamba2(text: Fields, *names: str, inner: int, heads: int, head_size: int) -> StateShape:
+    """mamba2_state_shape; `names` are the family's fields for the groups, the size of a state and the kernel."""
+    groups, state_size, kernel = names
     size = text.integer(state_size, high=1 << 14)
     return StateShape(
         conv_channels=inner,
@@ -79,15 +77,9 @@ def mamba1(text: Fields) -> ModelLayers:
 
 def mamba2(text: Fields) -> ModelLayers:
     """Mamba-2 (mamba2.py): states only."""
-    state = read_mamba2(
-        text,
-        inner=text.integer("expand", high=64) * text.integer("hidden_size"),
-        heads=text.integer("num_heads", high=MOST_HEADS),
-        head_size=text.integer("head_dim", high=1 << 14),
-        groups="n_groups",
-        state_size="state_size",
-        kernel="conv_kernel",
-    )
+    inner = text.integer("expand", high=64) * text.integer("hidden_size")
+    heads, size = text.integer("num_heads", high=MOST_HEADS), text.integer("head_dim", high=1 << 14)
+    state = read_mamba2(text, "n_groups", "state_size", "conv_kernel", inner=inner, heads=heads, head_size=size)
     return _states(text, LayerKind.MAMBA2, state)
 
 
@@ -117,15 +109,8 @@ def _prefixed_mamba2(text: Fields) -> StateShape:
     inner = text.integer("mamba_d_ssm", default=expanded)
     heads = text.integer("mamba_n_heads", high=MOST_HEADS)
     size = inner // heads if text.raw("mamba_d_head") in (None, "auto") else text.integer("mamba_d_head", high=1 << 14)
-    return read_mamba2(
-        text,
-        inner=inner,
-        heads=heads,
-        head_size=size,
-        groups="mamba_n_groups",
-        state_size="mamba_d_state",
-        kernel="mamba_d_conv",
-    )
+    names = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    return read_mamba2(text, *names, inner=inner, heads=heads, head_size=size)
 
 
 def falcon_h1(text: Fields) -> ModelLayers:
@@ -156,15 +141,9 @@ def zamba2(text: Fields) -> ModelLayers:
     kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MOST_HEADS)
     inner = text.integer("mamba_expand", default=2, high=64) * hidden
     heads = text.integer("n_mamba_heads", high=MOST_HEADS)
-    state = read_mamba2(
-        text,
-        inner=inner,
-        heads=heads,
-        head_size=text.integer("mamba_headdim", default=max(1, inner // heads), high=1 << 14),
-        groups="mamba_ngroups",
-        state_size="mamba_d_state",
-        kernel="mamba_d_conv",
-    )
+    head_size = text.integer("mamba_headdim", default=max(1, inner // heads), high=1 << 14)
+    names = ("mamba_ngroups", "mamba_d_state", "mamba_d_conv")
+    state = read_mamba2(text, *names, inner=inner, heads=heads, head_size=head_size)
     wide = read_heads(text.filled({"head_dim": size}, override=True), kv_heads=kv_heads)
     layers: list[Layer] = []
     for index in range(read_depth(text)):
@@ -181,17 +160,9 @@ def nemotron_h(text: Fields) -> ModelLayers:
     """
     pattern = nemotron_pattern(text)
     heads = read_heads(text)
-    state_heads = text.integer("mamba_num_heads", high=MOST_HEADS)
-    state_head_size = text.integer("mamba_head_dim", high=1 << 14)
-    state = read_mamba2(
-        text,
-        inner=state_heads * state_head_size,
-        heads=state_heads,
-        head_size=state_head_size,
-        groups="n_groups",
-        state_size="ssm_state_size",
-        kernel="conv_kernel",
-    )
+    count, size = text.integer("mamba_num_heads", high=MOST_HEADS), text.integer("mamba_head_dim", high=1 << 14)
+    names = ("n_groups", "ssm_state_size", "conv_kernel")
+    state = read_mamba2(text, *names, inner=count * size, heads=count, head_size=size)
     window = window_of(text)
     layers: list[Layer] = []
     for index, letter in enumerate(pattern):
@@ -235,7 +206,5 @@ def nemotron_pattern(text: Fields) -> str:
     if summary and sum(int(count) for count, _ in summary) <= MOST_LAYERS:
         # A summary in words ("27 mamba2 + 4 attention (+25 mlp)"): the order matters to pipeline stages only.
         return "".join(_BLOCK_LETTERS[name] * int(count) for count, name in summary)
-    raise text.error(
-        "hybrid_override_pattern",
-        f"{pattern[:40]!a} must have at most {MOST_LAYERS} letters, each M, *, - or E",
-    )
+    problem = f"{pattern[:40]!a} must have at most {MOST_LAYERS} letters, each M, *, - or E"
+    raise text.error("hybrid_override_pattern", problem)

@@ -94,9 +94,6 @@ def lfm2(text: Fields) -> ModelLayers:
     state = StateShape(
         conv_channels=text.integer("conv_dim", "hidden_size"),
         conv_steps=text.integer("conv_L_cache", default=3, high=1 << 10) - 1,
-        drafts_lengthen_conv=False,
-        recurrent_heads=0,
-        recurrent_head_elements=0,
     )
     return mixed_model(text, names, LayerKind.SHORT_CONV, state)
 
@@ -128,13 +125,7 @@ def bailing_linear(text: Fields) -> ModelLayers:
         return _states_and_latent(text, LayerKind.KIMI_DELTA, _kimi_delta_state(text, heads), stateful)
     group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
     size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
-    state = StateShape(
-        conv_channels=0,
-        conv_steps=0,
-        drafts_lengthen_conv=False,
-        recurrent_heads=heads,
-        recurrent_head_elements=size * size,
-    )
+    state = StateShape(recurrent_heads=heads, recurrent_head_elements=size * size)
     stateful = (group != 0 and (index + 1) % group != 0 for index in range(depth))
     return _states_and_latent(text, LayerKind.LINEAR, state, stateful)
 

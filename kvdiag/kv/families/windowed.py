@@ -104,6 +104,14 @@ def interleaved(
     return read
 
 
+gemma2 = interleaved(period=2)
+cohere2 = interleaved(period=4, extra_window=1)
+olmo3 = interleaved(period=4)
+afmoe = interleaved(period=4, period_fields=("global_attn_every_n_layers",))
+granite_swa = interleaved(period=4, first=True)
+laguna = interleaved(period=1, period_fields=())
+
+
 def exaone4(text: Fields) -> ModelLayers:
     """EXAONE 4 and EXAONE MoE (exaone4.py, exaone_moe.py): no window, no sliding layers; the pattern may be a word
     such as LLLG; `sliding_windows` may give each layer its own.

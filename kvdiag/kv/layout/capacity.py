@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MOST_BYTES, MOST_TOKENS, check_range
-from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
+from kvdiag.kv.layout.groups import PageGroup, group_pages
 from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
 
 # BlockPool keeps one block back as the null block; it is never given to a request.
@@ -39,8 +39,9 @@ class CacheLayout:
 
     @property
     def padding_layers(self) -> int:
-        """Layers' worth of pages that short groups leave empty."""
-        return padding_layers(self.groups)
+        """Layers' worth of pages that blocks of short groups pay for and leave empty."""
+        widest = max((len(group.layers) for group in self.groups), default=0)
+        return sum(widest - len(group.layers) for group in self.groups)
 
     @property
     def block_size_tokens(self) -> int | None:

@@ -5,8 +5,12 @@ Packing is decided by the attention backend: v1/attention/backends/triton_attn.p
 flashinfer.py::customize_spec (NVFP4), mla_attention.py::MLAAttention.get_kv_cache_spec (ds_mla).
 """
 
+import json
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from kvdiag.errors import KvModelError
 
@@ -69,32 +73,12 @@ class KvDtype:
                 )
 
 
-_DTYPES: dict[str, KvDtype] = {
-    name: KvDtype(name=name, packing=packing, element_bits=bits)
-    for packing, bits, names in (
-        (KvPacking.PLAIN, 32, "float32"),
-        (KvPacking.PLAIN, 16, "float16 bfloat16"),
-        (KvPacking.PLAIN, 8, "fp8 fp8_e4m3 fp8_e5m2 fp8_inc int8"),
-        (KvPacking.PER_TOKEN_HEAD, 8, "int8_per_token_head fp8_per_token_head"),
-        (KvPacking.PER_TOKEN_HEAD, 4, "int4_per_token_head"),
-        (KvPacking.NVFP4, 4, "nvfp4 nvfp4_4over6"),
-        (KvPacking.DS_MLA, 8, "fp8_ds_mla"),
-        (KvPacking.DS_MLA, 4, "nvfp4_ds_mla"),
-    )
-    for name in names.split()
+_TABLE: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package__, "kv_dtypes.json") or b"")
+_DTYPES: Mapping[str, KvDtype] = {
+    name: KvDtype(name=name, packing=KvPacking(packing), element_bits=bits)
+    for name, (packing, bits) in _TABLE["formats"].items()
 }
-_ALIASES = {
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "int4": "int4_per_token_head",
-    "int8_pth": "int8_per_token_head",
-    "fp8_pth": "fp8_per_token_head",
-    "int4_pth": "int4_per_token_head",
-}
-
+_ALIASES: Mapping[str, str] = _TABLE["aliases"]
 KV_DTYPE_NAMES: tuple[str, ...] = ("auto", *_DTYPES, *_ALIASES)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, ceil_div
+from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms, ceil_div
 
 # "1.5 is a heuristic to avoid too many padding layers" (_get_kv_cache_groups_uniform_page_size).
 _SPREAD_NUMERATOR, _SPREAD_DENOMINATOR = 3, 2
@@ -59,13 +59,7 @@ def group_pages(pages: Sequence[PageSpec], *, hybrid_manager: bool = True) -> tu
     return _uniform_page_groups(unified)
 
 
-def padding_layers(groups: Sequence[PageGroup]) -> int:
-    """Layers' worth of pages that blocks of short groups pay for and leave empty."""
-    widest = max((len(group.layers) for group in groups), default=0)
-    return sum(widest - len(group.layers) for group in groups)
-
-
-def _merges(specs: Sequence[PageSpec]) -> bool:
+def _merges(specs: set[PageSpec]) -> bool:
     """Whether different specs can be described by one: full attention's can, of one shape and with at most one window
     or chunk (is_kv_cache_spec_uniform, FullAttentionSpec.merge).
     """
@@ -80,29 +74,17 @@ def _merges(specs: Sequence[PageSpec]) -> bool:
 
 def _same_type(specs: Sequence[PageSpec]) -> bool:
     """Whether all layers need the same number of blocks (UniformTypeKVCacheSpecs.is_uniform_type)."""
-    first = specs[0]
-    if any(
-        spec.block_size_tokens != first.block_size_tokens or spec.dcp_sharded != first.dcp_sharded
-        for spec in set(specs)
-    ):
-        return False
-    match first.kind:
-        case PageKind.FULL | PageKind.MLA:
-            return all(spec.kind in (PageKind.FULL, PageKind.MLA) for spec in specs)
-        case PageKind.SLIDING:
-            return all(spec.kind is PageKind.SLIDING and spec.window_tokens == first.window_tokens for spec in specs)
-        case PageKind.CHUNKED:
-            return all(spec.kind is PageKind.CHUNKED and spec.chunk_tokens == first.chunk_tokens for spec in specs)
-        case PageKind.STATE:
-            return all(
-                spec.kind is PageKind.STATE
-                and spec.speculative_blocks == first.speculative_blocks
-                and spec.checkpoint_blocks == first.checkpoint_blocks
-                and spec.page_bytes == first.page_bytes
-                for spec in specs
-            )
-        case PageKind.CROSS:
-            return all(spec.kind is PageKind.CROSS for spec in specs)
+    return len({_block_terms(spec) for spec in specs}) == 1
+
+
+def _block_terms(spec: PageSpec) -> tuple[object, ...]:
+    kind = PageKind.FULL if spec.kind in TOKEN_GROWING else spec.kind
+    terms = {
+        PageKind.SLIDING: (spec.window_tokens,),
+        PageKind.CHUNKED: (spec.chunk_tokens,),
+        PageKind.STATE: (spec.speculative_blocks, spec.checkpoint_blocks, spec.page_bytes),
+    }
+    return (kind, spec.block_size_tokens, spec.dcp_sharded, *terms.get(kind, ()))
 
 
 def _promote_by_sharding(specs: Sequence[PageSpec]) -> list[PageSpec]:
@@ -126,7 +108,7 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
     if _same_type(specs):
         return list(specs)
     promoted = list(specs)
-    if any(spec.kind in (PageKind.FULL, PageKind.MLA) for spec in specs):
+    if any(spec.kind in TOKEN_GROWING for spec in specs):
         promoted = _with_local_as_full(specs)
     if not _same_type(promoted):
         raise KvModelError(
@@ -138,7 +120,7 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
 
 def _with_local_as_full(specs: Sequence[PageSpec]) -> list[PageSpec]:
     """Sliding and chunked layers as full attention, in blocks of the full layers' size where those have one."""
-    blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
+    blocks = {spec.block_size_tokens for spec in specs if spec.kind in TOKEN_GROWING}
     block = blocks.pop() if len(blocks) == 1 else None
     return [
         replace(spec, kind=PageKind.FULL, retained_tokens=0, block_size_tokens=block or spec.block_size_tokens)
@@ -190,19 +172,16 @@ def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
 def _uniform_page_groups(specs: Sequence[PageSpec]) -> tuple[PageGroup, ...]:
     """Groups of equal size from layers of equal page size (_get_kv_cache_groups_uniform_page_size)."""
     buckets: list[list[int]] = []
-    kept: list[list[PageSpec]] = []
     by_spec: dict[PageSpec, list[int]] = {}
     for position, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(position)
     for spec, positions in by_spec.items():
-        for bucket, members in zip(buckets, kept, strict=True):
-            if _merges([*members, spec]):
+        for bucket in buckets:
+            if _merges({spec, *(specs[member] for member in bucket)}):
                 bucket.extend(positions)
-                members.append(spec)
                 break
         else:
-            buckets.append(list(positions))
-            kept.append([spec])
+            buckets.append(positions)
     fewest = min(len(bucket) for bucket in buckets)
     most = max(len(bucket) for bucket in buckets)
     close = most * _SPREAD_DENOMINATOR < fewest * _SPREAD_NUMERATOR
@@ -211,6 +190,6 @@ def _uniform_page_groups(specs: Sequence[PageSpec]) -> tuple[PageGroup, ...]:
     for bucket in buckets:
         count = ceil_div(len(bucket), size)
         for start in range(count):
-            members_of = tuple(bucket[start::count])
-            groups.append(PageGroup(layers=members_of, pages=tuple(specs[member] for member in members_of)))
+            members = tuple(bucket[start::count])
+            groups.append(PageGroup(layers=members, pages=tuple(specs[member] for member in members)))
     return tuple(groups)

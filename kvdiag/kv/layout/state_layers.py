@@ -23,11 +23,11 @@ class StateShape:
     state blocks that a prefill may write besides the running one (mamba_mixer2.py::get_kv_cache_spec).
     """
 
-    conv_channels: int
-    conv_steps: int
-    drafts_lengthen_conv: bool
-    recurrent_heads: int
-    recurrent_head_elements: int
+    conv_channels: int = 0
+    conv_steps: int = 0
+    drafts_lengthen_conv: bool = False
+    recurrent_heads: int = 0
+    recurrent_head_elements: int = 0
     conv_groups: int = 0
     conv_group_channels: int = 0
     recurrent_dtype: str | None = None
@@ -58,10 +58,8 @@ class StateShape:
         if self.drafts_lengthen_conv and channels:
             steps += speculative_tokens
         conv_elements = _share(channels, tensor_parallel, "convolution channels") * steps
-        recurrent_elements = (
-            _share(self.recurrent_heads, tensor_parallel, "recurrent heads") * self.recurrent_head_elements
-        )
-        return conv_elements * conv_element_bytes + recurrent_elements * recurrent_element_bytes
+        heads = _share(self.recurrent_heads, tensor_parallel, "recurrent heads")
+        return conv_elements * conv_element_bytes + heads * self.recurrent_head_elements * recurrent_element_bytes
 
 
 def _share(value: int, parts: int, what: str) -> int:

@@ -7,25 +7,15 @@ from kvdiag.kv.families.base import MOST_LAYERS
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, block
+from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, block
 
 _MOST_EXPERTS = 1 << 16
 _MOST_DIGITS = 4
-# Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
-_UNGATED = frozenset(
-    {
-        "apertus", "arcee", "bert", "biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo",
-        "gpt_neox", "gptj", "nanochat", "nemotron", "opt", "persimmon", "phi", "RefinedWeb",
-        "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
-    }
-)  # fmt: skip
-# Their model files take the first layer for a dense one where the config does not say.
-_FIRST_DENSE = frozenset({"laguna", "param2moe", "sarvam_mla"})
 
 
 def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     """The feed-forward half of one layer."""
-    matrices = 2 if architecture.model_type in _UNGATED else 3
+    matrices = 2 if architecture.model_type in TYPES["ungated"] else 3
     if architecture.model_type in ("nemotron_h", "nemotron_h_puzzle"):
         return _nemotron_feed_forward(text, index, hidden)
     if architecture.model_type in ("mamba", "mamba2", "falcon_mamba"):
@@ -230,7 +220,7 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
         "first_k_dense_replace",
         "moe_layer_start_index",
         "num_dense_layers",
-        default=1 if model_type in _FIRST_DENSE else 0,
+        default=1 if model_type in TYPES["first_dense"] else 0,
         low=0,
         high=MOST_LAYERS,
     )
@@ -282,7 +272,7 @@ def dense_width(text: Fields, model_type: str, hidden: int) -> int:
     if isinstance(widths, list):
         numbers = text.integers("intermediate_size") or (4 * hidden,)
         return sum(numbers) // len(numbers)
-    width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None)
+    width = text.integer(*names, default=4 * hidden if model_type in TYPES["ungated"] else None)
     if model_type == "molmo":
         # molmo.py::LanguageModelMLP: the field counts gate and up together.
         return width // 2

@@ -1,7 +1,16 @@
 """A model's parameters as linear layers: how many, by what name, and how tensor parallelism spreads them."""
 
+import json
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+TYPES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "type_traits.json") or b"")
+"""Model types by a trait that no config states: feed-forward blocks of two matrices, not three (`ungated`), a first
+layer without experts, a gate on attention's output, a tied output layer (the class in transformers 5.19), and learned
+positions.
+"""
 
 
 class Sharding(StrEnum):

@@ -9,9 +9,12 @@ and the engine.
 
 import fnmatch
 import functools
+import json
+import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvdiag.errors import KvModelError
 
@@ -32,24 +35,7 @@ _MOST_REPEATS = 4
 _UNREADABLE = re.compile(r"\)[*+{]|\(\?(?![:=!])|\\[1-9]")
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
 # What else a block or a projection is called: in other families, and once the engine has fused it.
-_BLOCKS = {
-    "self_attn": ("self_attn", "attn", "attention", "mixer"),
-    "linear_attn": ("linear_attn", "mixer"),
-    "mamba": ("mamba", "mixer"),
-    "mlp": ("mlp", "feed_forward", "block_sparse_moe", "ffn", "mixer", "moe"),
-}
-_SHARED = ("shared_experts", "shared_expert", "share_expert")
-_PROJECTIONS = {
-    "q_proj": ("q_proj", "qkv_proj"),
-    "k_proj": ("k_proj", "qkv_proj"),
-    "v_proj": ("v_proj", "qkv_proj"),
-    "gate_proj": ("gate_proj", "up_proj", "gate_up_proj"),
-    "in_proj_qkv": ("in_proj_qkv", "in_proj_qkvz"),
-    "in_proj_z": ("in_proj_z", "in_proj_qkvz"),
-    "in_proj_ba": ("in_proj_ba", "in_proj_b", "in_proj_a"),
-    "q_a_proj": ("q_a_proj", "fused_qkv_a_proj"),
-    "kv_a_proj_with_mqa": ("kv_a_proj_with_mqa", "fused_qkv_a_proj"),
-}
+_SPELLINGS: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "module_names.json") or b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,13 +132,13 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
 def spellings(name: str) -> tuple[str, ...]:
     """What the linear layer `mlp.shared_experts.down_proj` is called, in checkpoints and in the engine."""
     first, *middle, last = name.split(".")
-    blocks = _BLOCKS.get(first, (first,))
-    inner = _SHARED if middle == ["shared_experts"] else (".".join(middle),)
+    blocks = _SPELLINGS["blocks"].get(first, (first,))
+    inner = _SPELLINGS["shared_experts"] if middle == ["shared_experts"] else (".".join(middle),)
     return tuple(
         ".".join(part for part in (block, between, projection) if part)
         for block in blocks
         for between in inner
-        for projection in _PROJECTIONS.get(last, (last,))
+        for projection in _SPELLINGS["projections"].get(last, (last,))
     )
 
 

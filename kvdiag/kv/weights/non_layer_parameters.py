@@ -2,11 +2,11 @@
 
 from kvdiag.kv.families.base import MOST_LAYERS
 from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.weights.linear_layers import TYPES
 
 # Layers, width and feed-forward width of vision towers that model files, and not configs, describe (molmo.py,
 # transformers_utils/configs/moondream3.py).
 _BUILT_IN_VISION = {"molmo": (23, 1024, 4096), "moondream3": (27, 1152, 4304)}
-_LEARNED_POSITIONS = frozenset({"bert", "biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "roberta", "xlm-roberta"})
 
 
 def non_layer_parameters(
@@ -74,7 +74,7 @@ def _position_embeddings(text: Fields, model_type: str, hidden: int) -> int:
     if model_type == "whisper":
         positions = text.integer("max_source_positions", default=1500, high=1 << 20)
         return (positions + text.integer("max_target_positions", default=448, high=1 << 20)) * hidden
-    if model_type not in _LEARNED_POSITIONS:
+    if model_type not in TYPES["learned_positions"]:
         return 0
     positions = text.integer("max_position_embeddings", "n_positions", default=512, high=1 << 20)
     # opt.py::OPTLearnedPositionalEmbedding: two more than are used; transformers BioGpt has it from there.

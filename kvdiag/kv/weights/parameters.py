@@ -13,21 +13,8 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.weights.feed_forward import dense_width, feed_forward, is_expert_layer
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
+from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, Parameters, Sharding, block
 from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
-
-_OUTPUT_GATED = frozenset(
-    {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
-)
-# Where a config does not say, its class in transformers 5.19 does.
-_TIED_BY_DEFAULT = frozenset(
-    {
-        "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba",
-        "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt2", "gpt_bigcode",
-        "gpt_neo", "granite_swa", "lfm2", "lfm2_moe", "mamba", "minicpm3", "opt", "smollm3", "starcoder2", "vaultgemma",
-        "whisper", "zamba2",
-    }
-)  # fmt: skip
 
 # The rank of what makes Mamba's step sizes; "auto", as a missing one, is a sixteenth of the width.
 _STEP_RANKS = ("mamba_dt_rank", "time_step_rank")
@@ -77,7 +64,7 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
             case CachelessLayer() if layer.kind is LayerKind.SHARED:
                 parts += _sharing_attention(architecture, layer, hidden)
             case _ if layer.kind is LayerKind.ENCODER_ONLY:
-                parts += _uncached_attention(text, architecture, hidden)
+                parts += _uncached_attention(text, architecture, index, hidden)
     if architecture.model_type == "zamba2":
         return parts + _zamba2_block(text, architecture, index, hidden)
     return (
@@ -116,7 +103,7 @@ def _tied(text: Fields, top: Fields, model_type: str) -> bool:
         for name in ("tie_embedding", "weight_tying"):
             if source.has(name):
                 return source.flag(name, default=False)
-    return model_type in _TIED_BY_DEFAULT
+    return model_type in TYPES["tied_by_default"]
 
 
 def _projections(
@@ -166,7 +153,7 @@ def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
     if model_type.startswith("muse_glimmer"):
         gated = text.flag("use_attn_output_gate", default=True)
     else:
-        gated = model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
+        gated = model_type in TYPES["output_gated"] or (model_type == "k2_horizon" and text.has("attention_gate_func"))
     return query if gated else 0
 
 
@@ -178,18 +165,13 @@ def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden
     return LayerParameters((Linear("self_attn.q_proj", query), Linear("self_attn.o_proj", query)))
 
 
-def _uncached_attention(text: Fields, architecture: Architecture, hidden: int) -> LayerParameters:
+def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     """An encoder's layer, with all its projections."""
     heads = max(1, architecture.attention_heads)
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
-    return _projections(
-        hidden=hidden,
-        query=hidden * architecture.attention_heads * size,
-        output=hidden * architecture.attention_heads * size,
-        kv_heads=text.integer("num_key_value_heads", default=heads, high=MOST_HEADS),
-        key_size=size,
-        value_size=size,
-    )
+    kv_heads = text.integer("num_key_value_heads", default=heads, high=MOST_HEADS)
+    layer = AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=kv_heads, head_size=size, head_size_v=size)
+    return _attention(text, architecture, layer, hidden)
 
 
 def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:

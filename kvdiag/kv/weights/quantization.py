@@ -5,9 +5,12 @@ From a format's name, or from a config's quantization_config, which each tool wr
 compressed_tensors/).
 """
 
+import json
+import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
@@ -18,7 +21,6 @@ _PLAIN_BITS = 16.0
 _SCALE_BITS = 16
 _BLOCK_SCALE_BITS = 32
 _MX_GROUP = 32
-_NVFP4_GROUP = 16
 _USUAL_GROUP = 128
 _NF4_BLOCK = 64
 _NF4_OUTER_BLOCK = 256
@@ -46,47 +48,15 @@ class WeightFormat(StrEnum):
     NF4 = "nf4"
 
 
+_TABLE: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package__, "weight_formats.json") or b"")
 # Bits per weight of a linear layer with its scales, where only the format's name is known. fp8 with an fp32 scale per
 # 128 x 128 block; int4 symmetric and awq/gptq with zero points in groups of 128; nvfp4 with an fp8 scale per 16, mxfp4
 # with an e8m0 scale per 32, nf4 with an fp32 scale per 64.
-LINEAR_BITS: Mapping[WeightFormat, float] = {
-    WeightFormat.FP32: 32.0,
-    WeightFormat.BF16: _PLAIN_BITS,
-    WeightFormat.FP8: 8.0 + 32 / (128 * 128),
-    WeightFormat.INT8: 8.0,
-    WeightFormat.INT4: 4.0 + 16 / 128,
-    WeightFormat.AWQ: 4.0 + 16 / 128 + 4 / 128,
-    WeightFormat.GPTQ: 4.0 + 16 / 128 + 4 / 128,
-    WeightFormat.NVFP4: 4.0 + 8 / 16,
-    WeightFormat.MXFP4: 4.0 + 8 / 32,
-    WeightFormat.NF4: 4.0 + 32 / 64,
-}
-_ALIASES = {
-    "auto": None,
-    "fp16": WeightFormat.BF16,
-    "float16": WeightFormat.BF16,
-    "bfloat16": WeightFormat.BF16,
-    "half": WeightFormat.BF16,
-    "float32": WeightFormat.FP32,
-    "w8a8": WeightFormat.INT8,
-    "w4a16": WeightFormat.INT4,
-    "bnb": WeightFormat.NF4,
-    "bitsandbytes": WeightFormat.NF4,
-}
+LINEAR_BITS: Mapping[str, float] = _TABLE["linear_bits"]
+_ALIASES: Mapping[str, str | None] = _TABLE["aliases"]
 # ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
 # of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
-_ALGORITHMS: Mapping[str, tuple[int, int, int]] = {
-    name: (bits, scale_bits, group)
-    for bits, scale_bits, group, names in (
-        (8, 0, 0, "FP8 FP8_PER_CHANNEL_PER_TOKEN W8A16 W8A16_AWQ W8A8_SQ_PER_CHANNEL"),
-        (8, _BLOCK_SCALE_BITS, 128 * 128, "FP8_PB_WO FP8_BLOCK_SCALES FP8_PB_REAL"),
-        (8, 8, _MX_GROUP, "MXFP8"),
-        (4, 8, _MX_GROUP, "MXFP4 W4A8_MXFP4_FP8"),
-        (4, 8, _NVFP4_GROUP, "NVFP4 NVFP4_AWQ NVFP4_SVDQUANT W4A16_NVFP4 W4A8_NVFP4_FP8"),
-        (4, _SCALE_BITS, _USUAL_GROUP, "W4A8_AWQ W4A16_AWQ INT4_AWQ"),
-    )
-    for name in names.split()
-}
+_ALGORITHMS: Mapping[str, tuple[int, int, int]] = _TABLE["modelopt_algorithms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +98,11 @@ class Quantization:
 
 def parse_weight_format(name: str) -> WeightFormat | None:
     """A format by name; None for `auto`, which means what the config declares."""
-    lowered = name.lower()
-    if lowered in _ALIASES:
-        return _ALIASES[lowered]
-    if lowered not in {member.value for member in WeightFormat}:
+    chosen = _ALIASES.get(name.lower(), name.lower())
+    if chosen is not None and chosen not in LINEAR_BITS:
         known = ", ".join([*_ALIASES, *WeightFormat])
         raise KvModelError(f"unknown weight format {name[:40]!r}: give a size in bytes or one of {known}", "weights")
-    return WeightFormat(lowered)
+    return None if chosen is None else WeightFormat(chosen)
 
 
 def usual_quantization(weight_format: WeightFormat) -> Quantization:

@@ -20,6 +20,7 @@ from kvdiag.diagnosis.timeline_queries import (
     most_open,
     most_waiting,
     newest_devices,
+    pool_tokens,
     published_since,
     readings_of,
     server_bytes,
@@ -30,7 +31,7 @@ from kvdiag.diagnosis.timeline_queries import (
     torch_readings,
     whole_load,
 )
-from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Sample, Span, Timeline, Workload
+from kvdiag.model import MAX_COUNT, Allocator, Device, Engine, Facts, Gap, Load, Sample, Span, Timeline, Workload
 from tests.builders.values import GIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101))
@@ -323,3 +324,9 @@ def test_reason_is_that_of_the_newest_gap() -> None:
     assert "connection refused" == gap_reason(seen, beforehand, "engine")
     assert "no page" == gap_reason(timeline(), beforehand, "engine")
     assert gap_reason(timeline(), beforehand, "nvml") is None
+
+
+def test_tokens_of_a_pool_are_a_count_that_a_document_can_hold() -> None:
+    """A page may claim blocks of any size: their product stays within what counts are."""
+    assert MAX_COUNT == pool_tokens(replace(pool(capacity_tokens=None), block_tokens=2**50))
+    assert 16 * 6144 == pool_tokens(pool(capacity_tokens=None))

@@ -8,53 +8,68 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
-from kvdiag.kv.calibration.profiles import MOST_PROFILES, ProfileQuery, find_profile, measure, model_key, with_profile
-from kvdiag.kv.calibration.profiles import MeasuredOverheads as Measured
+from kvdiag.kv.calibration.profiles import (
+    MOST_PROFILES,
+    Profile,
+    ProfileQuery,
+    find_profile,
+    measure,
+    model_key,
+    with_profile,
+)
 from kvdiag.kv.families.architecture import parse_architecture
 from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
 PIB = 1 << 50
+SMALL = ProfileQuery(gpu_total_bytes=1000, model=MODEL, tensor_parallel=1, pipeline_parallel=1)
+
+
+def measured(total_bytes: int = 1000, **parts: Any) -> Profile:
+    """The profile of a small GPU."""
+    return Profile(
+        gpu_total_bytes=total_bytes, model=MODEL, tensor_parallel=1, pipeline_parallel=1, date="", source="", **parts
+    )
 
 
 @pytest.mark.parametrize(
     ("planned", "pool", "told", "expected"),
     [
-        (500, 400, {}, Measured(overhead_bytes=0)),
+        (500, 400, {}, measured(overhead_bytes=0)),
         (500, 401, {}, None),
-        (500, 300, {}, Measured(overhead_bytes=100)),
+        (500, 300, {}, measured(overhead_bytes=100)),
         (None, 300, {}, None),
         (None, 300, {"activation": 30, "non_torch": 10}, None),
         (None, 300, {"activation": 30, "consumed": 600}, None),
-        (500, 300, {"weights": 480}, Measured(overhead_bytes=120)),
-        (500, 300, {"graphs_estimate": 40}, Measured(overhead_bytes=60, graph_bytes=40)),
-        (500, 300, {"activation": 50}, Measured(overhead_bytes=100)),
-        (500, 300, {"non_torch": 50}, Measured(overhead_bytes=100)),
-        (500, 300, {"activation": 50, "non_torch": 7}, Measured(activation_bytes=50, context_bytes=7)),
+        (500, 300, {"weights": 480}, measured(overhead_bytes=120)),
+        (500, 300, {"graphs_estimate": 40}, measured(overhead_bytes=60, graph_bytes=40)),
+        (500, 300, {"activation": 50}, measured(overhead_bytes=100)),
+        (500, 300, {"non_torch": 50}, measured(overhead_bytes=100)),
+        (500, 300, {"activation": 50, "non_torch": 7}, measured(activation_bytes=50, context_bytes=7)),
         (
             500,
             300,
             {"activation": 50, "non_torch": 7, "graphs_estimate": 40},
-            Measured(activation_bytes=10, context_bytes=7, graph_bytes=40),
+            measured(activation_bytes=10, context_bytes=7, graph_bytes=40),
         ),
         (
             500,
             300,
             {"activation": 30, "non_torch": 7, "graphs_estimate": 40},
-            Measured(activation_bytes=0, context_bytes=7, graph_bytes=40),
+            measured(activation_bytes=0, context_bytes=7, graph_bytes=40),
         ),
         (
             None,
             300,
             {"activation": 50, "weights": 480, "consumed": 490},
-            Measured(activation_bytes=50, context_bytes=10),
+            measured(activation_bytes=50, context_bytes=10),
         ),
-        (500, 300, {"activation": 50, "weights": 480, "consumed": 470}, Measured(activation_bytes=50, context_bytes=0)),
-        (500, 300, {"peak_torch": 530, "weights": 480, "non_torch": 7}, Measured(activation_bytes=50, context_bytes=7)),
-        (500, 300, {"peak_torch": 470, "weights": 480, "non_torch": 7}, Measured(activation_bytes=0, context_bytes=7)),
-        (500, 300, {"peak_torch": 530, "consumed": 510}, Measured(overhead_bytes=100)),
+        (500, 300, {"activation": 50, "weights": 480, "consumed": 470}, measured(activation_bytes=50, context_bytes=0)),
+        (500, 300, {"peak_torch": 530, "weights": 480, "non_torch": 7}, measured(activation_bytes=50, context_bytes=7)),
+        (500, 300, {"peak_torch": 470, "weights": 480, "non_torch": 7}, measured(activation_bytes=0, context_bytes=7)),
+        (500, 300, {"peak_torch": 530, "consumed": 510}, measured(overhead_bytes=100)),
     ],
 )
-def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int], expected: Measured | None) -> None:
+def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int], expected: Profile | None) -> None:
     """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, and are told apart only
     where the engine tells both context and activation.
     """
@@ -62,7 +77,7 @@ def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int
     rank = RankReport(name="", pool=size(pool), **sizes)
     report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9), ranks=(rank,))
 
-    assert expected == measure(report, total_bytes=1000, weights_bytes=planned, pool_bytes=pool)
+    assert expected == measure(report, SMALL, weights_bytes=planned, pool_bytes=pool, date="", source="")
 
 
 @pytest.mark.parametrize(
@@ -78,16 +93,15 @@ def test_graphs_count_where_the_release_keeps_them(
     bare = RankReport(name="", pool=size(300), graphs_estimate=size(40), graphs_actual=size(60))
     split = replace(bare, activation=size(50), non_torch=size(7))
 
-    def taken(rank: RankReport) -> Measured | None:
+    def taken(rank: RankReport) -> Profile | None:
         settings = EngineSettings(version=version, memory_fraction_ratio=0.92)
         report = EngineReport(settings=settings, ranks=(rank,))
-        return measure(report, total_bytes=1000, weights_bytes=500, pool_bytes=300)
+        return measure(report, SMALL, weights_bytes=500, pool_bytes=300, date="", source="")
 
+    graphs: dict[str, Any] = {"graph_bytes": graph_bytes, "graphs_in_fraction": within, "engine_version": version}
     assert [
-        Measured(
-            context_bytes=7, activation_bytes=activation_bytes, graph_bytes=graph_bytes, graphs_in_fraction=within
-        ),
-        Measured(overhead_bytes=overhead_bytes, graph_bytes=graph_bytes, graphs_in_fraction=within),
+        measured(context_bytes=7, activation_bytes=activation_bytes, **graphs),
+        measured(overhead_bytes=overhead_bytes, **graphs),
     ] == [taken(split), taken(bare)]
 
 
@@ -95,7 +109,9 @@ def test_a_fraction_of_a_gpu_is_rounded_up() -> None:
     """0.9 x 1,001 = 900.9: 101 of 901 bytes are left beside 800."""
     report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9))
 
-    assert Measured(overhead_bytes=101) == measure(report, total_bytes=1001, weights_bytes=500, pool_bytes=300)
+    assert measured(1001, overhead_bytes=101) == measure(
+        report, replace(SMALL, gpu_total_bytes=1001), weights_bytes=500, pool_bytes=300, date="", source=""
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +136,8 @@ def test_what_a_plan_takes_of_a_profile(change: dict[str, Any], expected: tuple[
         overheads.graph_bytes,
         overheads.overhead_bytes,
     )
-    assert "measured: profile of 2026-01-02, log x.log" == overheads.source
+    assert PROFILE.date in overheads.source
+    assert PROFILE.source in overheads.source
 
 
 @pytest.mark.parametrize(

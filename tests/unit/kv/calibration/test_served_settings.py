@@ -184,7 +184,7 @@ def test_stages_of_unlike_size_have_no_one_block() -> None:
 
     known = facts(model_config=config, pipeline_parallel=2)
     assert (None, (BLOCK, BLOCK // 2)) == (model(known).block_bytes, model(known).layout.bytes_per_block)
-    assert bytes_problem(known) == "block sizes differ between pipeline stages"
+    assert "pipeline stages" in (bytes_problem(known) or "")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
+from kvdiag.kv.layout.groups import PageGroup, group_pages
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
 from tests.unit.kv.refused import refused
 
@@ -196,8 +196,8 @@ def test_bytes_and_blocks_of_a_group() -> None:
 
 def test_without_groups_nothing_is_padded() -> None:
     """And with equal ones neither."""
-    assert [0, 0, 1] == [padding_layers(group_pages([FULL] * 4 + [SLIDING] * more)) for more in (0, 4, 3)]
-    assert 0 == padding_layers(())
+    assert [0, 0, 1] == [plan_layout([FULL] * 4 + [SLIDING] * more).padding_layers for more in (0, 4, 3)]
+    assert 0 == plan_layout(()).padding_layers
 
 
 def test_no_layers_are_no_groups() -> None:
@@ -221,9 +221,9 @@ def test_latent_rows_and_indexer_rows_share_a_block_table() -> None:
 
 def test_rarer_layers_set_the_group_size_and_the_rest_is_padded() -> None:
     """Gemma-3-27b: 10 full and 52 sliding layers become 1 + 6 groups of 10, 8 layers of them padding."""
-    groups = group_pages(([SLIDING] * 5 + [FULL]) * 10 + [SLIDING] * 2)
+    layout = plan_layout(([SLIDING] * 5 + [FULL]) * 10 + [SLIDING] * 2)
 
-    assert (7, 8) == (len(groups), padding_layers(groups))
+    assert (7, 8) == (len(layout.groups), layout.padding_layers)
 
 
 def test_layers_are_dealt_out_in_turn() -> None:
