@@ -7,9 +7,6 @@ Decided in this order:
 2. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
 3. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
    shorter than the time between two samples, but torch keeps what they took: the minimum of free bytes records them.
-
-An exit is an engine that no longer answers together with a tenth of a device (`exit_freed_ratio`) that became free:
-a metrics endpoint that fails for a moment is none.
 """
 
 from __future__ import annotations
@@ -20,9 +17,10 @@ from dataclasses import dataclass, replace
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
+from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
 from kvdiag.formatting import format_bytes, plural
-from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Sample, Status, Timeline
+from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Status, Timeline
 
 ID = "spike.activation"
 
@@ -174,45 +172,3 @@ def _free(device: Device) -> int:
 def _others(device: Device | None, facts: Facts) -> int | None:
     server = None if device is None else server_bytes(device, facts.server_pids)
     return None if device is None or server is None or device.memory is None else device.memory.used_bytes - server
-
-
-@dataclass(frozen=True, slots=True)
-class ServerExit:
-    """An exit of the server; `gpu` is the one that had had the least free bytes before it."""
-
-    at_seconds: float
-    gpu: int
-    free_before_bytes: int
-    came_free_bytes: int
-    answered_before: bool
-
-
-def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit, ...]:
-    """Every time that no engine answered and much of a device of the server became free."""
-    if not any(_fails(sample) for sample in timeline.samples):
-        return ()
-    own = assigned_uuids(timeline, facts)
-    found: list[ServerExit] = []
-    answered = silent = False
-    least: dict[str, tuple[int, int]] = {}
-    for sample in timeline.samples:
-        if sample.engines:
-            if silent:
-                least = {}
-            answered, silent = True, False
-        elif _fails(sample):
-            silent = True
-        for device in server_devices(sample.devices, own):
-            if device.memory is None:
-                continue
-            now = (device.memory.free_bytes, device.index)
-            low = least[device.uuid] = min(least.get(device.uuid, now), now)
-            if silent and now[0] - low[0] >= limits.exit_freed_ratio * device.memory.total_bytes:
-                found.append(ServerExit(sample.at_seconds, low[1], low[0], now[0] - low[0], answered))
-                least, answered = {}, False
-                break
-    return tuple(found)
-
-
-def _fails(sample: Sample) -> bool:
-    return sample.engines is None and any(gap.source == "engine" and gap.kind == "failed" for gap in sample.gaps)

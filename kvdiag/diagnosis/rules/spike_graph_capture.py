@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.rules.spike_activation import server_exits
+from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Timeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.spike_activation import ServerExit, server_exits
+from kvdiag.diagnosis.server_exits import ServerExit, server_exits
 from kvdiag.model import Device, Engine, Facts, Gap, Sample, Timeline
 from tests.builders.values import GIB, NO_ANSWER, device, engine
 
