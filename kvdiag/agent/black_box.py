@@ -42,17 +42,12 @@ class BlackBox:
         try:
             if not self._attached and allocator.cuda() is not None:
                 self._attached = True
-                self._refusal = self._try_to_attach()
-        except Exception as error:  # noqa: BLE001 - reported to the reader while it lasts
-            return short(error)
+                sys.modules["torch._C"]._cuda_attach_out_of_memory_observer(self._observe)  # noqa: SLF001 - no public name
+        except Exception as error:  # noqa: BLE001 - whatever torch raises; before the attempt, while it lasts
+            if not self._attached:
+                return short(error)
+            self._refusal = short(error)
         return self._refusal
-
-    def _try_to_attach(self) -> str | None:
-        try:
-            sys.modules["torch._C"]._cuda_attach_out_of_memory_observer(self._observe)  # noqa: SLF001 - no public name
-        except Exception as error:  # noqa: BLE001 - whatever torch raises
-            return short(error)
-        return None
 
     def _observe(self, device: int, asked_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
         with contextlib.suppress(BaseException):

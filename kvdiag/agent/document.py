@@ -61,9 +61,9 @@ class Document:
         slow = now_seconds - self._slow_at_seconds >= SLOW_SECONDS
         if slow:
             self._slow_at_seconds = now_seconds
-            self._part("process", self._read_process)
+            self._part("process", lambda: self._process.update(process.identity(), title=process.title()))
             self._part("ranks", self._read_ranks)
-        self._part("host", self._read_host)
+        self._part("host", lambda: self._process.update(process.host_bytes()))
         self._part("torch", self._read_devices, now_seconds, slow, summary)
         return {
             "kvdiag_agent": FORMAT,
@@ -105,23 +105,17 @@ class Document:
         else:
             self._errors.pop(name, None)
 
-    def _read_process(self) -> None:
-        self._process.update(process.identity(), title=process.title())
-
     def _read_ranks(self) -> None:
         self._ranks = process.ranks()
-
-    def _read_host(self) -> None:
-        self._process.update(process.host_bytes())
 
     def _torch(self) -> dict[str, Any] | None:
         torch = sys.modules.get("torch")
         if torch is None:
             return None
         found: dict[str, Any] = {"version": str(getattr(torch, "__version__", ""))[:32], "settings": self._settings}
-        self._part("initialised", _read_initialised, found)
+        self._part("initialised", lambda: found.update(cuda_initialised=allocator.cuda() is not None))
         if self._devices:
-            self._part("backend", _read_backend, found)
+            self._part("backend", lambda: found.update(backend=str(sys.modules["torch.cuda"].get_allocator_backend())))
         return found
 
     def _read_devices(self, now_seconds: float, slow: bool, summary: bool | None) -> None:
@@ -191,14 +185,6 @@ def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None])
 def short(error: BaseException) -> str:
     """An error as publications write it."""
     return f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARACTERS]
-
-
-def _read_initialised(found: dict[str, Any]) -> None:
-    found["cuda_initialised"] = allocator.cuda() is not None
-
-
-def _read_backend(found: dict[str, Any]) -> None:
-    found["backend"] = str(sys.modules["torch.cuda"].get_allocator_backend())
 
 
 def _read_uuid(cuda: Any, device: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ def summarise(
     totals = _totals(found)
     pinned = [each for each in shared if each.pinned]
     sizes = Counter(size for each in found for size in each.live)
+    needed_bytes = segment_bytes(request_bytes, large_page_bytes, expandable=any(each.expandable for each in pool))
     return {
         **totals,
         "segments": len(found),
@@ -102,24 +103,14 @@ def summarise(
             [size, count] for size, count in sorted(sizes.items(), key=lambda item: -item[0] * item[1])[:MOST_SIZES]
         ],
         "request_bytes": request_bytes,
-        **_room(
-            usable,
-            request_bytes=request_bytes,
-            releasable_bytes=totals["releasable_bytes"],
-            stranded_bytes=totals["stranded_bytes"],
-            device_free_bytes=device_free_bytes,
-            needed_bytes=segment_bytes(
-                request_bytes, large_page_bytes, expandable=any(each.expandable for each in pool)
-            ),
-        ),
+        **_room(usable, totals, request_bytes, needed_bytes, device_free_bytes),
     }
 
 
-def _totals(segments: Iterable[_Segment]) -> dict[str, int]:
+def _totals(segments: list[_Segment]) -> dict[str, int]:
     """Reserved bytes and their parts."""
     parts = ("reserved", "live", "pending", "private", "releasable", "stranded")
-    held = list(segments)
-    return {f"{part}_bytes": sum(getattr(each, f"{part}_bytes") for each in held) for part in parts}
+    return {f"{part}_bytes": sum(getattr(each, f"{part}_bytes") for each in segments) for part in parts}
 
 
 class _Segment:
@@ -181,25 +172,23 @@ def _fullest_stream(segments: Iterable[_Segment]) -> Any:
 
 def _room(
     usable: list[tuple[int, int]],
-    *,
+    totals: Mapping[str, int],
     request_bytes: int,
     needed_bytes: int,
-    releasable_bytes: int,
-    stranded_bytes: int,
     device_free_bytes: int | None,
 ) -> dict[str, Any]:
     """Whether the request fits, and the share of the free bytes that it cannot use."""
     in_blocks = any(size >= request_bytes for size, _ in usable)
     if device_free_bytes is None:
         return {"fits": True if in_blocks else None, "unusable_ratio": None}
-    driver_bytes = device_free_bytes + releasable_bytes
+    driver_bytes = device_free_bytes + totals["releasable_bytes"]
     obtainable = driver_bytes >= needed_bytes
     reachable = driver_bytes if obtainable else 0
     for size, back in usable:
         if size >= request_bytes:
             # Its releasable part is counted among the driver's bytes already.
             reachable += size - back if obtainable else size
-    free_bytes = driver_bytes + stranded_bytes
+    free_bytes = driver_bytes + totals["stranded_bytes"]
     return {
         "fits": in_blocks or obtainable,
         "unusable_ratio": round(1 - reachable / free_bytes, 4) if free_bytes else 0.0,

@@ -17,7 +17,7 @@ IDLE_BYTES = 2**30
 NO_GPU = frozenset({"", "void", "none"})
 """Values of NVIDIA_VISIBLE_DEVICES by which NVIDIA's container runtime gives no GPU (libnvidia-container, README)."""
 
-RUN_IN_CONTAINER = "give the container the NVIDIA runtime with NVIDIA_VISIBLE_DEVICES and NVIDIA_DRIVER_CAPABILITIES="
+RUN_IN_CONTAINER = "run the container with the NVIDIA runtime, NVIDIA_VISIBLE_DEVICES and NVIDIA_DRIVER_CAPABILITIES="
 
 
 def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:

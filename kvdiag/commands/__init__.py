@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "Check access to GPUs, server, agents and Prometheus.",
     "explain": "Explain a verdict: symptom, likely cause, how to confirm, what to change.",
     "agent": "Install the agent that reports torch's memory from inside a server.",
-    "drill": "Serve a simulated server with a chosen fault.",
+    "drill": "Run a simulated server with a chosen fault.",
 }
 """One-line help by name. A command's module is `kvdiag/commands/NAME.py`; its click command is called `command`."""
 

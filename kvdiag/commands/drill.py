@@ -27,9 +27,10 @@ STOP_SECONDS = 5.0
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Loopback port; 0 picks a free one.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="Also stop when standard input ends.")
 def command(scenario: str, port: int, until_eof: bool) -> int:
-    """Serve a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
+    """Run a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
 
-    It answers vLLM's completions and metrics over HTTP on loopback, and has a simulated GPU.
+    It serves vLLM's completions and metrics endpoints on loopback, and has a simulated GPU. `kvdiag run --help` lists
+    the scenarios.
     """
     chosen = _scenario(scenario)
     try:

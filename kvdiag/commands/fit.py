@@ -62,7 +62,7 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
     type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
     default=MODELLED_ENGINE,
     show_default=True,
-    help="Whose overheads to add; generic adds none.",
+    help="Engine whose overheads to add; generic adds none.",
 )
 @click.option("--request-rate", type=float, help="Requests per second, instead of --concurrency.")
 @click.option("--prompt-tokens", type=float, help="Mean prompt length with --request-rate.")
@@ -75,11 +75,11 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.option("--kv-bytes-per-token", type=int, help="KV bytes per token and GPU, for unknown architectures.")
 @click.option("--block-size", type=int, help="Tokens per block.")
 @click.option("--max-num-batched-tokens", type=int, help="Tokens per engine step.")
-@click.option("--max-in-flight-tokens", type=int, help="Tokens in flight over all steps, instead of per step.")
+@click.option("--max-in-flight-tokens", type=int, help="Total tokens in flight, instead of tokens per step.")
 @click.option(
     "--mamba-cache-mode",
     type=click.Choice([mode.value for mode in StateCacheMode]),
-    help="Prefix caching of recurrent states (Mamba and its kin).",
+    help="Prefix-cache mode of recurrent states (such as Mamba).",
 )
 @click.option("--mamba-ssm-cache-dtype", help="Number format of recurrent states [the model's].")
 @click.option("--no-prefix-caching", is_flag=True, help="Assume prefix caching is off.")
@@ -88,7 +88,7 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
     default=None,
     help="Sliding-window layers free old blocks (vLLM's default).",
 )
-@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step; MTP layers then count.")
+@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step; also counts MTP layers.")
 @click.option(
     "--platform",
     type=click.Choice([one.value for one in Platform]),
@@ -208,7 +208,7 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
     plan = scenario_plan(scenario)
     levers = find_levers(scenario, plan) if plan.outcome is not Outcome.FITS else ()
     notes = [
-        f"CUDA context, activation and graphs: {scenario.overheads.source}",
+        f"source of CUDA context, activation and graphs: {scenario.overheads.source}",
         *_profile_notes(profile),
         *filter(
             None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]

@@ -21,8 +21,8 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.history.columns import JOIN_SECONDS
 from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE, Survey, Window, read, survey
-from kvdiag.feeds.history.replica_timeline import JOIN_SECONDS
 from kvdiag.feeds.history.series_join import Replica, image_of
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.outputs.documents import fleet_document

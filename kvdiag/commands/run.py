@@ -208,7 +208,7 @@ async def _run(
                 nvml=connection.nvml,
                 agents=agents,
                 facts=facts,
-                recorder=recorder,
+                record=recorder.add,
                 pace=Pace(),
                 clock=clock,
                 load=requests.load,

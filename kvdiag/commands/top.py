@@ -35,7 +35,7 @@ from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
 from kvdiag.outputs.terminal.top_frame import View, frame, verdict
 from kvdiag.outputs.terminal.top_memory import Room
-from kvdiag.sources.daemon_client import DaemonReading, DaemonSource
+from kvdiag.sources.daemon_client import DaemonReading, read_daemon
 from kvdiag.sources.http import HttpReader, Unreadable
 
 REFRESH_SECONDS = 1.0
@@ -206,7 +206,7 @@ class _Daemon:
 
     def __init__(self, client: httpx2.AsyncClient, pace_seconds: float) -> None:
         self._address = str(client.base_url).rstrip("/")
-        self._source = DaemonSource(HttpReader(client))
+        self._http = HttpReader(client)
         self._pace_seconds = pace_seconds
         self._reading: DaemonReading | None = None
         self._problem: str | None = None
@@ -218,7 +218,7 @@ class _Daemon:
 
     async def read(self) -> None:
         try:
-            self._reading, self._problem = await self._source.read(), None
+            self._reading, self._problem = await read_daemon(self._http), None
             self.is_there = self.has_answered = True
         except Unreadable as unreadable:
             self._problem = f"the daemon at {self._address}: {unreadable}"

@@ -98,7 +98,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} more than explained")
+        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} unexplained")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)
@@ -234,7 +234,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
 
 LONG_CONTEXT = Step(
     id="long_context",
-    title="One request of 16K: growth must be linear",
+    title="One request of 16K tokens: growth must be linear",
     workload=Workload(requests=1, prompt_tokens=16384, max_tokens=128, hold_seconds=1.5),
     cycles=1,
     judge=_judge_long_context,

@@ -24,23 +24,6 @@ SOURCE = "engine"
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What an engine reports, so that a rule that needs more can say so."""
-
-    has_usage: bool
-    """The share of its KV pool in use."""
-
-    has_blocks: bool
-    """Its KV pool in blocks of a known number of tokens."""
-
-    has_salt: bool
-    """A cache salt with each request, which keeps tenants' prefixes apart."""
-
-    has_sleep: bool
-    """A sleep mode, in which its memory is given back."""
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A server's version, model id, model folder or hub name, and longest request in tokens."""
@@ -106,7 +89,6 @@ class EngineAdapter:
     title: str
     """As texts write it."""
 
-    capabilities: Capabilities
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
 
     metrics: Mapping[str, Meaning]

@@ -56,16 +56,14 @@ def gather(
         elif path.is_dir():
             read, gaps = read_folder(path)
             if not read:
-                damaged = (
-                    f": {gaps[0].reason}"
-                    if gaps
-                    else ": no allocation failed under an agent, or it is the wrong folder"
-                )
-                gaps = (*gaps, Gap("black_box", "absent", f"no black box in {path}{damaged}"))
+                reason = gaps[0].reason if gaps else "no allocation failed under an agent, or it is the wrong folder"
+                gaps = (*gaps, Gap("black_box", "absent", f"no black box in {path}: {reason}"))
             found += read
             case = replace(case, gaps=(*case.gaps, *gaps))
         else:
-            found.append(read_file(path, _read(path)))
+            if path.exists() and not path.is_file():
+                raise KvdiagError(f"{path} is not a file")
+            found.append(read_file(path, read_long_log(path)[0]))
     return _with_box(case, found)
 
 
@@ -106,12 +104,6 @@ def recognise(path: Path) -> Kind:
     if first.startswith(b"{") and b'"kvdiag_agent"' in first:
         raise KvdiagError(f"{path} is an agent's publication of a running process: give the folder, or an oom-….json")
     return "log"
-
-
-def _read(path: Path) -> bytes:
-    if not path.exists() or path.is_file():
-        return read_long_log(path)[0]
-    raise KvdiagError(f"{path} is not a file")
 
 
 def _with_log(case: Case, path: Path) -> Case:

@@ -9,7 +9,7 @@ skips it, for documents that are shown, not judged, and may come from another ve
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -83,8 +83,13 @@ def _value(hint: Any, item: Any, where: str, lenient: bool) -> Any:
     if origin in (Union, types.UnionType):
         if item is None and type(None) in arguments:
             return None
-        choices = [choice for choice in arguments if choice is not type(None)]
-        return _one_of(choices, item, where, lenient)
+        problems = []
+        for choice in (choice for choice in arguments if choice is not type(None)):
+            try:
+                return _value(choice, item, where, lenient)
+            except ValueError as error:
+                problems.append(error)
+        raise problems[0]
     if origin is Literal:
         if item not in arguments:
             raise ValueError(f"{where} is {str(item)[:40]!r}, not one of {', '.join(map(str, arguments))}")
@@ -100,31 +105,13 @@ def _value(hint: Any, item: Any, where: str, lenient: bool) -> Any:
     return _scalar(hint, item, where)
 
 
-def _one_of(choices: list[Any], item: Any, where: str, lenient: bool) -> Any:
-    problems = []
-    for choice in choices:
-        try:
-            return _value(choice, item, where, lenient)
-        except ValueError as error:
-            problems.append(error)
-    raise problems[0]
-
-
 def _scalar(hint: Any, item: Any, where: str) -> Any:
     # bool is an int to Python, and an int a float to JSON: neither confusion may pass, or 1 would be True.
     if hint is float and isinstance(item, int | float) and not isinstance(item, bool):
-        return _finite(item, where)
+        # JSON has no infinity, but 1e999 reads as one, and whole numbers of any length.
+        if not abs(item) <= sys.float_info.max:
+            raise ValueError(f"{where} is not a finite number")
+        return float(item)
     if hint in (int, str, bool) and type(item) is hint:
         return item
     raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, not {type(item).__name__}")
-
-
-def _finite(item: float, where: str) -> float:
-    """JSON has no infinity, but 1e999 reads as one, and whole numbers of any length."""
-    try:
-        number = float(item)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{where} is not a finite number")
-    return number

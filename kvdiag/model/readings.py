@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from kvdiag.model.validation import MAX_BYTES, Checked
@@ -96,19 +96,6 @@ def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.uuid not in parents)
 
 
-ENGINE_COUNTS = (
-    "requests_running",
-    "requests_waiting",
-    "requests_waiting_for_capacity",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "prefix_queries_total",
-    "prefix_hits_total",
-)
-"""The fields of an `Engine` that are whole numbers."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Checked):
     """One engine (data-parallel rank) as its page shows it; `engine` is the page's label, "0" where it has none."""
@@ -131,6 +118,10 @@ class Engine(Checked):
         if self.requests_running is None or self.requests_waiting is None:
             return None
         return self.requests_running == 0 and self.requests_waiting == 0
+
+
+ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == "int | None")
+"""The fields of an `Engine` that are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,15 +58,10 @@ class Sample(Checked):
     @property
     def engines_idle(self) -> bool | None:
         """Whether every engine says that it is idle; `None` where one does not say or was not seen."""
-        if not self.engines:
-            return None
-        reported = True
-        for engine in self.engines:
-            idle = engine.idle
-            if idle is False:
-                return False
-            reported = reported and idle is not None
-        return True if reported else None
+        idle = [engine.idle for engine in self.engines or ()]
+        if False in idle:
+            return False
+        return True if idle and None not in idle else None
 
     @property
     def open_requests(self) -> int:

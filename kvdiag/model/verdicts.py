@@ -22,12 +22,9 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """One figure behind a finding: name, value, unit, and the source that measured it."""
+class Evidence(Quantity):
+    """One figure behind a finding, and the source that measured it."""
 
-    name: str
-    value: float | str | None
-    unit: str
     source: str
 
 

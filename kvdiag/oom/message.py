@@ -8,8 +8,10 @@ advice at the end of torch's message is printed whether or not it fits (pytorch#
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Literal
 
 from kvdiag.model import MAX_BYTES
@@ -103,51 +105,14 @@ class Shortage:
         return sum(size for _, size in self.others) if self.others and self.process_bytes is not None else None
 
 
-_WORDINGS: tuple[tuple[Kind, str], ...] = (
-    ("absurd", r"Tried\s+to\s+allocate\s+more\s+than\s+1\s?EB"),
-    ("torch", r"out\s+of\s+memory(?:[.:,!]|\s+\([^()]{0,200}\)\.)?\s+[Tt]ried\s+to\s+allocate(?!\s+more)"),
-    (
-        "torch",
-        r"\b(?:CUDA|cuda|Cuda|HIP|XPU|NPU|MUSA|MPS\s+backend)\s+out\s+of\s+memory(?!\s+occurred|[.:,!]?\s+[TtA]\w)",
-    ),
-    ("torch", r"(?<!ray\.exceptions\.)OutOfMemoryError\s{0,2}[:(]"),
-    ("torch", r"Out\s+of\s+memory\s+(?:while\s+trying\s+to\s+allocate|allocating)\s+\d"),
-    ("limit", r"Allocation\s+was\s+preemptively\s+rejected|Preemptively\s+rejecting\s+allocation"),
-    ("async", r"Allocation\s+on\s+device\s+\d{1,4}\s+would\s+exceed\s+allowed\s+memory"),
-    ("driver", r"(?:CUDA|HIP)\s+(?:driver\s+|runtime\s+)?error(?:\s+in\s[^\n]{0,120})?:?\s+out\s+of\s+memory"),
-    ("driver", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"),
-    ("driver", r"cuda\s+runtime\s+error\s+\(2\)\s{0,2}:\s+out\s+of\s+memory"),
-    ("driver", r"(?:cudaMalloc|hipMalloc)\w{0,12}\s+failed:\s+out\s+of\s+memory"),
-    ("library", r"(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT|HIPBLAS|ROCBLAS|MIOPEN)_STATUS_ALLOC_FAILED"),
-    ("library", r"C(?:uda|UDA)\s+failure(?:\s+\d{1,5})?\s+'out\s+of\s+memory'"),
-    ("library", r"Failed\s+to\s+(?:CUDA|Cuda|cuda)\s+(?:calloc|malloc|host\s+alloc)"),
-    ("workspace", r"Failed\s+to\s+allocate\s+memory\s+for\s+\w{1,80}\s+with\s+size\s+\d"),
-    (
-        "masked",
-        r"NVML_SUCCESS\s{0,2}==\s{0,2}(?:\w{1,12}|DriverAPI::get\(\)->\w{1,60}\([^()\n]{0,80}\))\s+INTERNAL\s+ASSERT",
-    ),
-    ("capture", r"Capture\s+cuda\s+graph\s+failed"),
-    ("capture", r"cudaErrorStreamCapture\w{1,40}|operation\s+not\s+permitted\s+when\s+stream\s+is\s+capturing"),
-    ("capture", r"operation\s+failed\s+due\s+to\s+a\s+previous\s+error\s+during\s+capture"),
-    ("warmup", r"out\s+of\s+memory\s+occurred\s+when\s+warming\s+up\s[^\n]{0,60}?with\s+\d{1,9}\s+dummy"),
-    ("budget", r"Free\s+memory\s+on\s+device\s[^()\n]{0,40}\([^()\n]{1,60}\)\s+on\s+startup\s+is\s+less\s+than"),
-    ("blocks", r"No\s+available\s+memory\s+for\s+the\s+cache\s+blocks"),
-    ("context", r"[Tt]o\s+serve\s+at\s+least\s+one\s+request\s+with"),
-    ("context", r"max\s+seq\s+len\s+\(\d{1,12}\)\s+is\s+larger\s+than\s+the\s+maximum\s+number\s+of\s+tokens"),
-    ("context", r"Input\s+prompt\s+\(\d{1,12}\s+tokens\)\s+is\s+too\s+long\s+and\s+exceeds\s+the\s+capacity"),
-    ("profiling", r"Error\s+in\s+memory\s+profiling\."),
-    ("host", r"Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory|oom-kill:constraint"),
-    ("host", r"OOMKilled|OOM[ -]?killed|(?m:^\s{0,8}(?:\[\d{1,4}\]\W{1,4}\d{1,8}\s{1,4})?Killed\s{0,4}$)"),
-    ("host", r"(?:exit(?:ed|\s+with)?(?:\s+with)?\s+(?:code|status)|exit\s?code|exitCode\"?)\s{0,2}[:=]?\s{0,2}137\b"),
-    ("host", r"DefaultCPUAllocator:[^\n]{0,60}allocate\s+memory|Cannot\s+allocate\s+memory|\bMemoryError\b"),
-    ("host", r"Unable\s+to\s+allocate\s+\d[^\n]{0,20}\s+for\s+an\s+array"),
-    # Ray's own watch over the node's memory.
-    ("host", r"killed\s+due\s+to\s+(?:the\s+node\s+running\s+low\s+on\s+memory|memory\s+pressure\s+\(OOM\))"),
-)
+_WORDINGS = json.loads(resources.files("kvdiag.oom").joinpath("wordings.json").read_bytes())
 
-ANCHORS = tuple((kind, re.compile(pattern)) for kind, pattern in _WORDINGS)
+ANCHORS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in _WORDINGS["anchors"]
+)
 """Where a message of each kind begins. Hints that engines print beforehand ("If out-of-memory error occurs …") and
-what they print of their memory when all is well match none of them."""
+what they print of their memory when all is well match none of them. A blank stands for any whitespace.
+"""
 
 
 def parse_shortage(kind: Kind, text: str) -> Shortage:
@@ -156,7 +121,7 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
     # A message may be wrapped between words, or in the middle of one, which only shows without any blanks.
     spaced, squeezed = " ".join(text.split()), "".join(text.split())
     told: dict[str, Any] = {}
-    for name, form, pattern, without_blanks in _FIGURES.get(kind, _ALLOCATION):
+    for name, form, pattern, without_blanks in _FIGURES.get(kind, _FIGURES["allocation"]):
         found = pattern.search(spaced) or without_blanks.search(squeezed)
         value = None if found is None else _value(form, found)
         if value is not None:
@@ -177,70 +142,15 @@ def _squeezed(pattern: str) -> re.Pattern[str]:
     return re.compile(re.sub(r" (?:\?|\{\d+,\d+\})?", "", pattern).replace(r"(?!\w)", "").replace(r"\b", ""))
 
 
-def _figures(*table: tuple[str, str, str]) -> tuple[tuple[str, str, re.Pattern[str], re.Pattern[str]], ...]:
-    return tuple((name, form, re.compile(pattern), _squeezed(pattern)) for name, form, pattern in table)
+def _figure(field: str, form: str, wording: str) -> tuple[str, str, re.Pattern[str], re.Pattern[str]]:
+    pattern = wording.replace("<size>", SIZE).replace("<whole>", _WHOLE)
+    return field, form, re.compile(pattern), _squeezed(pattern)
 
 
-_ALLOCATION = _figures(
-    ("asked_bytes", "size", rf"[Tt]ried to allocate {SIZE}"),
-    ("asked_bytes", "size", rf"[Rr]equested(?: size)? {{0,8}}:? {{0,2}}{SIZE}"),
-    ("asked_bytes", "size", rf"(?:trying to allocate|allocating) {SIZE}"),
-    ("asked_bytes", "size", rf"(?:calloc|malloc|alloc)(?: async)? {SIZE}"),
-    ("asked_bytes", "count", rf"with size {_WHOLE} and alignment"),
-    ("device", "count", r"\b(?:GPU|NPU|XPU|[Dd]evice|cuda:) ?(\d{1,4})\b"),
-    ("total_bytes", "size", rf"total capaci?ty of {SIZE}"),
-    ("total_bytes", "size", rf"{SIZE} total capacity"),
-    ("total_bytes", "size", rf"Device limit {{0,8}}: {{0,2}}{SIZE}"),
-    ("free_bytes", "size", rf"of which {SIZE} is free"),
-    ("free_bytes", "size", rf"{SIZE} free(?:;|\)|,| )"),
-    ("free_bytes", "size", rf"Free \(according to CUDA\) {{0,8}}: {{0,2}}{SIZE}"),
-    ("allowed_bytes", "size", rf"{SIZE} allowed\b"),
-    ("allowed_bytes", "size", rf"PyTorch limit \([^()]{{1,60}}\) {{0,8}}: {{0,2}}{SIZE}"),
-    ("allowed_bytes", "size", rf"max allowed: {SIZE}"),
-    ("allocated_bytes", "size", rf"{SIZE} is allocated by PyTorch"),
-    ("allocated_bytes", "size", rf"{SIZE} already allocated"),
-    ("allocated_bytes", "size", rf"Currently allocated {{0,8}}: {{0,2}}{SIZE}"),
-    ("allocated_bytes", "size", rf"MPS allocated: {SIZE}"),
-    ("private_bytes", "size", rf"{SIZE} allocated in private pools"),
-    ("unallocated_bytes", "size", rf"{SIZE} is reserved by PyTorch but unallocated"),
-    ("reserved_bytes", "size", rf"{SIZE} reserved in total by PyTorch"),
-    # Up to torch 1.3, where what is cached comes beside what is allocated.
-    ("unallocated_bytes", "size", rf"{SIZE} cached\b"),
-    ("process_bytes", "size", rf"this process has {SIZE} memory in use"),
-)
-
-_FIGURES = {
-    "warmup": _figures(("requests", "count", rf"with {_WHOLE} dummy")),
-    "budget": _figures(
-        ("device", "count", r"on device (?:\w{1,12}:)?(\d{1,4})\b"),
-        ("free_bytes", "gib", r"\((\d{1,7}(?:\.\d{1,6})?)/\d"),
-        ("total_bytes", "gib", r"/(\d{1,7}(?:\.\d{1,6})?) ?Gi?B\) on startup"),
-        ("fraction_ratio", "ratio", r"\((0?\.\d{1,20}|[01](?:\.\d{1,20})?), \d"),
-        ("needed_bytes", "gib", r"\([01]?(?:\.\d{1,20})?, (\d{1,7}(?:\.\d{1,6})?) ?Gi?B"),
-    ),
-    "blocks": (),
-    "context": _figures(
-        ("asked_tokens", "count", rf"max(?:imum)? (?:seq|sequence|model) len(?:gth)? \({_WHOLE}\)"),
-        ("asked_tokens", "count", rf"Input prompt \({_WHOLE} tokens\)"),
-        ("needed_bytes", "size", rf"{SIZE} KV cache is needed"),
-        ("available_bytes", "size", rf"available KV cache memory \({SIZE}"),
-        ("fitting_tokens", "count", rf"estimated maximum model length is {_WHOLE}"),
-        ("fitting_tokens", "count", rf"stored in KV cache \({_WHOLE}\)"),
-    ),
-    "profiling": _figures(
-        ("before_bytes", "size", rf"Initial free memory {SIZE}"),
-        ("free_bytes", "size", rf"current free memory {SIZE}"),
-        # V0 prints plain bytes.
-        ("before_bytes", "count", rf"Initial free memory {_WHOLE}(?![.,]?\d)"),
-        ("free_bytes", "count", rf"current free memory {_WHOLE}(?![.,]?\d)"),
-    ),
-    "host": _figures(
-        ("process_bytes", "kib", rf"anon-rss:{_WHOLE}kB"),
-        ("asked_bytes", "size", rf"tried to allocate {SIZE}"),
-        ("asked_bytes", "size", rf"Unable to allocate {SIZE}"),
-    ),
-}
-"""Field of `Shortage` to the forms and wordings of it, by kind; the other kinds are allocations."""
+_FIGURES = {kind: tuple(_figure(*row) for row in rows) for kind, rows in _WORDINGS["figures"].items()}
+"""Field of `Shortage`, form and wordings of it, by kind; the kinds that are not listed are allocations. torch up to 1.3
+prints what is cached beside what is allocated, vLLM V0 prints plain bytes in its profiling error.
+"""
 
 _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
 _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)

@@ -8,29 +8,16 @@ import json
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Literal
+from typing import Literal, get_args
 
 from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, Kind
 
-Phase = Literal[
-    "load",
-    "profile",
-    "kv_pool",
-    "graph_capture",
-    "warmup",
-    "startup",
-    "wake",
-    "prefill",
-    "decode",
-    "request",
-    "sampler",
-    "logprobs",
-    "encoder",
-    "kv_growth",
-]
+ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"]
 """`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch."""
 
-SERVING: frozenset[Phase] = frozenset({"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"})
+StartPhase = Literal["load", "profile", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
+Phase = Literal[StartPhase, ServingPhase]
+SERVING: frozenset[Phase] = frozenset(get_args(ServingPhase))
 IN_WORDS: dict[Phase, str] = {
     "load": "while loading the weights",
     "profile": "during the profile run, before the KV pool exists",
@@ -102,7 +89,7 @@ def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) 
     if kind == "capture" or said == "graph_capture":
         return "graph_capture", "message"
     framed = _framed(text, position)
-    if framed is not None and framed not in {"request", "startup"}:
+    if framed not in {None, "request", "startup"}:
         return framed, "traceback"
     if said is not None:
         return said, "message"
@@ -117,21 +104,16 @@ def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) 
 def _framed(text: str, position: int) -> Phase | None:
     """By the functions of the traceback that ends in the message, or that is printed after it."""
     before = text[max(0, position - TRACEBACK_CHARACTERS) : position]
-    begin = before.rfind(_TRACEBACK)
-    if begin >= 0:
+    after = text[position : position + TRACEBACK_CHARACTERS]
+    tail = before[-TRACEBACK_CHARACTERS // 4 :]
+    if (begin := before.rfind(_TRACEBACK)) >= 0:
         stack = before[begin:]
+    elif (begin := after.find(_TRACEBACK, 0, MAX_MESSAGE_CHARACTERS)) >= 0:
+        stack = after[begin:]
     else:
-        after = text[position : position + TRACEBACK_CHARACTERS]
-        begin = after.find(_TRACEBACK, 0, MAX_MESSAGE_CHARACTERS)
-        stack = after[begin:] if begin >= 0 else ""
-        if not stack and 'File "' in before[-TRACEBACK_CHARACTERS // 4 :]:
-            stack = before[-TRACEBACK_CHARACTERS // 4 :]
+        stack = tail if 'File "' in tail else ""
     return next((phase for phase, pattern in _FRAMES if stack and pattern.search(stack)), None)
 
 
 def _progress(lines: Sequence[str]) -> Phase | None:
-    for text in reversed(lines):
-        for phase, pattern in _PROGRESS:
-            if pattern.search(text):
-                return phase
-    return None
+    return next((phase for text in reversed(lines) for phase, pattern in _PROGRESS if pattern.search(text)), None)

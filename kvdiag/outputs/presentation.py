@@ -77,7 +77,7 @@ def headline(findings: Iterable[Finding]) -> str:
     problems = problems_of(findings)
     if not problems:
         return ""
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    more = f" (and {plural(len(problems) - 1, 'more finding')})" if len(problems) > 1 else ""
     return f"{problems[0].id}: {problems[0].summary}{more}"
 
 

@@ -6,5 +6,3 @@ It shares no code with the diagnosis, and shows it only what a real server and a
 from kvdiag.sim.nvml_state import RemoteNvml
 from kvdiag.sim.scenarios import SCENARIOS, Scenario
 from kvdiag.sim.server import Drill
-
-__all__ = ["SCENARIOS", "Drill", "RemoteNvml", "Scenario"]

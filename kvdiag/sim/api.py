@@ -96,8 +96,7 @@ class Api:
         completion = parse_completion(asked.body, self._limits)
         identity = f"cmpl-{secrets.token_hex(8)}"
         if completion.stream:
-            events = self._stream(identity, completion, asked.gone)
-            return Response(stream=events, content_type=EVENT_STREAM_TYPE)
+            return Response(stream=self._stream(identity, completion, asked.gone), content_type=EVENT_STREAM_TYPE)
         texts = [""] * len(completion.prompts)
         reasons: list[str | None] = [None] * len(completion.prompts)
         generated = 0
@@ -109,8 +108,7 @@ class Api:
                 generated += output.token is not None
                 reasons[index] = output.finish_reason
         choices = [_choice(index, text, reasons[index]) for index, text in enumerate(texts)]
-        answer = self._envelope(identity, choices)
-        return Response.json({**answer, "usage": _usage(completion, generated)})
+        return Response.json({**self._envelope(identity, choices), "usage": _usage(completion, generated)})
 
     async def _stream(self, identity: str, completion: Completion, gone: asyncio.Event) -> AsyncGenerator[str]:
         generated = 0

@@ -17,7 +17,7 @@ from kvdiag.sim.blocks import BlockPool
 from kvdiag.sim.gpu import Block, CachingAllocator, DeviceFullError, Gpu, OutOfMemoryError, round_up
 from kvdiag.sim.model_folder import BFLOAT16_BYTES
 from kvdiag.sim.scenarios import Comb, Scenario
-from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler, SchedulerLimits
+from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler
 from kvdiag.sim.statistics import Statistics
 
 STEP_SECONDS = 0.004
@@ -66,13 +66,7 @@ class Engine:
         self.total_blocks = self._load()
         self.scheduler = Scheduler(
             BlockPool(self.total_blocks, prefix_caching=scenario.prefix_caching),
-            SchedulerLimits(
-                max_batched_tokens=scenario.max_batched_tokens,
-                max_running=scenario.max_running,
-                max_model_len_tokens=scenario.max_model_len_tokens,
-                block_tokens=scenario.block_tokens,
-                reserve_full_prompt=scenario.reserve_full_prompt,
-            ),
+            scenario,
             blocks_kept_at_finish=scenario.blocks_kept_per_request,
         )
         self.statistics = Statistics(scenario, self.total_blocks)
@@ -171,7 +165,10 @@ class Engine:
                 self._keep(math.prod(shape) * BFLOAT16_BYTES)
         if scenario.comb is not None:
             self._comb(scenario.comb)
-        self._profile()
+        # A dummy step of the largest batch, whose activations are freed (mem_utils.py: memory_profiling).
+        for block in list(map(self.allocator.allocate, self._activations(scenario.max_batched_tokens))):
+            self.allocator.free(block)
+        self.allocator.empty_cache()
         if scenario.kv_cache_memory_bytes is not None:
             available = scenario.kv_cache_memory_bytes
         else:
@@ -196,12 +193,6 @@ class Engine:
             self._keep(comb.tooth_bytes)
         for piece in pieces:
             self.allocator.free(piece)
-
-    def _profile(self) -> None:
-        """Run a dummy step of the largest batch and free its activations (mem_utils.py: memory_profiling)."""
-        for block in list(map(self.allocator.allocate, self._activations(self.scenario.max_batched_tokens))):
-            self.allocator.free(block)
-        self.allocator.empty_cache()
 
     def _activations(self, batch_tokens: int, longest_prefill_tokens: int = 0) -> Iterator[int]:
         scenario = self.scenario

@@ -230,13 +230,10 @@ def round_up(size_bytes: int, step_bytes: int) -> int:
 
 def size_text(size_bytes: int) -> str:
     """A size as torch's messages write it (format_size in CUDACachingAllocator.cpp)."""
-    if size_bytes <= KIB:
-        return f"{size_bytes} bytes"
-    if size_bytes <= MIB:
-        return f"{size_bytes / KIB:.2f} KiB"
-    if size_bytes <= GIB:
-        return f"{size_bytes / MIB:.2f} MiB"
-    return f"{size_bytes / GIB:.2f} GiB"
+    for unit_bytes, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes > unit_bytes:
+            return f"{size_bytes / unit_bytes:.2f} {unit}"
+    return f"{size_bytes} bytes"
 
 
 def _segment_bytes(rounded_bytes: int) -> int:

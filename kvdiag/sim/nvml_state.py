@@ -3,7 +3,7 @@
 Only functions that kvdiag's NVML source calls are simulated; constants, structs and error classes are pynvml's own.
 """
 
-# ruff: noqa: N802 - the names are NVML's and pynvml's
+# ruff: noqa: N802, N815 - the names are NVML's and pynvml's
 from __future__ import annotations
 
 import http.client
@@ -79,15 +79,13 @@ class RemoteNvml:
             raise self.NVMLError(self.NVML_ERROR_INVALID_ARGUMENT)
         return index
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
+    def nvmlDeviceGetUUID(self, handle: int) -> Any:
         """The device's identity."""
-        uuid: str = self._known()["devices"][handle]["uuid"]
-        return uuid
+        return self._known()["devices"][handle]["uuid"]
 
-    def nvmlDeviceGetName(self, handle: int) -> str:
+    def nvmlDeviceGetName(self, handle: int) -> Any:
         """The product's name."""
-        name: str = self._known()["devices"][handle]["name"]
-        return name
+        return self._known()["devices"][handle]["name"]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         """The device's memory, in struct version 2 on request."""
@@ -101,10 +99,6 @@ class RemoteNvml:
             version=version, total=total, reserved=reserved, free=free, used=device["used_bytes"]
         )
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
-        """The same list by its versioned name."""
-        return self.nvmlDeviceGetComputeRunningProcesses(handle)
-
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         """The processes that hold memory on the device."""
         processes = self._read()["devices"][handle]["processes"]
@@ -113,13 +107,13 @@ class RemoteNvml:
             for process in processes
         ]
 
-    def nvmlSystemGetProcessName(self, pid: int) -> str:
+    nvmlDeviceGetComputeRunningProcesses_v3 = nvmlDeviceGetComputeRunningProcesses
+
+    def nvmlSystemGetProcessName(self, pid: int) -> Any:
         """A process's name as of the last reading."""
-        for device in self._known()["devices"]:
-            for process in device["processes"]:
-                if process["pid"] == pid:
-                    name: str = process["name"]
-                    return name
+        for process in (process for device in self._known()["devices"] for process in device["processes"]):
+            if process["pid"] == pid:
+                return process["name"]
         raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: int) -> int:

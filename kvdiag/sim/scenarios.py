@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvdiag.sim.gpu import GIB, KIB, MIB
+from kvdiag.sim.gpu import GIB, KIB, MIB, GpuProcess
 from kvdiag.sim.model_folder import ModelShape
+from kvdiag.sim.scheduler import SchedulerLimits
 
 MODEL_NAME = "drill"
 """The model's name in the API and the metrics."""
@@ -17,15 +18,6 @@ THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_hea
 
 TEN_B = ModelShape(layers=36, hidden=5120, intermediate=13824, heads=40, kv_heads=8, head_dim=128, vocab=32000)
 """10 billion parameters: 18.8 GiB; 144 KiB of KV cache a token, 2.25 MiB a block of 16."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignProcess:
-    """Another program on the same device."""
-
-    pid: int
-    name: str
-    used_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +33,7 @@ class Comb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(SchedulerLimits):
     """A server and its device. Sizes are what the engine requests; the device decides whether they fit."""
 
     name: str
@@ -51,13 +43,6 @@ class Scenario:
     driver_reserved_bytes: int = 464 * MIB
     context_bytes: int = 426 * MIB
     """CUDA context of the server's process, outside torch (426 MiB measured on an RTX 6000 Ada, unsloth-zoo#1053)."""
-    block_tokens: int = 16
-    max_model_len_tokens: int = 32768
-    max_batched_tokens: int = 2048
-    """vLLM's default for a server on a GPU of less than 70 GiB (arg_utils.py: get_batch_defaults)."""
-    max_running: int = 256
-    reserve_full_prompt: bool = True
-    """False: --no-scheduler-reserve-full-isl, under which a prompt is admitted when its first chunk fits."""
     prefix_caching: bool = True
     salts_ignored: bool = False
     """As behind a gateway that drops cache_salt, or in an engine without it."""
@@ -71,7 +56,8 @@ class Scenario:
     """Attention workspace for the longest prompt in prefill, in steps of 4096 tokens: no profiling run sees it."""
     weight_copies: int = 1
     comb: Comb | None = None
-    foreign: tuple[ForeignProcess, ...] = ()
+    foreign: tuple[GpuProcess, ...] = ()
+    """Other programs on the same device."""
     lazy_bytes: tuple[int, ...] = ()
     """Outside torch, once each at the first, second, … request: kernels that are loaded on first use."""
     device_bytes_kept_per_request: int = 0
@@ -103,7 +89,7 @@ _ALL = (
         name="foreign-memory",
         summary="Another program holds 6 GiB of the device.",
         kv_cache_memory_bytes=10 * GIB,
-        foreign=(ForeignProcess(pid=4_194_303, name="/usr/bin/python3 train.py", used_bytes=6 * GIB),),
+        foreign=(GpuProcess(pid=4_194_303, name="/usr/bin/python3 train.py", used_bytes=6 * GIB),),
     ),
     Scenario(
         name="duplicate-model",

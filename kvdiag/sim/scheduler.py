@@ -73,10 +73,11 @@ class Batch:
 class SchedulerLimits:
     """What `vllm serve` sets by --max-num-batched-tokens, --max-num-seqs, --max-model-len and --block-size."""
 
-    max_batched_tokens: int
-    max_running: int
-    max_model_len_tokens: int
-    block_tokens: int
+    max_batched_tokens: int = 2048
+    """vLLM's default for a server on a GPU of less than 70 GiB (arg_utils.py: get_batch_defaults)."""
+    max_running: int = 256
+    max_model_len_tokens: int = 32768
+    block_tokens: int = 16
     reserve_full_prompt: bool = True
     """Admit a request only when all its known tokens fit, not just its first chunk (scheduler_reserve_full_isl)."""
 

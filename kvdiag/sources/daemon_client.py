@@ -33,34 +33,27 @@ class DaemonReading:
             raise ValueError(f"its snapshot has format {self.kvdiag_snapshot}, this kvdiag reads {FORMAT}")
 
 
-class DaemonSource:
-    """Reads one daemon."""
+async def read_daemon(http: HttpReader) -> DaemonReading:
+    """All that the daemon at the base URL of `http` knows now.
 
-    def __init__(self, http: HttpReader) -> None:
-        """Read over `http`, whose base URL is the daemon's."""
-        self._http = http
+    Raises:
+        Unreadable: it does not answer, denies access, or is no daemon of this kind; the reason says which.
 
-    async def read(self) -> DaemonReading:
-        """All that it knows now.
-
-        Raises:
-            Unreadable: it does not answer, denies access, or is no daemon of this kind; the reason says which.
-
-        """
-        try:
-            answer = await self._http.get(PATH)
-        except Unreadable as unreadable:
-            reason = {
-                401: "authentication required: pass --attach URL, --user and --password-file",
-                403: "access denied: is --user allowed to read it?",
-                404: f"it has no {PATH}: is it `kvdiag serve`, and as new as this kvdiag?",
-            }.get(unreadable.status or 0)
-            if reason is None:
-                raise
-            raise Unreadable("failed", reason, status=unreadable.status) from unreadable
-        if len(answer.text) > MAX_SNAPSHOT_CHARACTERS:
-            raise Unreadable("failed", f"its snapshot is larger than {MAX_SNAPSHOT_CHARACTERS >> 20} MiB")
-        try:
-            return from_plain(DaemonReading, self._http.decode(answer), lenient=True)
-        except ValueError as error:
-            raise Unreadable("failed", f"its answer is not a snapshot of `kvdiag serve`: {str(error)[:160]}") from error
+    """
+    try:
+        answer = await http.get(PATH)
+    except Unreadable as unreadable:
+        reason = {
+            401: "authentication required: pass --attach URL, --user and --password-file",
+            403: "access denied: is --user allowed to read it?",
+            404: f"it has no {PATH}: is it `kvdiag serve`, and as new as this kvdiag?",
+        }.get(unreadable.status or 0)
+        if reason is None:
+            raise
+        raise Unreadable("failed", reason, status=unreadable.status) from unreadable
+    if len(answer.text) > MAX_SNAPSHOT_CHARACTERS:
+        raise Unreadable("failed", f"its snapshot is larger than {MAX_SNAPSHOT_CHARACTERS >> 20} MiB")
+    try:
+        return from_plain(DaemonReading, http.decode(answer), lenient=True)
+    except ValueError as error:
+        raise Unreadable("failed", f"its answer is not a snapshot of `kvdiag serve`: {str(error)[:160]}") from error

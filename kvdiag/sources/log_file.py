@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import select
 import stat
 import sys
@@ -156,11 +155,8 @@ def _tells(chunk: bytes) -> bool:
     if not any(literal in chunk for literal in _LITERALS):
         return False
     text = chunk.decode("utf-8", "replace")
-    return any(_is_the_servers_own(text, found.start()) for found in _found(text))
-
-
-def _found(text: str) -> Iterator[re.Match[str]]:
-    return chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind != "host")
+    found = chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind != "host")
+    return any(_is_the_servers_own(text, one.start()) for one in found)
 
 
 def _is_the_servers_own(text: str, position: int) -> bool:

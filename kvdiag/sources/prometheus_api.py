@@ -154,13 +154,15 @@ class PrometheusSource:
 
     async def _patiently(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
         """One answer; the query is repeated once if the server was busy or the connection broke."""
+        span = _milliseconds(start_seconds, end_seconds)
+        form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
         try:
-            return await self._once(selector, start_seconds, end_seconds)
+            return await self._ask("/api/v1/query", form)
         except (TooMuchError, TooSlowError, RefusedError):
             raise
         except Unreadable:
             await asyncio.sleep(PATIENCE_SECONDS)
-            return await self._once(selector, start_seconds, end_seconds)
+            return await self._ask("/api/v1/query", form)
 
     async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
         """Add only the newest sample of each series of a selector, dated at the end of the interval."""
@@ -193,11 +195,6 @@ class PrometheusSource:
         if len(numbers) > 1:
             raise RefusedError("failed", f"the answer has {len(numbers)} values instead of one")
         return numbers[0] if numbers and math.isfinite(numbers[0]) else None
-
-    async def _once(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
-        span = _milliseconds(start_seconds, end_seconds)
-        form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
-        return await self._ask("/api/v1/query", form)
 
     async def _ask(self, path: str, form: Sequence[tuple[str, str]]) -> dict[str, Any]:
         try:

@@ -19,25 +19,3 @@ from kvdiag.stats.series import (
 )
 from kvdiag.stats.slopes import Slope, drift_tail, slope, slope_error
 from kvdiag.stats.tails import binomial_tail, student_tail
-
-__all__ = [
-    "Change",
-    "Interval",
-    "Levelled",
-    "Slope",
-    "binomial_tail",
-    "blocks",
-    "change",
-    "deviation",
-    "drift_tail",
-    "evenly",
-    "exhaustion_seconds",
-    "interpolated",
-    "quantile",
-    "sensitivities",
-    "slope",
-    "slope_error",
-    "student_tail",
-    "theil_sen",
-    "without_jumps",
-]

@@ -55,7 +55,24 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
     others = [list(series) for series in beside if max(series) > min(series)]
     if count < 2 * (len(others) + 3):
         return None
-    return _effect(values, [float(step) for step in range(count)], others)
+    # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
+    basis = _orthogonal([[1.0] * count, *others])
+    time = _unexplained([float(step) for step in range(count)], basis)
+    rest = _unexplained(list(values), basis)
+    weight = sum(each * each for each in time)
+    if weight < count * 1e-9:
+        return None
+    per_step = sum(each * value for each, value in zip(time, rest, strict=True)) / weight
+    scores = [each * (value - per_step * each) for each, value in zip(time, rest, strict=True)]
+    lags = math.ceil(BANDWIDTH_FACTOR * math.sqrt(count))
+    fitted = count - 2 - len(others)
+    error = math.sqrt(count * _long_run_variance(scores, lags) * count / fitted) / weight
+    freedom = FREEDOM_FACTOR * count / lags
+    # What rounding leaves of a straight line is no noise to test against.
+    error = max(error, 1e-12 * max(map(abs, values)) / count)
+    if error <= 0.0:
+        return Slope(per_step=0.0, error_per_step=0.0, p_rising=0.5)
+    return Slope(per_step=per_step, error_per_step=error, p_rising=student_tail(per_step / error, freedom))
 
 
 def slope_error(values: Sequence[float], per_step: float) -> float:
@@ -76,30 +93,6 @@ def slope_error(values: Sequence[float], per_step: float) -> float:
     correlation = max(0.0, min(correlation, MOST_WIDENED_CORRELATION))
     variance = whole / (count - 2.0) * (1.0 + correlation) / (1.0 - correlation)
     return max(math.sqrt(variance * 12.0 / count) / count, scale)
-
-
-def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[Sequence[float]]) -> Slope | None:
-    """What a series has of `column` beside others, with an error that allows for autocorrelation."""
-    # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
-    count = len(values)
-    basis = _orthogonal([[1.0] * count, *others])
-    time = _unexplained(list(column), basis)
-    rest = _unexplained(list(values), basis)
-    weight = sum(each * each for each in time)
-    if weight < count * 1e-9:
-        return None
-    per_step = sum(each * value for each, value in zip(time, rest, strict=True)) / weight
-    scores = [each * (value - per_step * each) for each, value in zip(time, rest, strict=True)]
-    lags = math.ceil(BANDWIDTH_FACTOR * math.sqrt(count))
-    fitted = count - 2 - len(others)
-    error = math.sqrt(count * _long_run_variance(scores, lags) * count / fitted) / weight
-    freedom = FREEDOM_FACTOR * count / lags
-    # What rounding leaves of a straight line is no noise to test against.
-    scale = max((abs(value) for value in values), default=0.0)
-    error = max(error, 1e-12 * scale / count)
-    if error <= 0.0:
-        return Slope(per_step=0.0, error_per_step=0.0, p_rising=0.5)
-    return Slope(per_step=per_step, error_per_step=error, p_rising=student_tail(per_step / error, freedom))
 
 
 def _orthogonal(columns: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -128,7 +128,7 @@ async def _soaked(
                     engine=source,
                     nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
                     facts=facts,
-                    recorder=recorder,
+                    record=recorder.add,
                     pace=pace,
                     clock=clock,
                     load=requests.load,

@@ -130,7 +130,8 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if samples >= limits.load_samples:
         return None
     if waiting:
-        return f"up to {plural(waiting, 'request')} waited, so not all ran at once; enlarge the pool or --max-num-seqs"
+        waited = f"up to {plural(waiting, 'request')} waited, so not all ran at once"
+        return f"{waited}; enlarge the pool or raise --max-num-seqs"
     return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
 
 

@@ -26,7 +26,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not timeline.marks and (fills := filling(timeline, facts, limits, ID)) is not None:
         return (fills,)
     if not first_devices(timeline):
-        return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
+        return unknown(
+            ID, gap_reason(timeline, facts, "nvml") or "no device memory was read; run kvdiag where NVML works"
+        )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         return unknown(ID, "too few equal cycles with device samples; pause traffic for the run")

@@ -32,7 +32,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
     preempted, most = totals.preempted, totals.most_waiting
     evidence: tuple[Evidence, ...] = (
-        Evidence("preemptions", preempted, "requests", "engine"),
+        Evidence("preemptions", preempted, "times", "engine"),
         Evidence("max_waiting", most, "requests", "engine"),
         Evidence("max_running", totals.most_running, "requests", "engine"),
         Evidence("max_usage", totals.highest_usage, "ratio", "engine"),

@@ -50,11 +50,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         asked, free, unused = (
             format_bytes(size or 0) for size in (shortage.asked_bytes, shortage.free_bytes, shortage.unallocated_bytes)
         )
-        room = f"{free} free and {unused} reserved but unused"
+        room = f"{free} free and {unused} reserved but unallocated"
         summary = f"an allocation of {asked} failed with {room}: no free block is large enough"
         return (Finding(ID, "fault", summary, _evidence(span, shortage)),)
     if failures and enough_room(failures[-1][1]) is False:
-        summary = "the failed allocation exceeds all free and unused memory together: out of memory, not fragmentation"
+        summary = (
+            "the failed allocation exceeds all free and unallocated memory together: out of memory, not fragmentation"
+        )
         return (Finding(ID, "ok", summary, _evidence(*failures[-1])),)
     readings = torch_readings(timeline, facts)
     if not readings:

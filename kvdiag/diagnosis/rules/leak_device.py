@@ -69,7 +69,9 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     if inside:
         return _of_torch(inside, limits), _outside_torch(inside, timeline, facts, limits)
     if not first_devices(timeline):
-        return _both("unknown", gap_reason(timeline, facts, "nvml") or "no device memory was read")
+        return _both(
+            "unknown", gap_reason(timeline, facts, "nvml") or "no device memory was read; run kvdiag where NVML works"
+        )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         needed = f"fewer than {limits.cycles.judged_cycles + 2} equal cycles with device samples"

@@ -41,7 +41,7 @@ def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         if resident is not None:
             return (resident,)
         reason = gap_reason(timeline, facts, "host")
-        return unknown(ID, reason or "the host memory of the server's processes was not read")
+        return unknown(ID, reason or "the server's host memory was not read; run kvdiag in its PID namespace")
     assessed = series.assessed(Part.HOST_ANONYMOUS, limits.growth)
     found = decisive(assessed, limits.growth, lambda _: room)
     part = Part.HOST_ANONYMOUS

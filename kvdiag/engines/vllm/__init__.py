@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from types import MappingProxyType
 
-from kvdiag.engines.engine import Capabilities, EngineAdapter
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.vllm import client, metrics, settings, startup_log
 
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
-    capabilities=Capabilities(has_usage=True, has_blocks=True, has_salt=True, has_sleep=True),
     client=client.VllmClient,
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="vllm:",

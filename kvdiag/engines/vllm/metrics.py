@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvdiag.engine_memory import host_cache_set_by
 from kvdiag.engines.engine import SOURCE, EngineReading
@@ -65,7 +64,7 @@ MAX_SERIES = 512
 MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
 
-V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+V1_NAMES = COUNTS["prefix_queries_total"]
 """Series of the V1 engine only; V0, selectable up to 0.10, has a hit rate instead."""
 
 
@@ -102,17 +101,14 @@ def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
     """A gap if the page has more series of a name than any server has."""
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
-            reason = f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server"
-            return Gap(source=SOURCE, kind="failed", reason=reason)
+            return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server")
     return None
 
 
 def _no_engine(page: Page) -> Gap:
-    if any(name.startswith(("http_", "process_")) for name in page):
-        reason = "the metrics have no vllm:* series: start the server without --disable-log-stats"
-    else:
-        reason = "the metrics have no vllm:* series: is this a vLLM server?"
-    return Gap(source=SOURCE, kind="absent", reason=reason)
+    is_served = any(name.startswith(("http_", "process_")) for name in page)
+    hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
+    return Gap(SOURCE, "absent", f"the metrics have no vllm:* series: {hint}")
 
 
 def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
@@ -121,18 +117,17 @@ def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
     if usage is not None and not 0.0 <= usage <= 1.0:
         gaps.append(_refused("KV usage", label, usage))
         usage = None
-    waiting = _value(page, (WAITING_BY_REASON,), label, gaps, reason="capacity")
-    awake = _whole(_value(page, (SLEEP_STATE,), label, gaps, sleep_state="awake"), SLEEP_STATE, label, gaps)
+    awake = _count(page, (SLEEP_STATE,), label, gaps, sleep_state="awake")
     return Engine(
         engine=label,
         kv_usage_ratio=usage,
-        requests_waiting_for_capacity=_whole(waiting, WAITING_BY_REASON, label, gaps),
+        requests_waiting_for_capacity=_count(page, (WAITING_BY_REASON,), label, gaps, reason="capacity"),
         asleep=None if awake is None else awake == 0,
         **counts,
     )
 
 
-def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
+def _value(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
     """The one line of an engine that has these labels, under the first name that is there."""
     for name in names:
         lines = [line for line in page.get(name, ()) if line.engine == label and labels.items() <= line.labels.items()]
@@ -144,18 +139,12 @@ def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap], **labe
     return None
 
 
-def _count(page: Page, names: Iterable[str], label: str, gaps: list[Gap]) -> int | None:
-    names = tuple(names)
-    return _whole(_value(page, names, label, gaps), names[0], label, gaps)
-
-
-def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int | None:
-    if value is None:
-        return None
-    if not math.isfinite(value) or not 0 <= value <= MAX_COUNT:
-        gaps.append(_refused(name, label, value))
-        return None
-    return round(value)
+def _count(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> int | None:
+    value = _value(page, names, label, gaps, **labels)
+    if value is None or 0 <= value <= MAX_COUNT:
+        return None if value is None else round(value)
+    gaps.append(_refused(names[0], label, value))
+    return None
 
 
 def _refused(name: str, label: str, value: float) -> Gap:
@@ -163,8 +152,8 @@ def _refused(name: str, label: str, value: float) -> Gap:
 
 
 def _repeated(name: str, count: int, label: str) -> Gap:
-    reason = f"{name} appears {count} times for engine {label}: does this endpoint merge several servers?"
-    return Gap(source=SOURCE, kind="failed", reason=reason)
+    why = "does this endpoint merge several servers?"
+    return Gap(SOURCE, "failed", f"{name} appears {count} times for engine {label}: {why}")
 
 
 def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
@@ -188,8 +177,7 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
         try:
             pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
         except ValueError as error:
-            reason = f"{CONFIG} of engine {line.engine} cannot be used: {error}"
-            gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
+            gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {line.engine} cannot be used: {error}"))
     return tuple(pools), tuple(gaps)
 
 
@@ -206,22 +194,15 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
     return (HostCache(name=name, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """How a version counts: whether there is a null block, and whether the usage gauge leaves it out."""
-
-    null_blocks: int
-    usage_counts_null_block: bool
-
-
-def _dialect(page: Page, version: str | None) -> _Dialect:
+def _dialect(page: Page, version: str | None) -> tuple[int, int]:
+    """How many null blocks a version's pool has, and how many of them its usage gauge counts."""
     known = parse_version(version)
     # V0 is gone after 0.11.0; before, a page without any of V1's names is V0's.
     if not (known and known > (0, 11, 0)) and not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
-        return _Dialect(null_blocks=0, usage_counts_null_block=False)
+        return 0, 0
     # kv_cache_usage_perc without its older twin means 0.11 or later, even where /version is not to be had.
     newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
-    return _Dialect(null_blocks=1, usage_counts_null_block=not newer)
+    return 1, 0 if newer else 1
 
 
 def parse_version(version: str | None) -> tuple[int, int, int] | None:
@@ -230,7 +211,7 @@ def parse_version(version: str | None) -> tuple[int, int, int] | None:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
-def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
+def _pool(line: Series, *, engines: int, dialect: tuple[int, int]) -> KvPool:
     labels = line.labels
     total = _label_int(labels, "num_gpu_blocks")
     block_tokens = _label_int(labels, "effective_attention_block_size") or _label_int(labels, "block_size")
@@ -239,7 +220,8 @@ def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
             f"num_gpu_blocks is {labels.get('num_gpu_blocks')!r:.40}, block_size is {labels.get('block_size')!r:.40}"
         )
     total //= engines
-    usable = total - dialect.null_blocks
+    null_blocks, counted_null_blocks = dialect
+    usable = total - null_blocks
     fraction = _label_float(labels, "gpu_memory_utilization")
     concurrency = _label_float(labels, "kv_cache_max_concurrency")
     overridden = _label_int(labels, "num_gpu_blocks_override") is not None
@@ -248,7 +230,7 @@ def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
         block_tokens=block_tokens,
         total_blocks=total,
         usable_blocks=usable,
-        usage_blocks=total if dialect.usage_counts_null_block else usable,
+        usage_blocks=usable + counted_null_blocks,
         capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
         max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
         # The label keeps the size asked for when num_gpu_blocks is overridden (observed: 1 GiB for 40 MiB).

@@ -259,24 +259,23 @@ def _report(start: _Start) -> EngineReport:
         for process in processes
         if process.failed_pool
     ]
-    concurrency = start.concurrencies.get(engine)
+    context_tokens, concurrency, slack = start.concurrencies.get(engine, (None, None, 0.0))
     return EngineReport(
         settings=settings,
         ranks=_ranks(processes),
         num_blocks=start.blocks.get(engine),
         tokens=start.tokens.get(engine),
-        concurrency=None if concurrency is None else concurrency[1],
-        concurrency_slack=0.0 if concurrency is None else concurrency[2],
-        concurrency_context_tokens=None if concurrency is None else concurrency[0] or None,
+        concurrency=concurrency,
+        concurrency_slack=slack,
+        concurrency_context_tokens=context_tokens or None,
         is_v0=start.is_v0,
         notes=tuple(notes),
     )
 
 
 def _smallest_engine(start: _Start) -> int:
-    for figures in (start.tokens, start.blocks):
-        if figures:
-            return min(figures, key=figures.__getitem__)
+    if pools := start.tokens or start.blocks:
+        return min(pools, key=pools.__getitem__)
     return min((_data_rank(process.name) for process in start.processes.values()), default=0)
 
 

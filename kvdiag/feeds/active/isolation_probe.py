@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION
 from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed, within
-from kvdiag.feeds.active.run_timeline import Marker, engine_samples
+from kvdiag.feeds.active.run_timeline import MarkedRun, engine_samples
 from kvdiag.feeds.active.step_plan import shortened
-from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Sampler
 from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
 
 ROUNDS = 6
@@ -93,7 +93,7 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
 
 
 @dataclass(kw_only=True)
-class IsolationFeed:
+class IsolationFeed(MarkedRun):
     """Sends the probe's requests to one server while a sampler reads it.
 
     `other_headers` hold the other tenant's key; without them both tenants have one key.
@@ -102,14 +102,8 @@ class IsolationFeed:
     facts: Facts
     sampler: Sampler
     requests: Requests
-    recorder: TimelineBuilder
-    clock: Clock
     other_headers: Mapping[str, str] | None = None
     _patience_seconds: float = field(default=COUNTED_SECONDS, init=False)
-
-    def __post_init__(self) -> None:
-        """Date marks by the clock."""
-        self._mark = Marker(self.recorder, self.clock)
 
     async def run(self, speed: Speed | None, tell: Callable[[str], None]) -> None:
         """All requests, one after the other; fewer where they fail."""
@@ -139,7 +133,7 @@ class IsolationFeed:
         headers = dict(self.other_headers or {}) if probe.other_key else {}
         if len(self.facts.pools) > 1:
             # Each engine of a data-parallel server has a prefix cache of its own.
-            headers |= self.requests.first_engine_headers
+            headers |= self.requests.engine.first_engine_headers
         return replace(
             prompt,
             cache_salt=None if probe.kind.endswith("unsalted") else salt,

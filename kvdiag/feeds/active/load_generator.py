@@ -40,12 +40,15 @@ DEFAULT_TOKEN_IDS = tuple(range(300, 900))
 """Ids that are plain text in the vocabularies of Llama, Qwen, GPT and Gemma; used where /tokenize is not to be had."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request under way."""
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request under way, or over: its tokens, how long they took, and why it failed."""
 
     prompt_tokens: int
     generated_tokens: int = 0
+    error: str | None = None
+    first_token_seconds: float | None = None
+    decode_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +59,6 @@ class Prompt:
     cache_salt: str | None
     user: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    """A request that is over: its tokens, or why it failed."""
-
-    generated_tokens: int
-    error: str | None = None
-    first_token_seconds: float | None = None
-    decode_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,27 +83,19 @@ class Requests:
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """Send to `model` through `client` in the dialect of `engine`; prompts are drawn from `token_ids`."""
-        self._engine = engine
+        self.engine = engine
         self._client = client
         self._silence_seconds = silence_seconds
         self._model = model
         self._token_ids = token_ids
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - unpredictable enough to miss every prefix
-        self._open: dict[int, _Open] = {}
+        self._open: set[_Request] = set()
         self._repeated: list[Prompt] = []
-        self._numbers = 0
-
-    @property
-    def first_engine_headers(self) -> Mapping[str, str]:
-        """Headers that send a request to the first of several data-parallel engines."""
-        return self._engine.first_engine_headers
 
     def load(self) -> Load:
         """What the open requests hold now."""
         resident = tuple(
-            request.prompt_tokens + request.generated_tokens - 1
-            for request in self._open.values()
-            if request.generated_tokens
+            request.prompt_tokens + request.generated_tokens - 1 for request in self._open if request.generated_tokens
         )
         return Load(requests=len(self._open), resident_tokens=resident)
 
@@ -155,57 +140,53 @@ class Requests:
         """A prompt that nobody has sent before, with a salt that nobody has."""
         return Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
 
-    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: Prompt | None = None) -> _Done:
-        self._numbers += 1
-        number, request = self._numbers, _Open(prompt_tokens=prompt_tokens)
-        self._open[number] = request
+    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: Prompt | None = None) -> _Request:
+        request = _Request(prompt_tokens=prompt_tokens)
+        self._open.add(request)
         try:
-            return await self._stream(request, max_tokens, prompt or self.new_prompt(prompt_tokens))
-        except httpx2.HTTPError as error:
-            return _Done(generated_tokens=request.generated_tokens, error=explain(error))
-        except Unreadable as error:
-            return _Done(generated_tokens=request.generated_tokens, error=str(error))
+            await self._stream(request, max_tokens, prompt or self.new_prompt(prompt_tokens))
+        except (httpx2.HTTPError, Unreadable) as error:
+            request.error = str(error) if isinstance(error, Unreadable) else explain(error)
         finally:
-            self._open.pop(number, None)
+            self._open.discard(request)
+        return request
 
-    async def _stream(self, request: _Open, max_tokens: int, prompt: Prompt) -> _Done:
-        body = self._engine.request_body(
+    async def _stream(self, request: _Request, max_tokens: int, prompt: Prompt) -> None:
+        body = self.engine.request_body(
             model=self._model,
             token_ids=prompt.token_ids,
             max_tokens=max_tokens,
             cache_salt=prompt.cache_salt,
             user=prompt.user,
         )
-        path = self._engine.completions_path
+        path = self.engine.completions_path
         sent = time.monotonic()
-        first: float | None = None
-        last = sent
         async with self._client.stream(
             "POST", path, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
         ) as response:
             if response.status_code != httpx2.codes.OK:
-                return _Done(generated_tokens=0, error=await _error_of(response, path))
+                request.error = await _error_of(response, path)
+                return
             async with aclosing(_events(response, path)) as events:
                 async for event in events:
-                    if (error := _message(event)) is not None:
-                        return _Done(generated_tokens=request.generated_tokens, error=error)
+                    request.error = _message(event)
+                    if request.error is not None:
+                        return
                     request.generated_tokens = _generated(event, request.generated_tokens)
                     if request.generated_tokens:
-                        last = time.monotonic()
-                        first = last if first is None else first
+                        taken_seconds = time.monotonic() - sent
+                        if request.first_token_seconds is None:
+                            request.first_token_seconds = taken_seconds
+                        request.decode_seconds = taken_seconds - request.first_token_seconds
                     if request.generated_tokens >= max_tokens:
                         break  # the engine frees its blocks with the last token, whatever is still to come
                     # A stream that has always more to read would never let the sampler have a turn.
                     await asyncio.sleep(0)
-        return _Done(
-            generated_tokens=request.generated_tokens,
-            error=None if request.generated_tokens else "the stream ended without a token",
-            first_token_seconds=None if first is None else first - sent,
-            decode_seconds=None if first is None else last - first,
-        )
+        if not request.generated_tokens:
+            request.error = "the stream ended without a token"
 
 
-def _outcome(prompt_tokens: int, *done: _Done) -> Outcome:
+def _outcome(prompt_tokens: int, *done: _Request) -> Outcome:
     errors = [one.error for one in done if one.error is not None]
     completed = len(done) - len(errors)
     return Outcome(
@@ -228,12 +209,7 @@ async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Out
 
 
 async def _events(response: httpx2.Response, path: str) -> AsyncGenerator[dict[str, Any]]:
-    """The events of a stream.
-
-    Raises:
-        Unreadable: one is longer than any event, and would fill the memory before it ends.
-
-    """
+    """The events of a stream."""
     rest = bytearray()
     count = 0
     async with aclosing(unpacked(response, path)) as chunks:
@@ -313,7 +289,6 @@ async def token_ids(
     except Unreadable:
         return DEFAULT_TOKEN_IDS
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list):
-        return DEFAULT_TOKEN_IDS
-    known = {token for token in tokens if isinstance(token, int) and 0 < token < MAX_ID}
+    listed = tokens if isinstance(tokens, list) else []
+    known = {token for token in listed if isinstance(token, int) and 0 < token < MAX_ID}
     return tuple(sorted(known)) or DEFAULT_TOKEN_IDS

@@ -11,14 +11,14 @@ CROWDED_SAMPLES = 3
 """Samples under load that must all show waiting requests before a longer load is skipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """Adds marks to a timeline, dated at the moment of the call."""
+@dataclass(kw_only=True)
+class MarkedRun:
+    """A run whose steps are marked in the timeline that `recorder` makes, dated by `clock`."""
 
     recorder: TimelineBuilder
     clock: Clock
 
-    def __call__(
+    def _mark(
         self,
         step: str,
         cycle: int,

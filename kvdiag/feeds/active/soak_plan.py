@@ -66,7 +66,16 @@ def plan_soak(
     """A soak of so many seconds; `cycle_seconds` makes its cycles as long as that instead, and keeps their number."""
     pairs = min(max(int(seconds / PAIR_SECONDS), LEAST_PAIRS), MOST_PAIRS)
     length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
-    single, notes = _fitted(SOAK.workload, length, facts, speed)
+    most, output_tokens = max(DOSES) * SOAK.workload.requests, admitted(SOAK.workload, facts)[0].max_tokens
+    limits = [
+        (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest dose has to fit in the pool")
+        for pool in facts.pools
+        if pool.sliding_window_tokens is None
+    ]
+    if speed is not None:
+        tokens = int(LOAD_SHARE * length * speed.prompt_tokens_per_second / most)
+        limits.append((tokens, "the server cannot process more in a cycle"))
+    single, notes = shortened(SOAK.workload, facts, limits, least_tokens=LEAST_PROMPT_TOKENS)
     repeats = max(pairs // REPEATED_SHARE, LEAST_REPEATS)
     idle = replace(single, requests=0, prompt_tokens=0, max_tokens=0)
     doses = [ORDERS[pair // len(DOSES) % len(ORDERS)][pair % len(DOSES)] for pair in range(pairs - repeats)]
@@ -79,19 +88,3 @@ def plan_soak(
         cycle_seconds=length,
         notes=notes,
     )
-
-
-def _fitted(
-    workload: Workload, cycle_seconds: float, facts: Facts, speed: Speed | None
-) -> tuple[Workload, tuple[str, ...]]:
-    """The workload with prompts that the server admits, of which the largest dose fits in its pool and in time."""
-    most, output_tokens = max(DOSES) * workload.requests, admitted(workload, facts)[0].max_tokens
-    limits = [
-        (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest dose has to fit in the pool")
-        for pool in facts.pools
-        if pool.sliding_window_tokens is None
-    ]
-    if speed is not None:
-        tokens = int(LOAD_SHARE * cycle_seconds * speed.prompt_tokens_per_second / most)
-        limits.append((tokens, "the server cannot process more in a cycle"))
-    return shortened(workload, facts, limits, least_tokens=LEAST_PROMPT_TOKENS)

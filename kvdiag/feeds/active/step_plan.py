@@ -49,7 +49,9 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
-    note = f"repeated with {workload.max_tokens:,} output tokens: no sample of the first try had all requests running"
+    note = (
+        f"repeated with {workload.max_tokens:,} output tokens: in the first attempt, no sample had all requests running"
+    )
     return replace(planned, workload=workload, notes=(*notes, note))
 
 
@@ -57,7 +59,11 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
     workload, notes = admitted(_held(step.workload, speed), facts)
-    cycles = _cycles(step, workload, speed)
+    cycles = step.cycles
+    if speed is not None and cycles > LEAST_CYCLES:
+        output_seconds = workload.max_tokens / speed.tokens_per_second
+        cycle_seconds = speed.first_token_seconds + output_seconds + CYCLE_OVERHEAD_SECONDS
+        cycles = min(cycles, max(LEAST_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
     return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
@@ -110,10 +116,3 @@ def shortened(
     tokens = max(room, least_tokens)
     note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {tokens:,}: {reason}"
     return replace(fitting, prompt_tokens=min(tokens, fitting.prompt_tokens)), (note,)
-
-
-def _cycles(step: Step, workload: Workload, speed: Speed | None) -> int:
-    if speed is None or step.cycles <= LEAST_CYCLES:
-        return step.cycles
-    cycle_seconds = speed.first_token_seconds + workload.max_tokens / speed.tokens_per_second + CYCLE_OVERHEAD_SECONDS
-    return min(step.cycles, max(LEAST_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))

@@ -14,7 +14,7 @@ from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.load_generator import Requests, Speed, within
 from kvdiag.feeds.active.run_timeline import (
-    Marker,
+    MarkedRun,
     crowded,
     engine_samples,
     idle_streak,
@@ -23,7 +23,7 @@ from kvdiag.feeds.active.run_timeline import (
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
-from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Sampler
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
@@ -96,7 +96,7 @@ class ServerLostError(Exception):
 
 
 @dataclass(kw_only=True)
-class ActiveFeed:
+class ActiveFeed(MarkedRun):
     """Runs the steps against one server while a sampler reads it.
 
     `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the steps,
@@ -107,17 +107,11 @@ class ActiveFeed:
     facts: Facts
     sampler: Sampler
     requests: Requests
-    recorder: TimelineBuilder
-    clock: Clock
     progress: Callable[[Progress], None]
     begin: Callable[[], None] = lambda: None
     soak: Callable[[Speed | None], SoakPlan] | None = None
     instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
     _impatient: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        """Date marks by the clock."""
-        self._mark = Marker(self.recorder, self.clock)
 
     async def run(self) -> Timeline:
         """All steps in order; what was seen so far where the server stops answering.
@@ -166,7 +160,11 @@ class ActiveFeed:
         for number, step in enumerate(self.steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
-                await self._hold_still(step)
+                self._mark(step.id, 0, "begin")
+                await self.sampler.read_devices(processes=True)
+                await asyncio.sleep(step.workload.hold_seconds)
+                await self._settle()
+                self._mark(step.id, 0, "end")
             else:
                 (planned,) = plan((step,), self.facts, await warmed_up(number, step.title))
                 await self._run_step(planned, number, total)
@@ -264,14 +262,6 @@ class ActiveFeed:
             self._mark(WARMUP, cycle, "end")
         return speed
 
-    async def _hold_still(self, step: Step) -> None:
-        """A span with no load at all."""
-        self._mark(step.id, 0, "begin")
-        await self.sampler.read_devices(processes=True)
-        await asyncio.sleep(step.workload.hold_seconds)
-        await self._settle()
-        self._mark(step.id, 0, "end")
-
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
         """All cycles, and more than planned where the load was not seen; what is judged comes after the longer ones."""
         seen, cycle = False, 0
@@ -319,13 +309,12 @@ class ActiveFeed:
             return idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
 
         def reported(_: list[Sample]) -> bool:
-            samples = self.recorder.since(first)
-            return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
+            return settled([]) or len(engine_samples(self.recorder.since(first))) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
-            self._impatient = idle_streak(self.recorder.since(first)) < SETTLED_SAMPLES
+            self._impatient = not settled([])
         if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
             await self.sampler.read_devices(processes=True)
         if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):

@@ -39,15 +39,11 @@ class Interning:
         if known is None:
             known = self._before.get(key)
             if known is None:
-                known = self._of_shared_parts(value)
+                known = value
+                if isinstance(value, tuple):
+                    known = tuple(self.share(part) for part in value)
+                elif is_dataclass(value) and not isinstance(value, type):
+                    parts = (each.name for each in fields(value) if each.init)
+                    known = replace(value, **{name: self.share(getattr(value, name)) for name in parts})
             self._now[key] = known
         return cast("T", known)
-
-    def _of_shared_parts(self, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(self.share(part) for part in value)
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(
-                value, **{each.name: self.share(getattr(value, each.name)) for each in fields(value) if each.init}
-            )
-        return value

@@ -91,11 +91,8 @@ class LatestReadings:
             return device
         return replace(device, processes=listed[1].processes)
 
-    def sources(
-        self, durations_seconds: Mapping[str, float], counted: Mapping[str, Ticks] | None = None
-    ) -> tuple[SourceHealth, ...]:
+    def sources(self, durations_seconds: Mapping[str, float], ticks: Mapping[str, Ticks]) -> tuple[SourceHealth, ...]:
         """Every source that exists here, with how long it took and how often it was due."""
-        ticks = counted or {}
         return tuple(
             SourceHealth(
                 source=source,

@@ -7,33 +7,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from kvdiag.feeds.daemon.interning import Interning
+from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
 from kvdiag.model import Sample
 
-MINUTE_SECONDS = 60.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """How long samples are kept as they came, and how long at all.
+class Retention:
+    """The samples of one server, in ascending time.
 
     A day at 1 Hz with 8 GPUs would take 500 MB as it came; five minutes of it and the rest in minutes take 7, and 15
     where every figure moves each minute.
     """
 
-    whole_seconds: float = 300.0
-    all_seconds: float = 86_400.0
-
-
-class Retention:
-    """The samples of one server, in ascending time."""
-
-    def __init__(self, keep: Keep | None = None) -> None:
-        """Begin empty."""
-        self._keep = keep or Keep()
+    def __init__(self, *, whole_seconds: float = 300.0, all_seconds: float = 86_400.0) -> None:
+        """Begin empty; samples are kept as they came for `whole_seconds`, and for `all_seconds` at all."""
+        self._whole_seconds = whole_seconds
+        self._all_seconds = all_seconds
         self._whole: deque[Sample] = deque()
         self._thinned: deque[Sample] = deque()
         self._sharing = Interning()
@@ -49,14 +40,14 @@ class Retention:
         """
         self._whole.append(sample)
         made: list[Sample] = []
-        oldest_whole_seconds = sample.at_seconds - self._keep.whole_seconds
+        oldest_whole_seconds = sample.at_seconds - self._whole_seconds
         while (minute := minute_of(self._whole[0])) + MINUTE_SECONDS <= oldest_whole_seconds:
             taken = []
             while minute_of(self._whole[0]) == minute:
                 taken.append(self._whole.popleft())
             made += (self._sharing.sample(one) for one in thinned(taken))
         self._thinned.extend(made)
-        while self._thinned and self._thinned[0].at_seconds < sample.at_seconds - self._keep.all_seconds:
+        while self._thinned and self._thinned[0].at_seconds < sample.at_seconds - self._all_seconds:
             self._thinned.popleft()
         return tuple(made)
 

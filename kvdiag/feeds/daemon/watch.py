@@ -16,7 +16,7 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.engines.engine import EngineClient
 from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, DiagnosisSchedule
 from kvdiag.feeds.daemon.latest import LatestReadings
-from kvdiag.feeds.daemon.retention import Keep, Retention
+from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import Find, FoundServer, ServerTracker
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
@@ -63,7 +63,7 @@ class Watch:
         recorder: DiskRecorder | None = None,
         before: Before | None = None,
         clock: Clock | None = None,
-        keep: Keep | None = None,
+        retention: Retention | None = None,
         schedule: type[DiagnosisSchedule] = DiagnosisSchedule,
     ) -> None:
         """Read nothing yet. `nvml` shows this machine's GPUs, until a server says which are its own.
@@ -80,7 +80,7 @@ class Watch:
         self._clock = clock or Clock()
         self._clock_set_total = 0
         self._recorder = recorder
-        self._retention = Retention(keep)
+        self._retention = retention or Retention()
         self._latest = LatestReadings()
         self._server = ServerTracker(find, retry_seconds=pace.engine_seconds)
         self._diagnoses = schedule(
@@ -224,7 +224,7 @@ class Watch:
                 agents=self._agents,
                 processes=self._processes,
                 facts=self._server.facts,
-                recorder=self,
+                record=self.add,
                 pace=self._pace,
                 clock=self._clock,
                 load=lambda: None,

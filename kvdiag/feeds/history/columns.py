@@ -20,6 +20,9 @@ Target = tuple[str, ...]
 Values = Sequence[float | None]
 Rows = Mapping[str, Values]
 
+JOIN_SECONDS = 90.0
+"""Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -81,17 +84,15 @@ def side_by_side(columns: Mapping[Key, Column], tolerance_seconds: float) -> tup
             moments.update(moment for moment in column.times if _lonely(moment, lead.times, tolerance_seconds))
     times = sorted(moments)
     return times, {
-        key: _exactly(column, times) if column.targets & lead.targets else _as_of(column, times, tolerance_seconds)
+        key: _as_of(column, times, 0.0 if column.targets & lead.targets else tolerance_seconds)
         for key, column in columns.items()
     }
 
 
-def rows_of(
-    parts: Mapping[Key, Mapping[str, Column]], tolerance_seconds: float
-) -> tuple[Sequence[float], dict[Key, Rows]]:
+def rows_of(parts: Mapping[Key, Mapping[str, Column]]) -> tuple[Sequence[float], dict[Key, Rows]]:
     """The columns of several keys side by side: the times, and by key and field the value at each of them."""
     flat = {(key, name): column for key, fields in parts.items() for name, column in fields.items()}
-    times, values = side_by_side(flat, tolerance_seconds)
+    times, values = side_by_side(flat, JOIN_SECONDS)
     return times, {key: {name: values[key, name] for name in fields} for key, fields in parts.items()}
 
 
@@ -115,11 +116,6 @@ def readings(
 def _lonely(moment: float, times: array[float], tolerance_seconds: float) -> bool:
     place = bisect_left(times, moment)
     return all(abs(times[near] - moment) > tolerance_seconds for near in (place - 1, place) if 0 <= near < len(times))
-
-
-def _exactly(column: Column, times: Sequence[float]) -> Values:
-    reported = dict(zip(column.times, column.values, strict=True))
-    return [reported.get(moment) for moment in times]
 
 
 def _as_of(column: Column, times: Sequence[float], tolerance_seconds: float) -> Values:

@@ -221,7 +221,8 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
         if name in NEVER:
             continue
         family = "gpu" if name in GPU else "container" if name in CONTAINER else "own"
-        label = _label(family, said)
+        order = ("exported_pod", *(UUID_LABELS if family == "gpu" else ()), "pod", "instance")
+        label = next((label for label in order if said.get(label)), "instance")
         # Many namespaces have a pod of the same name.
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
         once = METRICS[name].part in ONCE and not (changed and METRICS[name].field == "pool")
@@ -242,14 +243,6 @@ def _other_pools(replica: Replica) -> bool:
     reported = [dict(labels) for labels in replica.series]
     seen = [said.get("engine", "0") for said in reported if METRICS[said["__name__"]].field == "pool"]
     return len(set(seen)) < len(seen)
-
-
-def _label(family: str, said: dict[str, str]) -> str:
-    """The label by which a series is asked for."""
-    order = (
-        ("exported_pod", *UUID_LABELS, "pod", "instance") if family == "gpu" else ("exported_pod", "pod", "instance")
-    )
-    return next((label for label in order if said.get(label)), "instance")
 
 
 def _of_its_targets(replica: Replica, history: History) -> Iterator[Labels]:

@@ -70,7 +70,16 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         refused[candidates[0][1]] += impossible
         if kept.times:
             columns.parts.setdefault(part, {}).setdefault(key, {})[name] = kept
-    columns.gaps += _wrong(refused, twice)
+    for name, count in refused.items():
+        if count:
+            reason = f"{count} samples of {name} are not possible values and are left out"
+            columns.gaps.append(Gap(SOURCE, "absent", reason))
+    if twice:
+        names = ", ".join(sorted(twice)[:3])
+        reason = (
+            f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
+        )
+        columns.gaps.append(Gap(SOURCE, "absent", reason))
     return columns
 
 
@@ -94,18 +103,3 @@ def _column(meaning: Meaning, said: Said, points: Points) -> Column:
     if meaning.scale != 1:
         values = type(values)("d", [value * meaning.scale for value in values])
     return Column(targets=frozenset({target_of(said)}), times=points.times, values=values)
-
-
-def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
-    gaps = []
-    for name, count in refused.items():
-        if count:
-            reason = f"{count} samples of {name} are not possible values and are left out"
-            gaps.append(Gap(SOURCE, "absent", reason))
-    if twice:
-        names = ", ".join(sorted(twice)[:3])
-        reason = (
-            f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
-        )
-        gaps.append(Gap(SOURCE, "absent", reason))
-    return gaps

@@ -56,13 +56,17 @@ def _size(said: Said) -> tuple[str, ...]:
     return tuple(said.get(label, "") for label in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))
 
 
+def _of_field(columns: Columns, field: str) -> list[tuple[Said, Points]]:
+    """The series that tell a field."""
+    return [(said, points) for said, points in columns.reported if METRICS[said["__name__"]].field == field]
+
+
 def _newest(columns: Columns, field: str) -> dict[str, float]:
     """The newest value of a figure of the engines that kvdiag's own metrics tell, by engine."""
     found: dict[str, tuple[float, float]] = {}
-    for said, points in columns.reported:
-        if METRICS[said["__name__"]].field == field:
-            engine = said.get("engine", "0")
-            found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
+    for said, points in _of_field(columns, field):
+        engine = said.get("engine", "0")
+        found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
     return {engine: value for engine, (_, value) in found.items()}
 
 
@@ -125,19 +129,16 @@ def engine_of(series: Iterable[Said], container: str | None) -> str | None:
 
 def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
     """The memory that the server's container may take; a limit of 0 is none."""
-    found: list[tuple[int, float]] = []
-    for said, points in columns.reported:
-        meaning = METRICS[said["__name__"]]
-        if meaning.field == "host_limit_bytes" and (not container or container_name(said) == container):
-            found.append((meaning.priority, points.values[-1]))
-    known = sorted((priority, value) for priority, value in found if 0 < value <= MAX_BYTES)
+    known = sorted(
+        (METRICS[said["__name__"]].priority, points.values[-1])
+        for said, points in _of_field(columns, "host_limit_bytes")
+        if (not container or container_name(said) == container) and 0 < points.values[-1] <= MAX_BYTES
+    )
     # Without the container's name the limits of several may be told: those of one are the largest of a pod's.
     return round(max(value for priority, value in known if priority == known[0][0])) if known else None
 
 
 def weights_bytes(columns: Columns) -> int | None:
     """What the weights hold of all devices together, where kvdiag's own ledger tells."""
-    total = sum(
-        points.values[-1] for said, points in columns.reported if METRICS[said["__name__"]].field == "weights_bytes"
-    )
+    total = sum(points.values[-1] for _, points in _of_field(columns, "weights_bytes"))
     return round(total) if 0 < total <= MAX_BYTES else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, sub
 
 from kvdiag.engines import is_server_title
 from kvdiag.feeds.history.columns import Column, Rows, Values, readings, rows_of
@@ -63,14 +64,14 @@ class Card:
 
 
 def devices_of(
-    columns: Columns, cards: Mapping[str, Card], names: Names, tolerance_seconds: float
+    columns: Columns, cards: Mapping[str, Card], names: Names
 ) -> tuple[dict[float, tuple[Device, ...]], list[Gap]]:
     """The devices at each time that one of them was read."""
     parts = {key[0]: dict(fields) for key, fields in columns.of("device").items()}
     for (uuid, label), fields in columns.of("process").items():
         if "used_bytes" in fields:
             parts.setdefault(uuid, {})[PROCESS + label] = fields["used_bytes"]
-    times, rows = rows_of(parts, tolerance_seconds)
+    times, rows = rows_of(parts)
     problems: dict[str, Counter[str]] = defaultdict(Counter)
 
     def made(uuid: str, figures: Mapping[str, float]) -> Device | None:
@@ -119,35 +120,27 @@ def devices_of(
 
 def _with_memory(rows: Rows, count: int) -> Rows:
     """The rows of a device with its total, free and driver-reserved bytes, from whichever figures are reported."""
-    total, free, reserved = _memory_columns(rows, count)
-    held = {name: values for name, values in rows.items() if name.startswith(PROCESS)}
-    return {"total_bytes": total, "free_bytes": free, "driver_reserved_bytes": reserved, **held}
-
-
-def _memory_columns(rows: Rows, count: int) -> tuple[Values, Values, Values]:
-    """Total, free and driver-reserved bytes of every row, from whichever of the figures are told."""
     nothing: Values = [None] * count
     total, free = rows.get("total_bytes"), rows.get("free_bytes")
     used, taken = rows.get("used_bytes"), rows.get("taken_bytes")
     reserved = rows.get("driver_reserved_bytes", nothing)
     if total is None and free is not None and used is not None:
-        total = [_sum(row) for row in zip(free, used, strict=True)]
+        total = _by_row(add, free, used)
     elif total is None and free is not None and taken is not None:
         parts = (free, taken) if reserved is nothing else (free, taken, reserved)
-        total = _steady([_sum(row) for row in zip(*parts, strict=True)])
+        total = _steady(_by_row(lambda *sizes: sum(sizes), *parts))
     if free is None and total is not None and used is not None:
-        free = [None if size is None or held is None else size - held for size, held in zip(total, used, strict=True)]
+        free = _by_row(sub, total, used)
     elif free is None and total is not None and taken is not None:
-        free = [
-            None if size is None or held is None else max(size - held - (kept or 0.0), 0.0)
-            for size, held, kept in zip(total, taken, reserved, strict=True)
-        ]
-    return total or nothing, free or nothing, reserved
+        kept = [size or 0.0 for size in reserved]
+        free = _by_row(lambda *sizes: max(sizes[0] - sizes[1] - sizes[2], 0.0), total, taken, kept)
+    sizes = {"total_bytes": total or nothing, "free_bytes": free or nothing, "driver_reserved_bytes": reserved}
+    return sizes | {name: values for name, values in rows.items() if name.startswith(PROCESS)}
 
 
-def _sum(parts: Iterable[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(tuple(parts)) else None
+def _by_row(make: Callable[..., float], *columns: Values) -> Values:
+    """What `make` returns for each row of the columns; `None` where one of them has no value."""
+    return [None if None in row else make(*row) for row in zip(*columns, strict=True)]
 
 
 def _steady(totals: Sequence[float | None]) -> Values:
@@ -160,7 +153,7 @@ def _steady(totals: Sequence[float | None]) -> Values:
 
 
 def allocators_of(
-    columns: Columns, cards: Mapping[str, Card], names: Names, born_ticks: int, tolerance_seconds: float
+    columns: Columns, cards: Mapping[str, Card], names: Names, born_ticks: int
 ) -> tuple[dict[float, tuple[Allocator, ...]], list[Gap]]:
     """The allocators at each time that one of them was read."""
     torch = {key: fields for key, fields in sorted(columns.of("torch").items()) if fields.keys() >= ALLOCATOR}
@@ -188,7 +181,7 @@ def allocators_of(
             problems[str(error)] += 1
             return None
 
-    found = readings(*rows_of(parts, tolerance_seconds), made)
+    found = readings(*rows_of(parts), made)
     return found, [
         Gap("torch_allocator", "failed", f"{count} impossible samples ({text})")
         for text, count in problems.most_common(1)

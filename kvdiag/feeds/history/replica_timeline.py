@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
-from kvdiag.feeds.history.columns import readings, rows_of
+from kvdiag.feeds.history.columns import JOIN_SECONDS, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
 from kvdiag.feeds.history.replica_facts import (
     Pools,
@@ -28,9 +29,6 @@ from kvdiag.feeds.history.series_labels import METRICS, Said, only
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
-JOIN_SECONDS = 90.0
-"""Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
-
 ENDED_SECONDS = 300.0
 """Before the window's end, from which a replica's series count as ended (Prometheus' own look-back)."""
 
@@ -43,9 +41,7 @@ FIRST_LIFE = 1
 SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0)")
 
 
-def timeline_of(
-    replica: Replica, history: History, end_seconds: float, tolerance_seconds: float = JOIN_SECONDS
-) -> tuple[Timeline, Facts]:
+def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple[Timeline, Facts]:
     """One replica's timeline and facts from all that was read of its series until `end_seconds`."""
     columns = sort_out(replica, history.series)
     said = [dict(labels) for labels in replica.series]
@@ -56,7 +52,7 @@ def timeline_of(
     if pools.since_seconds is not None:
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
-    samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
+    samples, gaps = _samples(columns, said, names, container)
     model = only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     uuids = {device.uuid for sample in samples for device in sample.devices or ()}
     facts = Facts(
@@ -86,12 +82,9 @@ def timeline_of(
 
 def _where(replica: Replica) -> str:
     reported = dict(replica.subject)
-    pod = "/".join(reported[name] for name in ("cluster", "namespace", "pod") if reported.get(name))
-    return (
-        pod
-        if reported.get("pod")
-        else reported.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
-    )
+    if reported.get("pod"):
+        return "/".join(reported[name] for name in ("cluster", "namespace", "pod") if reported.get(name))
+    return reported.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
 
 
 def _present(replica: Replica, history: History) -> list[str]:
@@ -117,14 +110,14 @@ def _cut(columns: Columns, since_seconds: float) -> None:
 
 
 def _samples(
-    columns: Columns, said: Sequence[Said], names: Names, container: str | None, tolerance_seconds: float
+    columns: Columns, said: Sequence[Said], names: Names, container: str | None
 ) -> tuple[tuple[Sample, ...], list[Gap]]:
     cards = cards_of(said, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
     parts = sorted(columns.of("engine").items(), key=lambda part: (len(part[0][0]), part[0]))
-    engines = readings(*rows_of(dict(parts), tolerance_seconds), _engine)
-    devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
-    torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
-    host = _host(columns, names, container, tolerance_seconds)
+    engines = readings(*rows_of(dict(parts)), _engine)
+    devices, device_gaps = devices_of(columns, cards, names)
+    torch, torch_gaps = allocators_of(columns, cards, names, _born(columns))
+    host = _host(columns, names, container)
     failed = {
         moment
         for fields in columns.of("up").values()
@@ -156,9 +149,7 @@ def _engine(key: Key, figures: Mapping[str, float]) -> Engine | None:
     )
 
 
-def _host(
-    columns: Columns, names: Names, container: str | None, tolerance_seconds: float
-) -> dict[float, tuple[HostProcess, ...]]:
+def _host(columns: Columns, names: Names, container: str | None) -> dict[float, tuple[HostProcess, ...]]:
     """The processes at each time that one of them was read, or their container where none is known by itself.
 
     cAdvisor's container_memory_rss is the anonymous memory of the whole container (the cgroup's `rss`, `anon` in
@@ -175,7 +166,7 @@ def _host(
         }
         if "" in processes and not named:
             reported[FIRST_LIFE, API_SERVER] = processes[""]
-    return readings(*rows_of(reported, tolerance_seconds), _process)
+    return readings(*rows_of(reported), _process)
 
 
 def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
@@ -227,7 +218,7 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
     for one in sorted(set(lost), key=lambda one: (one.start_seconds, one.end_seconds, one.reason)):
         if found and found[-1].reason == one.reason and one.start_seconds <= found[-1].end_seconds:
             end = max(one.end_seconds, found[-1].end_seconds)
-            found[-1] = LostHistory(start_seconds=found[-1].start_seconds, end_seconds=end, reason=one.reason)
+            found[-1] = replace(found[-1], end_seconds=end)
         else:
             found.append(one)
     return found

@@ -139,10 +139,8 @@ def _join(
     _add_pods(groups, reported, chosen)
     _note_nodes(groups, reported)
     for labels, said in reported:
-        if said.get("__name__") in CONTAINER and (pod := pod_of(said)) is not None:
-            group = groups.get(_pod_key(pod))
-            if group is not None:
-                group.series.append(labels)
+        if said.get("__name__") in CONTAINER and (group := _of_its_pod(groups, said)) is not None:
+            group.series.append(labels)
     gpus = [(labels, said) for labels, said in reported if said.get("__name__") in GPU]
     alone, gaps = _join_gpus(groups, gpus, chosen, shared)
     return [_replica(group) for group in groups.values()] + alone, gaps
@@ -160,8 +158,7 @@ def _servers(reported: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
         group.series.append(labels)
         group.own.append(said)
         group.hosts |= hosts_of(said)
-        uuid = uuid_of(said)
-        if uuid is not None:
+        if (uuid := uuid_of(said)) is not None:
             group.uuids.add(uuid)
             group.gpus = group.gpus or METRICS[name].part == "device"
     for key, group in sorted(beside.items()):
@@ -205,6 +202,11 @@ def _pod_key(pod: tuple[str, str, str]) -> str:
     return f"pod {'/'.join(pod)}"
 
 
+def _of_its_pod(groups: Mapping[str, _Group], said: Said) -> _Group | None:
+    """The server whose pod a series names."""
+    return groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
+
+
 def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str, _Group]) -> _Group | None:
     """The one server that kvdiag's own metrics can be of, where they name no pod of it."""
     if group.key.startswith("pod "):
@@ -218,8 +220,7 @@ def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str
 
 def _note_nodes(groups: Mapping[str, _Group], reported: Sequence[tuple[Labels, Said]]) -> None:
     for _, said in reported:
-        pod = pod_of(said) if said.get("__name__") == "kube_pod_info" else None
-        group = groups.get(_pod_key(pod)) if pod is not None else None
+        group = _of_its_pod(groups, said) if said.get("__name__") == "kube_pod_info" else None
         if group is not None and said.get("node"):
             group.hosts.add(said["node"])
 
@@ -238,13 +239,14 @@ def _join_gpus(
             by_uuid[uuid].append(group)
         for host in group.hosts:
             by_host[host].append(group)
-    mapping = {_exporter_of(said) for _, said in reported if _names_workload(said, groups)}
+    # An exporter that says which pod has a GPU: one that it gives to none is nobody's.
+    mapping = {_exporter_of(said) for _, said in reported if said.get("exported_pod") or _of_its_pod(groups, said)}
     gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in reported}
     unowned: dict[str, list[Labels]] = defaultdict(list)
     gaps: list[Gap] = []
     for labels, said in reported:
         uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
-        owner = groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
+        owner = _of_its_pod(groups, said)
         if owner is not None and uuid in shared:
             problem = "is shared by {}: its bytes cannot be attributed"
             gaps.append(_unassigned(uuid, said, problem, sorted(shared[uuid]), [owner]))
@@ -271,14 +273,6 @@ def _join_gpus(
 def _exporter_of(said: Said) -> tuple[str, ...]:
     """Who tells of a GPU: its pod is left out, which is the workload's where an exporter's labels are honoured."""
     return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "Hostname"))
-
-
-def _names_workload(said: Said, groups: Mapping[str, _Group]) -> bool:
-    """Whether an exporter says which pod has the GPU: then one that it gives to none is nobody's."""
-    if said.get("exported_pod"):
-        return True
-    pod = pod_of(said)
-    return pod is not None and _pod_key(pod) in groups
 
 
 def _unassigned(uuid: str, said: Said, problem: str, names: Sequence[str], owners: Sequence[_Group]) -> Gap:

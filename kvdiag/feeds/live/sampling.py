@@ -10,8 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -39,7 +38,6 @@ AGENT_SECONDS = 1.0
 
 HOST_SECONDS = 5.0
 """A process's command line is read under the lock of its memory, which one that hangs in a driver does not let go."""
-
 
 DRIVER_STUCK = "the driver has not answered for {}: its readings are stale"
 AGENTS_STUCK = "the agents' folder has not answered for {}: its readings are stale"
@@ -172,16 +170,9 @@ class TimelineBuilder:
         return True
 
 
-class Keeper(Protocol):
-    """Takes samples as they come."""
-
-    def add(self, entry: Sample) -> None:
-        """Take one, the newest."""
-
-
 @dataclass(kw_only=True)
 class Sampler:
-    """Reads every source at its interval into a recorder.
+    """Reads every source at its interval; `record` takes each sample as it comes.
 
     Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes from
     the host. `load` returns our own requests at this moment. Ticks of each source are added to those `counted` already.
@@ -192,7 +183,7 @@ class Sampler:
     agents: ThreadedReader[AllocatorReading] | None = None
     processes: ThreadedReader[HostReading] = field(default_factory=lambda: ThreadedReader(host.read, "host"))
     facts: Facts
-    recorder: Keeper
+    record: Callable[[Sample], None]
     pace: Pace
     clock: Clock
     load: Callable[[], Load | None]
@@ -210,8 +201,7 @@ class Sampler:
             if self.facts.server_pids is not None:
                 group.create_task(self._loop("host", self.pace.host_seconds, self.read_host))
             if self.agents is not None:
-                read = partial(self._read_agents, self.agents)
-                group.create_task(self._loop("torch_allocator", self.pace.agent_seconds, read))
+                group.create_task(self._loop("torch_allocator", self.pace.agent_seconds, self._read_agents))
 
     async def _loop(self, source: str, seconds: float, read: Callable[[], Awaitable[None]]) -> None:
         async for _ in ticks(seconds, self._ticks(source)):
@@ -234,22 +224,17 @@ class Sampler:
             took_seconds = min(self.clock.steady_seconds() - begun_seconds, DRIVER_SECONDS)
             rest_until_seconds = begun_seconds + took_seconds / self.pace.most_driver_ratio
 
-    async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:
+    async def _read_agents(self) -> None:
+        if self.agents is None:
+            return
         with self._timed("torch_allocator"):
-            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+            allocators, gaps = await read_agents(self.agents, AGENT_SECONDS)
         devices = devices_inside(allocators) if self._driver_absent else None
-        self.recorder.add(
-            Sample(at_seconds=self.clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
-        )
+        self.record(Sample(at_seconds=self.clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps))
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
-        """An unforeseen error of a source costs this reading of it, and neither the next one nor other sources.
-
-        Raises:
-            KvdiagError: what is read cannot be kept.
-
-        """
+        """An unforeseen error of a source costs this reading alone; that a reading cannot be kept ends the sampler."""
         try:
             yield
         except KvdiagError:
@@ -257,16 +242,15 @@ class Sampler:
         except Exception as error:  # noqa: BLE001
             _log.debug("mistake", source=source, exc_info=True)
             reason = f"internal error while reading it ({type(error).__name__}); please report it with a log of -vv"
-            self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), gaps=(Gap(source, "failed", reason),)))
+            self.record(Sample(at_seconds=self.clock.now_seconds(), gaps=(Gap(source, "failed", reason),)))
 
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""
         if self.facts.server_pids is not None:
             with self._timed("host"):
-                processes, gaps = await _in_time(
-                    self.processes, HOST_SECONDS, ("host", HOST_STUCK), pids=self.facts.server_pids
-                )
-            self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
+                stuck = ("host", HOST_STUCK)
+                processes, gaps = await _in_time(self.processes, HOST_SECONDS, stuck, pids=self.facts.server_pids)
+            self.record(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
@@ -276,16 +260,14 @@ class Sampler:
         with self._timed("engine"):
             engines, gaps = await self.engine.read()
         now_seconds = self.clock.now_seconds()
-        self.recorder.add(
-            Sample(at_seconds=now_seconds, engines=engines, load=self.load(), load_before=before, gaps=gaps)
-        )
+        self.record(Sample(at_seconds=now_seconds, engines=engines, load=self.load(), load_before=before, gaps=gaps))
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
         with self._timed("nvml"):
             devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", DRIVER_STUCK), processes=processes)
         self._driver_absent = driver_absent(devices, gaps)
-        self.recorder.add(Sample(at_seconds=self.clock.now_seconds(), devices=devices, gaps=gaps))
+        self.record(Sample(at_seconds=self.clock.now_seconds(), devices=devices, gaps=gaps))
 
     @contextlib.contextmanager
     def _timed(self, source: str) -> Iterator[None]:

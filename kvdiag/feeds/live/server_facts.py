@@ -25,7 +25,6 @@ async def gather_facts(
     url: str,
     reader: ThreadedReader[Facts],
     *,
-    forced: bool = False,
     host_seconds: float = HOST_SECONDS,
 ) -> tuple[Facts, Identity]:
     """The facts of the server at `url`; those that this host tells of it come through `reader`.
@@ -43,9 +42,7 @@ async def gather_facts(
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     try:
-        facts = await reader.ask(
-            host_seconds, url=url, engine=client.engine, identity=identity, page=page, gaps=gaps, forced=forced
-        )
+        facts = await reader.ask(host_seconds, url=url, engine=client.engine, identity=identity, page=page, gaps=gaps)
     except ReadTimeout as busy:
         raise KvdiagError(
             f"{url}: timed out after {busy.since_seconds:.0f} s reading the server's processes and files: "
@@ -54,9 +51,7 @@ async def gather_facts(
     return facts, identity
 
 
-def read_facts(
-    url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool
-) -> Facts:
+def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...]) -> Facts:
     """What the server reports, and what this host shows of its processes and files."""
     pools, pool_gaps = engine.parse_pools(page, identity.version)
     pids, pid_gaps = host.find_server(url, engine.program)
@@ -81,6 +76,5 @@ def read_facts(
         model_config=host.model_config(root),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
-        forced=forced,
         gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
     )

@@ -38,7 +38,6 @@ ENTRY_BYTES, OBJECT_BYTES, LIST_BYTES, VALUE_BYTES = 512, 96, 64, 36
 WIDE_CHARACTER_BYTES = 4
 """A text with one character beyond Latin takes so much for each of its characters."""
 
-
 MAX_NAMES = 512
 """Engines and devices of one recording."""
 

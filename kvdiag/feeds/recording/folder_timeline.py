@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, TooLongError
 from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
 from kvdiag.model import Facts, Gap, GapKind, Timeline
-
-SOURCE = "recorder"
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 
@@ -33,8 +32,7 @@ MAX_NAMES = 65_536
 """Of a folder that is looked through; a recorder's own holds no others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
+class _Segment(NamedTuple):
     name: str
     timeline: Timeline
     facts: Facts
@@ -91,11 +89,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
         times += [mark.at_seconds for mark in (*timeline.marks[:1], *timeline.marks[-1:])]
         if times:
             own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap not in (CUT_OFF, THINNED)))
-            segments.append(
-                _Segment(
-                    name=path.name, timeline=timeline, facts=own, first_seconds=min(times), last_seconds=max(times)
-                )
-            )
+            segments.append(_Segment(path.name, timeline, own, min(times), max(times)))
     gaps.reverse()
     if gone := sum(not path.exists() for path in listed):
         gaps.append(
@@ -184,4 +178,4 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
 
 
 def _gap(reason: str, kind: GapKind = "absent") -> Gap:
-    return Gap(SOURCE, kind, reason)
+    return Gap("recorder", kind, reason)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.interning import Interning
-from kvdiag.feeds.daemon.retention import MINUTE_SECONDS
+from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
 from kvdiag.feeds.recording.budget import Budget, TooLongError
 from kvdiag.feeds.recording.folder_timeline import behind, moved, of_it
 from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files
@@ -24,7 +23,6 @@ TAIL_SECONDS = 3600.0
 
 MOST_TAILS = 64
 """Segments that are looked at for that; each start makes one."""
-
 
 HISTORY_BYTES, TAIL_BYTES = 56 * 2**20, 16 * 2**20
 """Of memory, for the newest of each: a day of 8 GPUs in minutes takes 30 MiB, of which equal values take none."""

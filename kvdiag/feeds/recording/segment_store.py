@@ -167,12 +167,7 @@ class SegmentStore:
             self._lock.close()
 
     def _start(self, folder: Path, begun_seconds: float, clock_set_seconds: float = 0.0) -> _Segment:
-        """Create and open a segment with the next free number; a link with that name counts as taken.
-
-        Raises:
-            KvdiagError: the disk is full or gone.
-
-        """
+        """Create and open a segment with the next free number; a link with that name counts as taken."""
         made: list[Path] = []
 
         def new(path: Path) -> int:
@@ -201,13 +196,7 @@ class SegmentStore:
         raise AssertionError("there is always a next number")
 
     def _hold(self) -> None:
-        """Lock the folder again, where another came in its place: the lock went with the old one.
-
-        Raises:
-            KvdiagError: another recorder has it.
-            OSError: it cannot be locked.
-
-        """
+        """Lock the folder again, where another came in its place: the lock went with the old one."""
         lock = self.folder / ".lock"
         try:
             is_ours = os.path.samestat(os.fstat(self._lock.fileno()), lock.lstat())
@@ -218,12 +207,7 @@ class SegmentStore:
             old.close()
 
     def _write(self, folder: Path, samples: Sequence[Sample]) -> tuple[int, float]:
-        """Write to the open segment of a folder; return its size, and its age by the newest sample.
-
-        Raises:
-            KvdiagError: the disk is full or gone, or the file has no name any more, so that nobody will ever read it.
-
-        """
+        """Write to the open segment of a folder; return its size, and its age by the newest sample."""
         segment = self._open[folder]
         try:
             for sample in samples:
@@ -238,12 +222,7 @@ class SegmentStore:
         return size, samples[-1].at_seconds - segment.begun_seconds
 
     def _end(self, folder: Path) -> None:
-        """End the open segment of a folder, if there is one.
-
-        Raises:
-            KvdiagError: the disk is full or gone.
-
-        """
+        """End the open segment of a folder, if there is one."""
         if (segment := self._open.pop(folder, None)) is not None:
             try:
                 segment.writer.close()
@@ -286,12 +265,7 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_history(folder: Path) -> None:
-    """Create the history directory if it is missing.
-
-    Raises:
-        KvdiagError: it cannot be created, is not a directory, or is a link.
-
-    """
+    """Create the history directory if it is missing."""
     path = folder / HISTORY
     try:
         with contextlib.suppress(FileExistsError):
@@ -326,13 +300,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """A lock that ends with its process, however that ends.
-
-    Raises:
-        KvdiagError: another process has it.
-        OSError: it cannot be made.
-
-    """
+    """A lock that ends with its process, however that ends."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files_.CLOSED, 0o644), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

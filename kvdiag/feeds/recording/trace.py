@@ -19,8 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple, Self, cast
+from typing import IO, Any, cast
 
 import kvdiag
 from kvdiag import files
@@ -71,7 +70,7 @@ class DamagedError(KvdiagError):
     """A trace that is not as it was written."""
 
 
-class TraceWriter:
+class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
     def __init__(
@@ -100,7 +99,9 @@ class TraceWriter:
         if clock_set_seconds:
             header[CLOCK_SET] = clock_set_seconds
         if about is not None:
-            header["about"] = _bounded(about)
+            if (length := len(json.dumps(about, allow_nan=False))) > MAX_ABOUT_CHARACTERS:
+                raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
+            header["about"] = about
         with self._recording():
             self._raw = os.fdopen(opened(path), "wb")
         packed = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw) if path.suffix == ".gz" else self._raw
@@ -158,25 +159,12 @@ class TraceWriter:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def __enter__(self) -> Self:
-        """Use as a context manager."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close the file whatever happened."""
-        if error is None:
+        if raised[0] is None:
             self.close()
         else:
             self.drop()
-
-
-def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    length = len(json.dumps(about, allow_nan=False))
-    if length > MAX_ABOUT_CHARACTERS:
-        raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
-    return about
 
 
 def read_trace(
@@ -199,7 +187,7 @@ def read_trace(
     """
     try:
         with _unpacked(path) as file:
-            return _read_lines(_lines(file), path, _Reading(from_seconds, share, budget or Budget()))
+            return _read_lines(_lines(file), path, from_seconds, share, budget or Budget())
     except TooLongError as error:
         raise TooLongError(f"{path} is too long: {error}") from error
 
@@ -216,13 +204,7 @@ def is_begun(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """The file's content, unpacked where it is packed, whatever the file is called.
-
-    Raises:
-        DamagedError: it cannot be unpacked.
-        KvdiagError: it cannot be read, or is no file.
-
-    """
+    """The file's content, unpacked where it is packed, whatever the file is called."""
     try:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
@@ -249,26 +231,29 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield line, line.endswith(b"\n")
 
 
-class _Reading(NamedTuple):
-    """How a trace is to be read."""
-
-    from_seconds: float
-    share: Callable[[Sample], Sample] | None
-    budget: Budget
-
-
-def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) -> tuple[Timeline, Facts]:
+def _read_lines(
+    lines: Iterator[tuple[bytes, bool]],
+    path: Path,
+    from_seconds: float,
+    share: Callable[[Sample], Sample] | None,
+    budget: Budget,
+) -> tuple[Timeline, Facts]:
     header = next(lines, (b"", False))[0]
     facts, crc32 = _header(header, path), zlib.crc32(header)
-    kept = Kept(how.budget)
+    kept = Kept(budget)
     count = 0
     for number, (line, whole) in enumerate(lines, start=2):
-        how.budget.take(line)
+        budget.take(line)
         if found := CHECK.fullmatch(line) or END.fullmatch(line):
             if (reported := found[found.re.groups]) is not None and int(reported) != crc32:
                 raise DamagedError(f"{path}, line {number}: the lines before it are damaged or were edited")
             if found.re is END and int(found[1]) == count:
-                return _ended(lines, kept, facts, path, checked=reported is not None)
+                # gzip compares its own checksum, which stands behind all that is packed, with this last line.
+                rest, _ = next(lines, (None, True))
+                if rest:
+                    raise DamagedError(f"{path} continues after its end line: it is damaged or was edited")
+                torn = rest is not None and reported is None
+                return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
         crc32 = zlib.crc32(line, crc32)
         if found and found.re is CHECK:
             continue
@@ -277,24 +262,13 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) 
         if not whole:
             raise KvdiagError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
         count += 1
-        if how.from_seconds and _before(line, how.from_seconds):
+        if from_seconds and _before(line, from_seconds):
             continue
         try:
-            _add(_decoded(line), kept, memory_bytes(line), how.share)
+            _add(_decoded(line), kept, memory_bytes(line), share)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
     return _timeline(kept, facts, CUT_OFF)
-
-
-def _ended(
-    lines: Iterator[tuple[bytes, bool]], kept: Kept, facts: Facts, path: Path, *, checked: bool
-) -> tuple[Timeline, Facts]:
-    """What was read, once gzip has compared its own checksum, which stands behind all that is packed."""
-    line, _ = next(lines, (None, True))
-    if line:
-        raise DamagedError(f"{path} continues after its end line: it is damaged or was edited")
-    torn = line is not None and not checked
-    return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
 
 
 def _timeline(kept: Kept, facts: Facts, *gaps: Gap) -> tuple[Timeline, Facts]:

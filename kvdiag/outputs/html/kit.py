@@ -13,7 +13,7 @@ from importlib.resources import files
 from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.model import Device, Finding, Gap, LedgerLine, Status
 from kvdiag.outputs.html.markup import Html, element, joined
-from kvdiag.outputs.html.svg_plots import Part, bar
+from kvdiag.outputs.html.svg_plots import bar
 from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, memory_used, spaced, unknown_by_reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -101,23 +101,32 @@ def definitions(rows: Iterable[tuple[str, str]]) -> Html:
     )
 
 
-def table(titles: Sequence[tuple[str, str]], rows: Iterable[Html], style: str) -> Html:
+def table(titles: Sequence[tuple[str, str]], rows: Iterable[Html], style: str = "") -> Html:
     """A table that scrolls by itself; a title is a name and a class."""
     head = [element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in titles))] if titles else []
     return element("div", element("table", *head, *rows, class_=style), class_="scroll")
 
 
+def row(*cells: str | tuple[str, str], header: int = 0) -> Html:
+    """A row of a table; a cell is its content, or that and its class. The one at `header` names the row."""
+    pairs = [(cell, "") if isinstance(cell, str) else cell for cell in cells]
+    written = [element("td", content, class_=style) for content, style in pairs]
+    content, style = pairs[header]
+    written[header] = element("th", content, scope="row", class_=style)
+    return element("tr", *written)
+
+
 def finding_card(finding: Finding) -> Html:
     """A finding with its evidence, and what to do about it."""
     rows = [
-        element(
-            "tr",
-            element("th", spaced(one.name), scope="row"),
-            element("td", evidence_value(one), class_="text" if isinstance(one.value, str) else "number"),
-            element("td", one.source, class_="dim"),
+        row(
+            spaced(one.name),
+            (evidence_value(one), "text" if isinstance(one.value, str) else "number"),
+            (one.source, "dim"),
         )
         for one in finding.evidence
     ]
+    evidence = table((), rows, "evidence") if rows else ""
     advice = [
         joined(element("dt", title), element("dd", text, class_="remedy" if field == "remedy" else "plain"))
         for title, field in ADVICE
@@ -127,12 +136,7 @@ def finding_card(finding: Finding) -> Html:
         "section",
         element("header", mark(finding.status), element("h3", finding.id)),
         element("p", finding.summary),
-        element(
-            "div",
-            table((), rows, "evidence") if rows else "",
-            element("dl", *advice, class_="advice"),
-            class_="columns",
-        ),
+        element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )
 
@@ -153,14 +157,7 @@ def gap_rows(gaps: Iterable[Gap]) -> Html:
 
 
 def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
-    written = [
-        element(
-            "tr",
-            element("th", *(element("div", name) for name in names), scope="row", class_=style),
-            element("td", text),
-        )
-        for names, text in rows
-    ]
+    written = [row((joined(*(element("div", name) for name in names)), style), text) for names, text in rows]
     return table((), written, "pairs")
 
 
@@ -198,23 +195,22 @@ def ledger_cards(
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
+    titles = [(name, name) for name in ("source", "detail")]
+    titles = [("component", ""), ("bytes", "number"), ("share", "number"), *titles]
     used = sum(line.bytes for line in lines)
     memory = None if device is None else device.memory
     gpu = lines[0].gpu
     title = "KV pool, as the engine reports it" if gpu is None else f"GPU {gpu}"
     whole = max(used if memory is None else memory.total_bytes, 1)
     scale = f"{format_bytes(used)} in total" if memory is None else memory_used(memory)
-    parts = [
-        Part(style=line.component, size=line.bytes, title=f"{spaced(line.component)}: {format_bytes(line.bytes)}")
-        for line in lines
-    ]
+    parts = [(line.component, line.bytes, f"{spaced(line.component)}: {format_bytes(line.bytes)}") for line in lines]
     return element(
         "section",
         element("h3", f"{title} ", element("small", "" if device is None else device.name)),
         element("p", scale, class_="dim"),
         note,
-        bar(f"ledger-{number}", f"{title}: {scale}", ", ".join(part.title for part in parts), parts, whole),
-        table(LEDGER_TITLES, _ledger_rows(lines, whole), "ledger"),
+        bar(f"ledger-{number}", f"{title}: {scale}", parts, whole),
+        table(titles, _ledger_rows(lines, whole), "ledger"),
         class_="gpu",
     )
 
@@ -222,11 +218,10 @@ def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine]
 def _ledger_rows(lines: Sequence[LedgerLine], whole: int) -> Iterator[Html]:
     for line in lines:
         swatch = element("i", class_=f"swatch {line.component}", aria_hidden="true")
-        yield element(
-            "tr",
-            element("th", swatch, spaced(line.component), scope="row"),
-            element("td", format_bytes(line.bytes), class_="number"),
-            element("td", format_ratio(line.bytes / whole), class_="number"),
-            element("td", line.provenance, class_="source dim"),
-            element("td", line.detail, class_="detail dim"),
+        yield row(
+            joined(swatch, spaced(line.component)),
+            (format_bytes(line.bytes), "number"),
+            (format_ratio(line.bytes / whole), "number"),
+            (line.provenance, "source dim"),
+            (line.detail, "detail dim"),
         )

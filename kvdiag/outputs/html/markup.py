@@ -23,10 +23,12 @@ VOID = frozenset({"meta", "rect", "line", "path"})
 def element(tag: str, /, *content: str, **attributes: str | float) -> Html:
     """An element. Content that is `Html` is kept as it is, every other text is escaped.
 
-    An attribute's trailing underscore is dropped and others become hyphens: `class_`, `stroke_width`.
+    An attribute's trailing underscore is dropped and others become hyphens: `class_`, `stroke_width`; empty ones go.
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(printable(str(value)))}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{escape(printable(str(value)))}"'
+        for key, value in attributes.items()
+        if value != ""
     )
     if tag in VOID and not content:
         return Html(f"<{tag}{written}>" if tag == "meta" else f"<{tag}{written}/>")

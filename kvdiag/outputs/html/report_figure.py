@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdiag.formatting import format_bytes
-from kvdiag.model import Diagnosis, Quantity, StepResult, Timeline
+from kvdiag.model import Diagnosis, Quantity, Span, StepResult, Timeline
 from kvdiag.outputs.html import axes, svg_plots
 from kvdiag.outputs.html.axes import Scale
-from kvdiag.outputs.html.downsample import Run, thinned
+from kvdiag.outputs.html.downsample import thinned
+from kvdiag.outputs.html.kit import row, table
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Line, Marker, Plot
@@ -38,10 +39,22 @@ class Frame:
     events: tuple[Event, ...]
     columns: int
 
-    def runs(self, readings: Readings, name: str) -> Sequence[Run]:
-        """A figure, thinned for drawing; its extremes and its first and last sample are kept."""
-        diagnosis = self.diagnosis
-        return thinned(readings.runs(name), diagnosis.start_seconds, diagnosis.end_seconds, self.columns)
+    def lines(self, readings: Readings, *wanted: tuple[str, str, str]) -> list[Line]:
+        """The lines of figures, given with their titles and styles; those without a sample are left out.
+
+        They are thinned for drawing; the extremes and the first and last sample are kept.
+        """
+        start_seconds, end_seconds = self.diagnosis.start_seconds, self.diagnosis.end_seconds
+        lines = [
+            Line(name=title, runs=thinned(readings.runs(name), start_seconds, end_seconds, self.columns), style=style)
+            for name, title, style in wanted
+            if name in readings.figures
+        ]
+        return [line for line in lines if line.runs]
+
+    def end_of(self, span: Span) -> float:
+        """When a span ended; the end of the run if it did not."""
+        return self.diagnosis.end_seconds if span.end_seconds is None else span.end_seconds
 
     def figure(self, key: str, title: str, scale: Scale, lines: Sequence[Line], unit: Unit, **more: Any) -> Html:
         """A plot over the whole time, with the steps, the failures, and the same data as a table.
@@ -65,19 +78,15 @@ class Frame:
 
 def _as_table(plot: Plot, unit: Unit) -> Html:
     """The data of a plot, for readers who cannot see it."""
-    head = element("tr", *(element("th", name, scope="col") for name in ("", "first", "lowest", "highest", "last")))
+    head = [(name, "") for name in ("", "first", "lowest", "highest", "last")]
     rows = []
     for line in plot.lines:
         low, high = extremes([line])
         first, last = line.runs[0][1][0], line.runs[-1][1][-1]
-        cells = [element("td", unit(value)) for value in (first, low, high, last)]
-        rows.append(element("tr", element("th", line.name, scope="row"), *cells))
-    marked = [
-        element("li", title) for title in [one.title for one in plot.markers] + [one.title for one in plot.events]
-    ]
-    table = element("div", element("table", head, *rows), class_="scroll")
-    more = [element("ul", *marked)] if marked else []
-    return element("details", element("summary", "As a table"), table, *more)
+        rows.append(row(line.name, *map(unit, (first, low, high, last))))
+    titles = [*(one.title for one in plot.markers), *(one.title for one in plot.events)]
+    more = [element("ul", *(element("li", title) for title in titles))] if titles else []
+    return element("details", element("summary", "As a table"), table(head, rows), *more)
 
 
 def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
@@ -133,6 +142,7 @@ def marker_title(step: StepResult, expected: float | None, measured: float | Non
     return f"{step.id}: {', '.join(parts)}"
 
 
-def left_out(lines: int) -> str:
-    """How many of the lines are drawn, if not all are."""
-    return f" ({MAX_LINES} of {lines})" if lines > MAX_LINES else ""
+def numbered(lines: Sequence[Line], style: str = "") -> tuple[list[Line], str]:
+    """The first lines in the colours of their places, and how many they are if not all are drawn."""
+    shown = [replace(line, style=f"s{place}{style}") for place, line in enumerate(lines[:MAX_LINES])]
+    return shown, f" ({MAX_LINES} of {len(lines)})" if len(lines) > MAX_LINES else ""

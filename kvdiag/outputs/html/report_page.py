@@ -19,12 +19,13 @@ from kvdiag.outputs.html.kit import (
     gap_rows,
     ledger_cards,
     mark,
+    row,
     table,
     unknown_rows,
     verdict,
     verdict_rows,
 )
-from kvdiag.outputs.html.markup import Html, element
+from kvdiag.outputs.html.markup import Html, element, joined
 from kvdiag.outputs.html.report_plots import draw
 from kvdiag.outputs.presentation import (
     NOT_REPORTED,
@@ -145,15 +146,8 @@ def _steps(steps: Iterable[StepResult]) -> Html:
     rows = []
     for number, step in enumerate(steps, start=1):
         notes = [element("p", note, class_="dim") for note in step.notes]
-        rows.append(
-            element(
-                "tr",
-                element("td", mark(step.status)),
-                element("th", f"{number} {spaced(step.id)}", scope="row"),
-                element("td", step.summary, *notes),
-                element("td", *_compared(step), class_="figures dim"),
-            )
-        )
+        result, compared = joined(step.summary, *notes), joined(*_compared(step))
+        rows.append(row(mark(step.status), f"{number} {spaced(step.id)}", result, (compared, "figures dim"), header=1))
     titles = (("", ""), ("step", ""), ("result", ""), ("expected / measured", "figures"))
     return table(titles, rows, "steps")
 

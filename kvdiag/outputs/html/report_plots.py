@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvdiag.formatting import format_bytes, plural
-from kvdiag.model import Diagnosis, Span, Timeline, cuda_uuid
+from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
+from kvdiag.kv.calibration.running_server import block_bytes
+from kvdiag.model import Diagnosis, Facts, Span, Timeline, cuda_uuid
 from kvdiag.outputs.html import axes, report_series, svg_plots
 from kvdiag.outputs.html.kit import unobserved
 from kvdiag.outputs.html.markup import Html, element
-from kvdiag.outputs.html.report_engine import pool, requests
 from kvdiag.outputs.html.report_figure import (
     HEADROOM,
-    MAX_LINES,
     Frame,
+    Unit,
     both,
     change,
     extremes,
-    left_out,
     marker_title,
+    numbered,
     values_of,
 )
-from kvdiag.outputs.html.report_series import Gpu, Readings
+from kvdiag.outputs.html.report_series import HELD, Gpu, Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Level, Line, Marker
 
 MAX_GPUS = 16
@@ -37,6 +37,9 @@ MAX_EVENTS = 100
 MAX_READINGS = 12_000
 """Columns of all lines together, which bounds the size of a page of many GPUs."""
 
+NEAR_RATIO = 0.5
+"""A limit that would press the samples below this share of the plot is named and not drawn."""
+
 FLAT_RATIO = 0.1
 """Lines that vary by less of the device than this are also drawn as a change: a leak would look flat."""
 
@@ -47,9 +50,9 @@ def draw(diagnosis: Diagnosis, timeline: Timeline) -> list[Html]:
         return [unobserved("Not enough samples over time to draw.")]
     facts = diagnosis.facts
     gpus, used = report_series.devices(timeline)
-    reserved, allocated = report_series.allocators(timeline, facts)
+    torch = report_series.allocators(timeline, facts)
     page, memory = report_series.engines(timeline, facts), report_series.host(timeline)
-    lines = 2 * len(gpus[:MAX_GPUS]) * (3 if allocated.figures else 1) + len(page.figures) + len(memory.figures)
+    lines = 2 * len(gpus[:MAX_GPUS]) * (3 if torch.figures else 1) + len(page.figures) + len(memory.figures)
     frame = Frame(
         timeline=timeline,
         diagnosis=diagnosis,
@@ -60,7 +63,7 @@ def draw(diagnosis: Diagnosis, timeline: Timeline) -> list[Html]:
     shown = [
         one
         for place, gpu in enumerate(gpus[:MAX_GPUS])
-        for one in _gpu(frame, f"gpu-{place}", gpu, used, reserved, allocated, alone=len(gpus) == 1)
+        for one in _gpu(frame, f"gpu-{place}", gpu, used, torch, alone=len(gpus) == 1)
     ]
     parts: list[Html] = []
     if not gpus:
@@ -69,7 +72,7 @@ def draw(diagnosis: Diagnosis, timeline: Timeline) -> list[Html]:
         parts.append(element("div", *shown, class_="charts"))
     if len(gpus) > MAX_GPUS:
         parts.append(element("p", f"{plural(len(gpus) - MAX_GPUS, 'more GPU')} not drawn; the ledger lists them all."))
-    rest = [*pool(frame, page, facts), *requests(frame, page), *_host(frame, memory)]
+    rest = [*_pool(frame, page, facts), *_requests(frame, page), *_host(frame, memory)]
     if not page.figures:
         parts.append(unobserved("The engine's metrics were not observed: no pool, no requests."))
     if rest:
@@ -118,22 +121,18 @@ def _events(timeline: Timeline, diagnosis: Diagnosis) -> tuple[Event, ...]:
     return tuple(sorted(within, key=lambda one: one.at_seconds)[:MAX_EVENTS])
 
 
-def _gpu(
-    frame: Frame, key: str, gpu: Gpu, used: Readings, reserved: Readings, allocated: Readings, *, alone: bool
-) -> Iterator[Html]:
+def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, alone: bool) -> Iterator[Html]:
     uuid = cuda_uuid(gpu.uuid)
-    lines = [Line(name="used", runs=frame.runs(used, gpu.uuid), style="s0")]
-    if uuid in reserved.figures:
-        lines.append(Line(name="torch reserved", runs=frame.runs(reserved, uuid), style="s1"))
-        lines.append(Line(name="torch allocated", runs=frame.runs(allocated, uuid), style="s2 dashed"))
-    lines = [line for line in lines if line.runs]
+    lines = frame.lines(used, (gpu.uuid, "used", "s0"))
+    wanted = ((f"reserved {uuid}", "torch reserved", "s1"), (f"allocated {uuid}", "torch allocated", "s2 dashed"))
+    lines += frame.lines(torch, *wanted)
     title = f"GPU {gpu.index} memory"
     if not lines:
         yield unobserved(f"{title}: could not be read.")
         return
     top = gpu.total_bytes or max(extremes(lines)[1], 1.0)
     levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
-    markers = _device_markers(frame) if alone else ()
+    markers = _markers(frame, "device_used_bytes", format_bytes) if alone else ()
     yield frame.figure(
         key,
         title,
@@ -148,30 +147,107 @@ def _gpu(
         yield change(frame, f"{key}-change", title, lines)
 
 
-def _device_markers(frame: Frame) -> tuple[Marker, ...]:
-    """The steps' expectations for the only device there is."""
+def _markers(frame: Frame, quantity: str, unit: Unit, pool: Readings | None = None) -> tuple[Marker, ...]:
+    """The steps' expectations; blocks stand on top of those in use in the `pool` before the step."""
     found = []
     for step in frame.diagnosis.steps:
-        expected, measured = both(step, "device_used_bytes")
+        expected, measured = both(step, quantity)
         spans = frame.timeline.spans(step.id)
-        if not spans or (expected is None and measured is None):
+        if not spans or (measured is None and (expected is None or pool is not None)):
             continue
-        end = spans[-1].end_seconds
+        at_seconds, floor = frame.end_of(spans[-1]), 0.0
+        if pool is not None and measured is not None:
+            at_seconds, floor = _where(frame, spans, pool, measured)
         found.append(
             Marker(
-                at_seconds=frame.diagnosis.end_seconds if end is None else end,
-                expected=expected,
-                measured=measured,
-                title=marker_title(step, expected, measured, format_bytes),
+                at_seconds=at_seconds,
+                expected=None if expected is None else floor + expected,
+                measured=None if measured is None else floor + measured,
+                title=marker_title(step, expected, measured, unit),
             )
         )
     return tuple(found)
 
 
 def _host(frame: Frame, memory: Readings) -> Iterator[Html]:
-    lines = [Line(name=name, runs=frame.runs(memory, name)) for name in memory.figures]
-    lines = sorted((line for line in lines if line.runs), key=lambda line: -extremes([line])[1])
-    styled = tuple(replace(line, style=f"s{place}") for place, line in enumerate(lines[:MAX_LINES]))
+    lines = frame.lines(memory, *((name, name, "") for name in memory.figures))
+    styled, more = numbered(sorted(lines, key=lambda line: -extremes([line])[1]))
     if styled:
-        title = "Host memory of the server's processes" + left_out(len(lines))
-        yield change(frame, "host", title, styled)
+        yield change(frame, "host", f"Host memory of the server's processes{more}", styled)
+
+
+def _pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
+    """Blocks in use with the steps' expectations, for all engines together and for each.
+
+    Of a pool whose size is not reported only the usage ratio is drawn.
+    """
+    held = frame.lines(page, (HELD, "blocks in use", "s0 stepped"))
+    if not held:
+        lines, more = _by_engine(frame, page, "usage")
+        description = "Usage of the KV pool over time, by engine; its size is not reported."
+        if lines:
+            title = f"KV pool usage{more}"
+            yield frame.figure("usage", title, axes.shares(), lines, format_ratio, description=description)
+        return
+    usable = sum(pool.usable_blocks for pool in facts.pools)
+    markers = _markers(frame, "blocks", lambda value: f"{format_count(value)} blocks", page)
+    top = HEADROOM * max([extremes(held)[1], *values_of(markers), 1.0])
+    near = top > NEAR_RATIO * usable
+    size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
+    capacity = plural(usable, "block") + ("" if size is None else f", {format_bytes(usable * size[0])} a rank")
+    yield frame.figure(
+        "pool",
+        f"KV pool in use, of {capacity}",
+        axes.counts(0.0, HEADROOM * usable if near else top),
+        held,
+        format_count,
+        description="Blocks of the KV pool in use over time, all engines together.",
+        levels=(Level(value=usable, label=f"{plural(usable, 'block')}, the whole pool"),) if near else (),
+        markers=markers,
+    )
+    lines, more = _by_engine(frame, page, HELD)
+    if len(lines) > 1:
+        title, description = f"KV pool in use, by engine{more}", "Blocks in use over time, by engine."
+        scale = axes.counts(0.0, max(extremes(lines)[1], 1.0) * HEADROOM)
+        yield frame.figure("pools", title, scale, lines, format_count, description=description)
+
+
+def _by_engine(frame: Frame, page: Readings, figure: str) -> tuple[list[Line], str]:
+    """A line of a figure for each engine that has it, and how many of them are drawn if not all are."""
+    names = [name for name in page.figures if name.startswith(f"{figure} ")]
+    return numbered(
+        frame.lines(page, *((name, f"engine{name.removeprefix(figure)}", "") for name in names)), " stepped"
+    )
+
+
+def _where(frame: Frame, spans: Sequence[Span], page: Readings, measured: float) -> tuple[float, float]:
+    """The sample of a step that shows what it measured, and the blocks in use before that cycle."""
+    readings = [
+        (time, value)
+        for time, value in zip(page.times, page.figures[HELD], strict=True)
+        if value is not None and spans[0].begin_seconds <= time <= frame.end_of(spans[-1])
+    ]
+    for span in reversed(spans):
+        offered = span.begin_seconds if span.offer_seconds is None else span.offer_seconds
+        before = [value for time, value in readings if span.begin_seconds <= time <= offered]
+        floor = before[-1] if before else 0.0
+        last = frame.end_of(span)
+        shown = [time for time, value in readings if offered <= time <= last and value - floor == measured]
+        if shown:
+            return shown[len(shown) // 2], floor
+    return (spans[-1].begin_seconds + frame.end_of(spans[-1])) / 2, 0.0
+
+
+def _requests(frame: Frame, page: Readings) -> Iterator[Html]:
+    """Running and waiting requests, and preemptions if there were any."""
+    lines = frame.lines(page, ("running", "running", "s0 stepped"), ("waiting", "waiting", "s1 stepped dashed"))
+    if lines:
+        description = "Running and waiting requests over time, all engines together."
+        scale = axes.counts(0.0, max(extremes(lines)[1] * HEADROOM, 4.0))
+        yield frame.figure("requests", "Requests", scale, lines, format_count, description=description)
+    lines = frame.lines(page, ("preempted", "preemptions since the server's start", "s6"))
+    low, high = extremes(lines)
+    if high > low:
+        description = "Requests that lost their blocks and are computed again, since the server's start."
+        scale = axes.counts(0.0, high * HEADROOM)
+        yield frame.figure("preempted", "Preemptions", scale, lines, format_count, description=description)

@@ -99,25 +99,21 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
     return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))), rows.whole()
 
 
-def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
-    """Torch's reserved and allocated bytes, of all the server's processes on a device, by CUDA's UUID."""
-    reserved, allocated = _Rows(), _Rows()
+def allocators(timeline: Timeline, facts: Facts) -> Readings:
+    """Torch's bytes on a device, of all the server's processes: `reserved UUID`, `allocated UUID`, as CUDA has it."""
+    rows = _Rows()
     for sample in timeline.samples:
         if sample.allocators is None:
-            reserved.add_failure(sample, "torch_allocator")
-            allocated.add_failure(sample, "torch_allocator")
+            rows.add_failure(sample, "torch_allocator")
             continue
-        held: dict[str, int] = {}
-        live: dict[str, int] = {}
+        sums: dict[str, int] = {}
         for one in sample.allocators:
             if one.may_be_of(facts.server_pids):
                 uuid = one.device_uuid.lower()
-                held[uuid] = held.get(uuid, 0) + one.reserved_bytes
-                live[uuid] = live.get(uuid, 0) + one.allocated_bytes
-        names = tuple(held)
-        reserved.add(sample.at_seconds, names, held.values())
-        allocated.add(sample.at_seconds, names, live.values())
-    return reserved.whole(), allocated.whole()
+                for name, size in (("reserved", one.reserved_bytes), ("allocated", one.allocated_bytes)):
+                    sums[f"{name} {uuid}"] = sums.get(f"{name} {uuid}", 0) + size
+        rows.add(sample.at_seconds, tuple(sums), sums.values())
+    return rows.whole()
 
 
 def failures(timeline: Timeline) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from kvdiag.outputs.html.kit import (
     finding_card,
     gap_rows,
     ledger_cards,
+    row,
     table,
     unknown_rows,
     unobserved,
@@ -204,14 +205,11 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
             ages.append(f"Last {what} {format_duration(max(now_seconds - at_seconds, 0.0))} ago.")
     yield element("p", " ".join(ages))
     rows = [
-        element(
-            "tr",
-            element("th", one.source, scope="row"),
-            element("td", "up" if one.up else "down", class_="ok" if one.up else "unknown"),
-            element("td", f"{one.errors_total:,}", class_="number"),
-            element(
-                "td", "" if one.duration_seconds is None else format_duration(one.duration_seconds), class_="number"
-            ),
+        row(
+            one.source,
+            ("up", "ok") if one.up else ("down", "unknown"),
+            (f"{one.errors_total:,}", "number"),
+            ("" if one.duration_seconds is None else format_duration(one.duration_seconds), "number"),
         )
         for one in snapshot.sources
     ]

@@ -110,10 +110,10 @@ def svg(plot: Plot) -> Html:
     stretched = [
         element("path", d=path, class_=f"line {line.style}") for line in plot.lines if (path := _path(line, plot))
     ]
-    return element(
-        "svg",
-        element("title", plot.title, id=f"{plot.key}-title"),
-        element("desc", plot.description, id=f"{plot.key}-desc"),
+    return _picture(
+        plot.key,
+        plot.title,
+        plot.description,
         *_bands(plot),
         *_grid(plot),
         *_levels(plot),
@@ -130,9 +130,19 @@ def svg(plot: Plot) -> Html:
         *_events(plot),
         *_markers(plot),
         class_="plot",
-        role="img",
-        aria_labelledby=f"{plot.key}-title {plot.key}-desc",
         height=TOP + plot.height + 18,
+    )
+
+
+def _picture(key: str, title: str, description: str, *content: Html, **attributes: str | float) -> Html:
+    return element(
+        "svg",
+        element("title", title, id=f"{key}-title"),
+        element("desc", description, id=f"{key}-desc"),
+        *content,
+        role="img",
+        aria_labelledby=f"{key}-title {key}-desc",
+        **attributes,
     )
 
 
@@ -245,44 +255,18 @@ def _path(line: Line, plot: Plot) -> str:
     return "".join(parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A piece of a bar: its class, its size and its title."""
-
-    style: str
-    size: float
-    title: str
-
-
-def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: float) -> Html:
-    """Parts next to one another to the scale of the whole, the rest empty. Negative sizes are not drawn."""
-    sizes = [max(part.size, 0.0) for part in parts]
-    whole = max(whole, sum(sizes), 1e-9)
+def bar(key: str, title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> Html:
+    """Parts (class, size, title) next to one another to the scale of the whole. Negative sizes are not drawn."""
+    drawn_parts = [part for part in parts if part[1] > 0]
+    whole = max(whole, sum(size for _, size, _ in drawn_parts), 1e-9)
     left = 0.0
     drawn = []
-    for part, size in zip(parts, sizes, strict=True):
+    for style, size, name in drawn_parts:
         share = size / whole * 100.0
-        if size:
-            drawn.append(
-                element(
-                    "rect",
-                    element("title", part.title),
-                    x=f"{left:.3f}%",
-                    width=f"{share:.3f}%",
-                    height="100%",
-                    class_=f"part {part.style}",
-                )
-            )
+        place = {"x": f"{left:.3f}%", "width": f"{share:.3f}%"}
+        drawn.append(element("rect", element("title", name), **place, height="100%", class_=f"part {style}"))
         left += share
-    return element(
-        "svg",
-        element("title", title, id=f"{key}-title"),
-        element("desc", description, id=f"{key}-desc"),
-        *drawn,
-        class_="bar",
-        role="img",
-        aria_labelledby=f"{key}-title {key}-desc",
-    )
+    return _picture(key, title, ", ".join(name for _, _, name in parts), *drawn, class_="bar")
 
 
 def figure(plot: Plot, *more: str) -> Html:

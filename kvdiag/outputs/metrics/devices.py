@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from prometheus_client.core import Metric
+from collections.abc import Iterator
 
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Device, HostProcess, Process, Sample, Snapshot
-from kvdiag.outputs.metrics.families import (
-    MAX_PROCESSES,
-    Labels,
-    Row,
-    bounded,
-    family,
-    field_family,
-    gpu_labels,
-)
+from kvdiag.outputs.metrics.families import MAX_PROCESSES, Figures, Labels, Row, bounded, gpu_labels
 from kvdiag.pressure import pressures
 
 
-def device_families(newest: Sample) -> Iterator[Metric]:
-    """NVML's figures of each device and of the processes on it."""
+def device_figures(newest: Sample) -> Figures:
+    """NVML's figures of each device and of the processes on it; host memory and ranks of the processes by name."""
     devices = bounded(newest.devices)
-    yield family("gpu_info", [((*gpu_labels(device), device.name), 1.0) for device in devices])
-    memories = [(gpu_labels(device), device.memory) for device in devices]
-    for part in ("total_bytes", "used_bytes", "free_bytes", "driver_reserved_bytes"):
-        yield field_family(f"gpu_memory_{part}", part, memories)
-    processes = [((*gpu_labels(device), one.who), one) for device in devices for one in _largest(device)]
-    yield field_family("gpu_process_memory_bytes", "used_bytes", processes)
+    return {
+        "gpu_info": [((*gpu_labels(device), device.name), 1.0) for device in devices],
+        "device memory": [(gpu_labels(device), device.memory) for device in devices],
+        "device process": [((*gpu_labels(device), one.who), one) for device in devices for one in _largest(device)],
+        "host process": [((_of_host(process),), process) for process in _resident(newest)],
+        "process_info": _process_rows(newest),
+    }
 
 
 def _largest(device: Device) -> list[Process]:
@@ -36,37 +27,34 @@ def _largest(device: Device) -> list[Process]:
     return sorted(known, key=lambda one: -(one.used_bytes or 0))[:MAX_PROCESSES]
 
 
-def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
+def ledger_figures(snapshot: Snapshot) -> Figures:
     """Each device's used bytes by component, and memory pressure."""
     lines = ledger(snapshot.newest, snapshot.facts)
     sums: dict[Labels, float] = {}
     for line in lines:
         key = ("" if line.gpu is None else str(line.gpu), line.uuid or "", line.component)
         sums[key] = sums.get(key, 0.0) + line.bytes
-    yield family("memory_component_bytes", sums.items())
     indices = {device.uuid: str(device.index) for device in snapshot.newest.devices or ()}
     found = pressures(snapshot.newest, snapshot.facts, lines)
-    rows = [((indices.get(uuid or "", ""), uuid or ""), ratio) for uuid, ratio in found.items()]
-    yield family("memory_pressure_ratio", rows)
     limits = snapshot.pressure_thresholds
     known = () if limits is None else ((("warning",), limits.warning_ratio), (("critical",), limits.critical_ratio))
-    yield family("memory_pressure_threshold_ratio", known)
+    return {
+        "memory_component_bytes": sums.items(),
+        "memory_pressure_ratio": [((indices.get(uuid or "", ""), uuid or ""), ratio) for uuid, ratio in found.items()],
+        "memory_pressure_threshold_ratio": known,
+    }
 
 
-def torch_families(newest: Sample) -> Iterator[Metric]:
+def torch_figures(newest: Sample) -> Figures:
     """The agents' figures of torch's allocators, and of the last allocation that failed in each."""
     allocators = [(_ranked(each, newest.devices), each) for each in bounded(newest.allocators)]
-    for field in ("allocated_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes"):
-        yield field_family(f"torch_{field}", field, allocators)
-    for field in ("releasable_bytes", "stranded_bytes"):
-        yield field_family(f"torch_{field}", field, [(key, one.split) for key, one in allocators])
-    for name in ("torch_alloc_retries", "torch_ooms"):
-        yield field_family(name, f"{name.removeprefix('torch_')}_total", allocators)
     failed = [(key, one.failure) for key, one in allocators if one.failure is not None]
-    moments = [(key, newest.at_seconds - failure.age_seconds) for key, failure in failed]
-    yield family("oom_timestamp_seconds", moments)
-    for field in ("asked_bytes", "free_bytes"):
-        yield field_family(f"oom_{field}", field, failed)
+    return {
+        "allocator": allocators,
+        "allocator split": [(key, one.split) for key, one in allocators],
+        "failed allocation": failed,
+        "oom_timestamp_seconds": [(key, newest.at_seconds - failure.age_seconds) for key, failure in failed],
+    }
 
 
 def _ranked(one: Allocator, devices: tuple[Device, ...] | None) -> Labels:
@@ -79,13 +67,6 @@ def _rank(rank: int | None) -> str:
     return "" if rank is None else str(rank)
 
 
-def host_families(newest: Sample) -> Iterator[Metric]:
-    """Host memory of the server's processes."""
-    processes = [((_of_host(process),), process) for process in _resident(newest)]
-    for field in ("resident_bytes", "anonymous_bytes"):
-        yield field_family(f"host_{field}", field, processes)
-
-
 def _resident(newest: Sample) -> list[HostProcess]:
     return sorted(newest.host or (), key=lambda process: -process.resident_bytes)[:MAX_PROCESSES]
 
@@ -94,7 +75,7 @@ def _of_host(process: HostProcess) -> str:
     return f"{process.name} {process.pid}"
 
 
-def process_families(newest: Sample) -> Iterator[Metric]:
+def _process_rows(newest: Sample) -> Iterator[Row]:
     """The rank of each process that other series name by the label `process`."""
     allocators = bounded(newest.allocators)
     ranks = {one.pid: one for one in allocators if one.pid_seen}
@@ -102,13 +83,9 @@ def process_families(newest: Sample) -> Iterator[Metric]:
     for device in bounded(newest.devices):
         named += [(one.who, one.pid, ranks.get(one.pid)) for one in _largest(device)]
     named += [(_of_host(one), one.pid, ranks.get(one.pid)) for one in _resident(newest)]
-    yield family("process_info", _process_rows(named))
-
-
-def _process_rows(named: Iterable[tuple[str, int, Allocator | None]]) -> Iterator[Row]:
     listed: set[str] = set()
     for name, pid, one in named:
         if name not in listed:
             listed.add(name)
-            ranks = (None, None, None) if one is None else (one.tensor_rank, one.pipeline_rank, one.data_rank)
-            yield (name, str(pid), *map(_rank, ranks)), 1.0
+            own = (None, None, None) if one is None else (one.tensor_rank, one.pipeline_rank, one.data_rank)
+            yield (name, str(pid), *map(_rank, own)), 1.0

@@ -6,44 +6,42 @@ takes it from vLLM's own series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-
-from prometheus_client.core import Metric
+from dataclasses import dataclass
 
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
 from kvdiag.model import Engine, Facts, KvPool, Sample, ServerState, Snapshot
-from kvdiag.outputs.metrics.families import bounded, family, field_family, one_of
+from kvdiag.outputs.metrics.families import Figures, bounded, one_of
 
 STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
 
 
-def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
+def engine_figures(newest: Sample, facts: Facts) -> Figures:
     """The engines' KV pools and requests."""
     pools = bounded(facts.pools) if newest.engines else []
     sizes = {pool.engine: size[0] for pool in pools if (size := pool_bytes(facts, pool)) is not None}
     blocks = {pool.engine: block[0] for pool in pools if (block := block_bytes(facts, pool)) is not None}
-    yield family("kv_pool_bytes", [((engine,), float(size)) for engine, size in sizes.items()])
     engines = [((one.engine,), one) for one in bounded(newest.engines)]
-    used = []
+    used, rooms = [], []
+    linear = bool(newest.engines and facts.pools) and grows_with_every_token(facts)
     for labels, engine in engines:
         pool, block_size = facts.pool(engine.engine), blocks.get(engine.engine)
+        rooms.append((labels, None if pool is None else room(engine, pool, linear=linear)))
         if pool is not None and block_size is not None and engine.kv_usage_ratio is not None:
-            used.append((labels, float(pool.used_blocks(engine.kv_usage_ratio) * block_size)))
-    yield family("kv_used_bytes", used)
-    for field in ("kv_usage_ratio", "requests_running", "requests_waiting"):
-        yield field_family(field, field, engines)
-    known = [((pool.engine,), pool) for pool in pools]
-    yield field_family("kv_capacity_tokens", "capacity_tokens", known)
-    yield field_family("requests_max_concurrency", "max_concurrency", known)
+            used.append((labels, pool.used_blocks(engine.kv_usage_ratio) * block_size))
     per_token = [
         ((pool.engine,), sizes[pool.engine] / pool.capacity_tokens)
         for pool in pools
         if pool.engine in sizes and pool.capacity_tokens
     ]
-    yield family("kv_bytes_per_token", per_token)
-    yield from _room_families(newest, facts)
+    return {
+        "engine": engines,
+        "pool": [((pool.engine,), pool) for pool in pools],
+        "room": rooms,
+        "kv_pool_bytes": [((engine,), size) for engine, size in sizes.items()],
+        "kv_used_bytes": used,
+        "kv_bytes_per_token": per_token,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +86,11 @@ def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
     )
 
 
-def _room_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
-    linear = bool(newest.engines and facts.pools) and grows_with_every_token(facts)
-    rooms = []
-    for engine in bounded(newest.engines):
-        pool = facts.pool(engine.engine)
-        rooms.append(((engine.engine,), None if pool is None else room(engine, pool, linear=linear)))
-    for one in fields(Room):
-        yield field_family(one.name, one.name, rooms)
-
-
-def server_families(snapshot: Snapshot) -> Iterator[Metric]:
+def server_figures(snapshot: Snapshot) -> Figures:
     """The monitored server, and whether it answers."""
     facts = snapshot.facts
     who = (facts.engine_name, facts.engine_version, facts.model)
-    yield family("server_info", [(tuple(each or "" for each in who), 1.0)] if any(who) else [])
-    yield family("server_state", one_of(snapshot.state, STATES))
+    return {
+        "server_info": [(tuple(each or "" for each in who), 1.0)] if any(who) else [],
+        "server_state": one_of(snapshot.state, STATES),
+    }

@@ -14,16 +14,10 @@ from prometheus_client.registry import Collector
 
 import kvdiag
 from kvdiag.model import Snapshot
-from kvdiag.outputs.metrics.devices import (
-    device_families,
-    host_families,
-    ledger_families,
-    process_families,
-    torch_families,
-)
-from kvdiag.outputs.metrics.diagnosis_metrics import diagnosis_families, source_families
-from kvdiag.outputs.metrics.engine_metrics import engine_families, server_families
-from kvdiag.outputs.metrics.families import family
+from kvdiag.outputs.metrics.devices import device_figures, ledger_figures, torch_figures
+from kvdiag.outputs.metrics.diagnosis_metrics import diagnosis_figures, source_figures
+from kvdiag.outputs.metrics.engine_metrics import engine_figures, server_figures
+from kvdiag.outputs.metrics.families import Figures, contract, family
 
 
 class SnapshotCollector(Collector):
@@ -52,13 +46,15 @@ def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> Col
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
     """Every family of a snapshot; what was not observed has no series."""
-    yield family("build_info", [((kvdiag.__version__,), 1.0)])
-    yield from server_families(snapshot)
-    yield from device_families(snapshot.newest)
-    yield from ledger_families(snapshot)
-    yield from torch_families(snapshot.newest)
-    yield from engine_families(snapshot.newest, snapshot.facts)
-    yield from host_families(snapshot.newest)
-    yield from process_families(snapshot.newest)
-    yield from diagnosis_families(snapshot.diagnosis, snapshot.diagnosed_seconds)
-    yield from source_families(snapshot)
+    figures: Figures = {
+        "build_info": [((kvdiag.__version__,), 1.0)],
+        **server_figures(snapshot),
+        **device_figures(snapshot.newest),
+        **ledger_figures(snapshot),
+        **torch_figures(snapshot.newest),
+        **engine_figures(snapshot.newest, snapshot.facts),
+        **diagnosis_figures(snapshot.diagnosis, snapshot.diagnosed_seconds),
+        **source_figures(snapshot),
+    }
+    for name in contract():
+        yield family(name, figures)

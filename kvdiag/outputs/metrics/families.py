@@ -1,6 +1,7 @@
 """The parts of every metric family: its name and labels from `metrics.json`, clean values, a bounded number of series.
 
-`metrics.json` is the contract with the rules and dashboards: type, labels and help of every metric of the page.
+`metrics.json` is the contract with the rules and dashboards: type, labels and help of every metric of the page. A
+metric with `of` is a `field` of what has that name among the `Figures`; the others are figures themselves.
 Prometheus drops a whole target whose page repeats a series or has a label of excessive length.
 """
 
@@ -27,10 +28,13 @@ MAX_SERIES = 512
 T = TypeVar("T")
 Labels = tuple[str, ...]
 Row = tuple[Labels, float]
+Figures = dict[str, Iterable[tuple[Labels, Any]]]
+"""By name: labels with their value, or with the object that has several values; `None` has no series."""
 
 
 @cache
-def _contract() -> dict[str, Any]:
+def contract() -> dict[str, Any]:
+    """`metrics.json`: every metric by its name, in the order of the page."""
     found: dict[str, Any] = json.loads(files("kvdiag.outputs.metrics").joinpath("metrics.json").read_text("utf-8"))
     return found
 
@@ -43,20 +47,17 @@ def label(text: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in shown)
 
 
-def family(name: str, rows: Iterable[Row]) -> Metric:
+def family(name: str, figures: Figures) -> Metric:
     """A family of `metrics.json`, `name` without `kvdiag_`; of rows with equal labels the first counts."""
-    known = _contract()[name]
+    known = contract()[name]
+    rows = figures[known.get("of", name)]
+    if "of" in known:
+        rows = [(labels, getattr(owner, known["field"])) for labels, owner in rows if owner is not None]
     kind = CounterMetricFamily if known["type"] == "counter" else GaugeMetricFamily
     made = kind(f"kvdiag_{name}", known["help"], labels=known["labels"])
-    for values, value in _distinct(rows):
+    for values, value in _distinct((labels, float(value)) for labels, value in rows if value is not None):
         made.add_metric(values, value)
     return made
-
-
-def field_family(name: str, field: str, owners: Iterable[tuple[Labels, object | None]]) -> Metric:
-    """A family with one field of each owner; an owner or a figure that is `None` has no series."""
-    figures = [(labels, None if owner is None else getattr(owner, field)) for labels, owner in owners]
-    return family(name, [(labels, float(value)) for labels, value in figures if value is not None])
 
 
 def one_of(chosen: str | None, known: Iterable[str]) -> list[Row]:
@@ -64,9 +65,9 @@ def one_of(chosen: str | None, known: Iterable[str]) -> list[Row]:
     return [] if chosen is None else [((one,), float(one == chosen)) for one in known]
 
 
-def single(value: float | None) -> list[Row]:
+def single(value: float | None) -> list[tuple[Labels, float | None]]:
     """A series without labels; none without a value."""
-    return [] if value is None else [((), float(value))]
+    return [((), value)]
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:

@@ -6,6 +6,7 @@ Names come from logs and servers, so they are escaped before they are printed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -29,17 +30,7 @@ NAMES: Mapping[Figure, str] = {
     Figure.TOKENS: "tokens",
     Figure.CONCURRENCY: "concurrency",
 }
-_SIZES = (
-    "weights",
-    "pool",
-    "activation",
-    "peak_torch",
-    "non_torch",
-    "consumed",
-    "graphs_actual",
-    "graphs_estimate",
-    "total",
-)
+_SIZES = tuple(field.name for field in fields(RankReport) if field.name not in ("name", "stage"))
 _MEASURED = (
     *("gpu_total_bytes", "gpu_name", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"),
     "graphs_in_fraction",
@@ -87,11 +78,8 @@ def render_calibration(
         parts += [heading("Reported by each rank"), _ranks(report.ranks)]
     if profile is not None:
         parts += [heading("Measured on one GPU"), _measured(profile)]
-    notes = [
-        *calibration.notes,
-        *([f"not reported: {', '.join(calibration.missing)}"] if calibration.missing else []),
-        note,
-    ]
+    missing = [f"not reported: {', '.join(calibration.missing)}"] if calibration.missing else []
+    notes = [*calibration.notes, *missing, note]
     parts.append(Padding(Group(*(plain(line, "dim") for line in notes)), (1, 0, 0, 0)))
     return Group(*parts)
 
@@ -179,7 +167,8 @@ def calibration_document(
             for one in calibration.comparisons
         ],
         "ranks": [
-            {"name": rank.name, **{f"{name}_bytes": _bytes(getattr(rank, name)) for name in _SIZES}}
+            {"name": rank.name, **{f"{name}_bytes": None for name in _SIZES}}
+            | {f"{name}_bytes": size.nominal_bytes for name, size in _sizes(rank)}
             for rank in report.ranks
         ],
         "measured": None if profile is None else fields_of(profile, *_MEASURED),
@@ -195,7 +184,3 @@ def _number(figure: Figure, value: float) -> float:
 
 def _sizes(rank: RankReport) -> list[tuple[str, PrintedSize]]:
     return [(name, size) for name in _SIZES if (size := getattr(rank, name)) is not None]
-
-
-def _bytes(size: PrintedSize | None) -> int | None:
-    return None if size is None else size.nominal_bytes

@@ -33,15 +33,15 @@ _LAYERS = {
 }
 """Kinds of layer whose identifier is not the word for them."""
 _BAR_WIDTH = 60
-_PARTS = (
-    Kind(title="weights", mark="█", ascii_mark="W"),
-    Kind(title="KV pool", mark="▓", ascii_mark="%"),
-    Kind(title="activation", mark="▒", ascii_mark="~"),
-    Kind(title="CUDA context", mark="░", ascii_mark="+"),
-    Kind(title="graphs", mark="▒", ascii_mark="*"),
-    Kind(title="overhead", mark="░", ascii_mark=":"),
-    Kind(title="left free", mark="·", ascii_mark="."),
-)
+_PARTS = {
+    "weights_bytes": Kind(title="weights", mark="█", ascii_mark="W"),
+    "pool_bytes": Kind(title="KV pool", mark="▓", ascii_mark="%"),
+    "activation_bytes": Kind(title="activation", mark="▒", ascii_mark="~"),
+    "context_bytes": Kind(title="CUDA context", mark="░", ascii_mark="+"),
+    "graph_bytes": Kind(title="graphs", mark="▒", ascii_mark="*"),
+    "overhead_bytes": Kind(title="overhead", mark="░", ascii_mark=":"),
+    "reserve_bytes": Kind(title="left free", mark="·", ascii_mark="."),
+}
 
 
 def render_fit(
@@ -73,7 +73,7 @@ def render_fit(
         _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
     ]
     if levers:
-        parts += [heading("Possible changes, one at a time: does it fit, and what it gains"), _levers(levers)]
+        parts += [heading("Possible changes, each applied alone (yes: it fits)"), _levers(levers)]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)
@@ -102,39 +102,26 @@ def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
     reported = plural(capacity.capacity_tokens, "token")
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
-        (
-            "max context",
-            f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once",
-        ),
+        ("max context", f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once"),
         ("pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
-        (
-            "vLLM will report",
-            f"{reported}, concurrency {capacity.max_concurrency:.2f}x",
-        ),
+        ("vLLM will report", f"{reported}, concurrency {capacity.max_concurrency:.2f}x"),
     ]
-
-
-def _shares(budget: Budget) -> tuple[int, ...]:
-    used = (budget.weights_bytes, budget.pool_bytes, budget.activation_bytes, budget.context_bytes)
-    return (*used, budget.graph_bytes, budget.overhead_bytes, budget.reserve_bytes)
 
 
 def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
     """The partition as a bar; parts that do not fit run over its end."""
-    bar = "".join(
-        marked(part, ascii_only=ascii_only) * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
-        for part, share in zip(_PARTS, _shares(budget), strict=True)
-    )
+    cells = {field: round(getattr(budget, field) / budget.total_bytes * _BAR_WIDTH) for field in _PARTS}
+    bar = "".join(marked(_PARTS[name], ascii_only=ascii_only) * min(_BAR_WIDTH + 1, cells[name]) for name in _PARTS)
     return indented(Text(bar[: _BAR_WIDTH + 1]))
 
 
 def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
     table = columns("=", "=", ">", ">", header=False)
-    for part, share in zip(_PARTS, _shares(budget), strict=True):
-        # One figure for all three where they were measured together, else one for each.
-        if not share and part.title in (
-            ("activation", "CUDA context", "graphs") if budget.overhead_bytes else ("overhead",)
-        ):
+    # One figure for all three where they were measured together, else one for each.
+    unused = ("activation", "CUDA context", "graphs") if budget.overhead_bytes else ("overhead",)
+    for field, part in _PARTS.items():
+        share = getattr(budget, field)
+        if not share and part.title in unused:
             continue
         shown = pool_name if part.title == "KV pool" else part.title
         table.add_row(

@@ -32,15 +32,14 @@ LEAST_P = 0.001
 
 VERSION_ORDER: tuple[Status, ...] = ("fault", "suspect", "ok")
 
-COURSES: tuple[Course, ...] = ("grows", "inconclusive", "untested", "ended", "flat")
-COURSE_STYLES: dict[Course, str] = {"grows": "red", "inconclusive": "magenta", "untested": "magenta"}
-COURSE_WORDS: dict[Course, str] = {
-    "grows": "grows",
-    "inconclusive": "perhaps",
-    "untested": "too few",
-    "ended": "ended",
-    "flat": "flat",
+COURSES: dict[Course, tuple[str, str]] = {
+    "grows": ("grows", "red"),
+    "inconclusive": ("perhaps", "magenta"),
+    "untested": ("too few", "magenta"),
+    "ended": ("ended", "green"),
+    "flat": ("flat", "green"),
 }
+"""The words and colours of courses, in the order of the table."""
 
 
 def render(result: FleetDiagnosis) -> RenderableType:
@@ -127,10 +126,11 @@ def _is_of(finding: Finding, version: Version) -> bool:
 
 def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
     table = columns("", "version", "component", ">per hour", ">replicas", ">p-value")
-    ordered = sorted(growths, key=lambda one: (COURSES.index(one.course), -one.per_hour.middle))
+    order = list(COURSES)
+    ordered = sorted(growths, key=lambda one: (order.index(one.course), -one.per_hour.middle))
     for one in ordered[:MAX_ROWS]:
         table.add_row(
-            Text(COURSE_WORDS[one.course], style=COURSE_STYLES.get(one.course, "green")),
+            Text(*COURSES[one.course]),
             plain(_title(one.version)),
             spaced(one.component),
             one.component.amount(one.per_hour.middle),

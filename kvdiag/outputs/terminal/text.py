@@ -158,7 +158,7 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
 def unknowns(findings: Iterable[Finding]) -> RenderableType:
     """Unknown verdicts, those with one reason together, the reason next to the first of them."""
     return grid(
-        (Text(name, style=STYLES["unknown"]), plain("the same", "dim") if place else plain(reason))
+        (Text(name, style=STYLES["unknown"]), plain("as above", "dim") if place else plain(reason))
         for reason, ids in unknown_by_reason(findings).items()
         for place, name in enumerate(ids)
     )

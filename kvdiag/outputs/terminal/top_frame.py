@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from kvdiag.formatting import format_duration, format_time, plural
-from kvdiag.model import Diagnosis, LedgerLine, Snapshot, Status
+from kvdiag.model import Diagnosis, Finding, LedgerLine, Snapshot, Status
 from kvdiag.outputs.current_verdict import current_verdict
-from kvdiag.outputs.presentation import ORDER, WORDS, engine_of
+from kvdiag.outputs.presentation import ORDER, WORDS, engine_of, problems_of, unknown_by_reason
 from kvdiag.outputs.terminal.cells import plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import Trend
 from kvdiag.outputs.terminal.text import STYLES
-from kvdiag.outputs.terminal.top_findings import DETAILS, WITH_SENTENCES, exhaustion, findings
 from kvdiag.outputs.terminal.top_memory import (
     ALL,
     FEW,
@@ -43,6 +42,13 @@ FEW_ROWS = 10
 
 LEAST_FINDING_ROWS = 3
 KEYS = "q quits"
+
+DETAILS = (4, 3, 2, 1, 0)
+"""Forms of the findings, the longest first; see `_findings`."""
+
+WITH_REMEDIES, WITH_ALL, WITH_SENTENCES = (4, 3), (4, 2), 1
+MOST_ROWS = 8
+"""Of one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +106,10 @@ def _lines(view: View, room: Room) -> list[Text]:
     if room.rows is not None and room.rows <= FEW_ROWS:
         foot = []
     if room.rows is None:
-        return _joined(
-            [
-                head,
-                *_memory(view, room, detail=ALL),
-                findings(_current(view), room.columns, detail=DETAILS[0]),
-                foot,
-            ],
-            gaps=True,
-        )
+        found = _findings(_current(view), room.columns, detail=DETAILS[0])
+        return _joined([head, *_memory(view, room, detail=ALL), found, foot], gaps=True)
     left = room.rows - len(head) - len(foot)
-    wanted = min(LEAST_FINDING_ROWS, len(findings(_current(view), room.columns, detail=WITH_SENTENCES)))
+    wanted = min(LEAST_FINDING_ROWS, len(_findings(_current(view), room.columns, detail=WITH_SENTENCES)))
     blocks: list[list[Text]] = []
     gaps = False
     for detail, spaced in ((ALL, True), (MOST, True), (MOST, False), (1, False), (FEW, False)):
@@ -120,7 +119,7 @@ def _lines(view: View, room: Room) -> list[Text]:
     memory = _joined(blocks, gaps=gaps)[: max(left - wanted, 0)]
     if gaps:
         memory = [Text(), *memory, Text()]
-    forms = [findings(_current(view), room.columns, detail=detail) for detail in DETAILS]
+    forms = [_findings(_current(view), room.columns, detail=detail) for detail in DETAILS]
     found = _fitting(forms, left - len(memory) - (1 if gaps else 0))
     middle = [*head, *memory, *found]
     return [*middle, *(Text() for _ in range(room.rows - len(middle) - len(foot))), *foot]
@@ -194,7 +193,7 @@ def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
     return [
         gpu_lines(newest, listed, room, detail=detail),
         pool_lines(newest.engines or (), facts, room, detail=detail),
-        [*trends, *exhaustion(view.snapshot.diagnosis)],
+        [*trends, *_exhaustion(view.snapshot.diagnosis)],
     ]
 
 
@@ -220,3 +219,66 @@ def _sources(view: View, room: Room) -> list[Text]:
     if room.rows is None:
         return [shown, *down]
     return [*down, sides(shown, Text(KEYS, style="dim"), room.columns)]
+
+
+def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[Text]:
+    """Findings, the worst first.
+
+    0: one line for each problem. 1: whole sentences of the problems. 2: also what is unknown or was not found.
+    3: problems with their remedies. 4: all of it.
+    """
+    if diagnosis is None:
+        return []
+    most = MOST_ROWS if detail >= WITH_SENTENCES else 1
+    rows: list[Text] = []
+    for one in problems_of(diagnosis.findings):
+        rows += wrapped(_sentence(one), columns, most, indent=2)
+        if detail in WITH_REMEDIES and one.remedy:
+            rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
+    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    if diagnosis.worst == "unknown" and unknown:
+        rows += _unknown(unknown, columns, most)
+    elif unknown and detail in WITH_ALL:
+        rows += wrapped(_names("unknown", unknown, "unknown"), columns, most, indent=2)
+    healthy = [one for one in diagnosis.findings if one.status == "ok"]
+    if healthy and detail in WITH_ALL:
+        rows += wrapped(_names("checked, not found", healthy, "ok"), columns, most, indent=2)
+    return rows
+
+
+def _unknown(unknown: Iterable[Finding], columns: int, most: int) -> list[Text]:
+    """Why there is no verdict; verdicts with one reason stand together, those of leaks first."""
+    rows: list[Text] = []
+    for reason, ids in sorted(unknown_by_reason(unknown).items(), key=lambda pair: -_leaks(pair[1])):
+        named = plain(", ".join(ids), STYLES["unknown"])
+        rows += wrapped(Text.assemble(named, ": ", plain(reason)), columns, most, indent=2)
+    return rows
+
+
+def _leaks(ids: Iterable[str]) -> int:
+    return sum(one.startswith("leak.") for one in ids)
+
+
+def _sentence(finding: Finding) -> Text:
+    return Text.assemble(
+        (f"{WORDS[finding.status]} ", f"bold {STYLES[finding.status]}"),
+        plain(f"{finding.id}: ", "bold"),
+        plain(finding.summary),
+    )
+
+
+def _names(what: str, named: Iterable[Finding], status: Status) -> Text:
+    return Text.assemble((f"{what}: ", STYLES[status]), plain(", ".join(one.id for one in named), "dim"))
+
+
+def _exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
+    """The time until memory is exhausted, by finding, from the whole history."""
+    found = []
+    for finding in problems_of(diagnosis.findings if diagnosis is not None else ()):
+        growth = finding.growth
+        if growth is not None and growth.exhaustion_seconds is not None:
+            bounds = (growth.exhaustion_low_seconds, growth.exhaustion_high_seconds)
+            between = " to ".join("never" if one is None else format_duration(one) for one in bounds)
+            left = f"  full in {format_duration(growth.exhaustion_seconds)}"
+            found.append(Text.assemble(plain(finding.id, "bold"), (left, "bold"), (f" ({between})", "dim")))
+    return found

@@ -6,7 +6,7 @@ depends on `detail`: 3 is everything, 0 a line for the two fullest GPUs and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_duration, format_ratio, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Device, Engine, Facts, LedgerLine, Memory, Sample, without_mig_parents
+from kvdiag.model import Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
 from kvdiag.outputs.presentation import NOT_REPORTED, signed
 from kvdiag.outputs.terminal.cells import Kind, marked, plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import LEAST_SECONDS, Trend
@@ -40,27 +40,20 @@ class Room:
     ascii_only: bool = False
 
 
-_TORCH = Kind(title="torch", mark="~", ascii_mark="~", style="magenta")
-_WEIGHTS = Kind(title="weights", mark="█", ascii_mark="W", style="blue")
-_OTHERS = Kind(title="other processes", mark="X", ascii_mark="X", style="red")
+_TORCH = ("torch_other", "torch_pending", "torch_private", "torch_releasable", "torch_stranded", "torch_unused")
 FREE = Kind(title="free", mark="·", ascii_mark=".", style="dim")
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "weights": _WEIGHTS,
+        "weights": Kind(title="weights", mark="█", ascii_mark="W", style="blue"),
         "kv_held": Kind(title="KV used", mark="▓", ascii_mark="#", style="bright_cyan"),
         "kv_free": Kind(title="KV free", mark="░", ascii_mark=":", style="cyan"),
         "kv_pool": Kind(title="KV pool", mark="▒", ascii_mark="%", style="cyan"),
-        "torch_other": _TORCH,
-        "torch_pending": _TORCH,
-        "torch_private": _TORCH,
-        "torch_releasable": _TORCH,
-        "torch_stranded": _TORCH,
-        "torch_unused": _TORCH,
+        **dict.fromkeys(_TORCH, Kind(title="torch", mark="~", ascii_mark="~", style="magenta")),
         "outside_torch": Kind(title="context", mark="+", ascii_mark="+", style="magenta"),
         "server_other": Kind(title="context, other", mark="+", ascii_mark="+", style="magenta"),
         "process": Kind(title="processes", mark="x", ascii_mark="x", style="yellow"),
-        "other_process": _OTHERS,
+        "other_process": Kind(title="other processes", mark="X", ascii_mark="X", style="red"),
         "driver_reserved": Kind(title="driver", mark="=", ascii_mark="=", style="white"),
         "unaccounted": Kind(title="unaccounted", mark="?", ascii_mark="?", style="bold yellow"),
     }
@@ -180,8 +173,13 @@ def whole_gpu(gpu: Gpu, room: Room) -> list[Text]:
         title.append("  ").append(plain(gpu.device.uuid[:SLICE_CHARACTERS], "dim"))
     if gpu.device.memory is None:
         return [title.append(f"  {UNREADABLE}", style="magenta")]
+    memory = gpu.device.memory
+    share = format_ratio(memory.occupied_ratio)
+    used = Text(f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} used, {share}")
+    if gpu.pressure_ratio is not None:
+        used.append(f", pressure {format_ratio(gpu.pressure_ratio)}", "bold")
     return [
-        sides(title, _used(gpu.device.memory, gpu.pressure_ratio), room.columns),
+        sides(title, used, room.columns),
         bar(gpu.parts, room.columns, ascii_only=room.ascii_only),
         *legend(gpu.parts, room, sizes=True),
     ]
@@ -199,14 +197,6 @@ def gpu_row(gpu: Gpu, label_width: int, room: Room) -> Text:
     return Text.assemble(label, bar(gpu.parts, cells, ascii_only=room.ascii_only), used)
 
 
-def _used(memory: Memory, pressure_ratio: float | None) -> Text:
-    share = format_ratio(memory.occupied_ratio)
-    used = Text(f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} used, {share}")
-    if pressure_ratio is not None:
-        used.append(f", pressure {format_ratio(pressure_ratio)}", "bold")
-    return used
-
-
 def gpu_lines(newest: Sample, listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """The GPUs, each with its bar."""
     if not listed:
@@ -218,17 +208,12 @@ def gpu_lines(newest: Sample, listed: Sequence[Gpu], room: Room, *, detail: int)
     fullest = sorted(listed, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
     rows = [gpu_row(gpu, label_width, room) for gpu in listed if gpu in fullest]
     if len(listed) > len(rows):
-        rows.append(Text(f"and {plural(len(listed) - len(rows), 'GPU')} less full", style="dim"))
+        rows.append(Text(f"and {plural(len(listed) - len(rows), 'more GPU')}", style="dim"))
     if detail >= MOST:
-        rows += legend(_kinds(listed), room, sizes=len(listed) == 1)
+        free = [gpu.device.memory.free_bytes for gpu in listed if gpu.device.memory is not None]
+        kinds = parts([line for gpu in listed for line in gpu.lines], sum(free) if free else None)
+        rows += legend(kinds, room, sizes=len(listed) == 1)
     return rows
-
-
-def _kinds(listed: Sequence[Gpu]) -> list[tuple[Kind, int]]:
-    """The kinds of memory of all GPUs together."""
-    whole = [line for gpu in listed for line in gpu.lines]
-    free = [gpu.device.memory.free_bytes for gpu in listed if gpu.device.memory is not None]
-    return parts(whole, sum(free) if free else None)
 
 
 def _without_gpu(newest: Sample, room: Room) -> list[Text]:
@@ -244,7 +229,7 @@ def pool_lines(engines: Sequence[Engine], facts: Facts, room: Room, *, detail: i
     fullest = sorted(engines, key=lambda one: -(one.kv_usage_ratio or 0.0))[:most]
     found = [line for one in engines if one in fullest for line in _pool(one, facts, room, several=len(engines) > 1)]
     if len(engines) > most:
-        found.append(Text(f"and {plural(len(engines) - most, 'KV pool')} less full", style="dim"))
+        found.append(Text(f"and {plural(len(engines) - most, 'more KV pool')}", style="dim"))
     return found
 
 
@@ -261,9 +246,8 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
         shown.append(" used")
         cells = max(min(room.columns // 3, room.columns - name.cell_len - shown.cell_len - 4), 0)
         used = 0 if not usage else max(round(usage * cells), 1)
-        filled = bar(
-            parts([_share("kv_held", used), _share("kv_free", cells - used)], None), cells, ascii_only=room.ascii_only
-        )
+        shares = ((KINDS["kv_held"], used), (KINDS["kv_free"], cells - used))
+        filled = bar(shares, cells, ascii_only=room.ascii_only)
     requests = Text("requests  ", style="bold")
     for count, what, style in (
         (engine.requests_running, "running", "not bold"),
@@ -279,19 +263,16 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
 
 
-def _share(component: str, cells: int) -> LedgerLine:
-    return LedgerLine(gpu=None, component=component, bytes=cells, provenance="computed")
-
-
 def trend_lines(trends: Sequence[Trend], listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """How pools and devices changed while they were watched, and when those that clearly fill will be full."""
     names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in listed}
     totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in listed if gpu.device.memory is not None}
     several = sum(trend.is_pool for trend in trends) > 1
     order = sorted(trends, key=lambda one: one.full_in_seconds if one.full_in_seconds is not None else float("inf"))
-    kept = order if detail == ALL else [*_first(order, is_pool=True), *_first(order, is_pool=False)]
+    if detail != ALL:
+        order = [one for kind in (True, False) for one in [each for each in order if each.is_pool == kind][:1]]
     rows: list[Text] = []
-    for trend in kept:
+    for trend in order:
         if not trend.watched_seconds or not (trend.is_pool or trend.of in names):
             continue
         if detail == FEW and trend.full_in_seconds is None:
@@ -300,10 +281,6 @@ def trend_lines(trends: Sequence[Trend], listed: Sequence[Gpu], room: Room, *, d
         row = Text.assemble(plain(name.ljust(8), "bold"), " ", _spark(trend, room), " ")
         rows.append(row.append(_rate(trend, totals.get(trend.of))))
     return rows
-
-
-def _first(trends: Iterable[Trend], *, is_pool: bool) -> list[Trend]:
-    return [one for one in trends if one.is_pool == is_pool][:1]
 
 
 def _spark(trend: Trend, room: Room) -> Text:

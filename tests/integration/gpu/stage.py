@@ -266,7 +266,7 @@ async def sampling(
             nvml=ThreadedReader(nvml.read, "nvml"),
             agents=None if published is None else ThreadedReader(TorchAllocatorSource(published).read, "agents"),
             facts=facts,
-            recorder=recorder,
+            record=recorder.add,
             pace=Pace(),
             clock=clock,
             load=lambda: Load(requests=open_requests()),

@@ -76,12 +76,7 @@ class _Server:
 
     def __init__(self, blocks: int, *, preempts: bool) -> None:
         self.pool = BlockPool(blocks + 1, prefix_caching=False)
-        limits = SchedulerLimits(
-            max_batched_tokens=2048,
-            max_running=256,
-            max_model_len_tokens=MAX_MODEL_LEN_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-        )
+        limits = SchedulerLimits(max_model_len_tokens=MAX_MODEL_LEN_TOKENS, block_tokens=BLOCK_TOKENS)
         self.scheduler = Scheduler(self.pool, limits)
         self.preempts = preempts
         self.counts = [0] * len(BOUNDS)

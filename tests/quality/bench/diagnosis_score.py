@@ -327,7 +327,7 @@ def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float
         for one in (each.scored[0] for each in faulty)
     )
     share = 100 * faults / len(faulty)
-    note("incidents: recall, faults alone", share, 100 * best[1], than=best[2], unit="%")
+    note("incidents: recall, fault verdicts only", share, 100 * best[1], than=best[2], unit="%")
 
 
 def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: Say) -> None:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.engines.engine import EngineClient
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
-from kvdiag.feeds.daemon.retention import Keep
+from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
@@ -174,13 +174,20 @@ class _Watch(Watch):
 
 
 def soaked(
-    folder: Path, *, hours: float, every_hours: float = 1.0, keep: Keep | None = None, max_bytes: int = MAX_BYTES
+    folder: Path,
+    *,
+    hours: float,
+    every_hours: float = 1.0,
+    retention: Retention | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> list[Standing]:
     """What a daemon had at the end of each stretch of so many hours."""
-    return run(_soaked(folder, hours, every_hours, keep, max_bytes))
+    return run(_soaked(folder, hours, every_hours, retention, max_bytes))
 
 
-async def _soaked(folder: Path, hours: float, every_hours: float, keep: Keep | None, max_bytes: int) -> list[Standing]:
+async def _soaked(
+    folder: Path, hours: float, every_hours: float, retention: Retention | None, max_bytes: int
+) -> list[Standing]:
     drawn = _Drawn()
     nvml = _Devices(drawn)
     facts = Facts(url="http://127.0.0.1:8000", engine_name="vllm", pools=(pool(),), server_pids=(os.getpid(),))
@@ -198,7 +205,7 @@ async def _soaked(folder: Path, hours: float, every_hours: float, keep: Keep | N
         diagnosis_seconds=3600.0 * every_hours,
         recorder=recorder,
         clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
-        keep=keep,
+        retention=retention,
     )
     task = asyncio.create_task(watch.run())
     found = []

@@ -42,9 +42,9 @@ IN_README = (
     "serve, 8 GPUs: resident memory, MiB",
     "serve, 8 GPUs: CPU, % of one core",
     "serve, 8 GPUs: CPU seconds per 1,000 scrapes",
-    "calculator: within rounding, nothing fitted",
+    "calculator: within rounding, no setting fitted",
     "incidents: precision",
-    "incidents: recall, faults alone",
+    "incidents: recall, fault verdicts only",
 )
 """The rows that the README shows; of several rows of one name the first."""
 

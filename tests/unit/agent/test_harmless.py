@@ -161,11 +161,8 @@ def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("WORLD.segments *= 9000", "blocks are too many to inspect"),
-        (
-            "torch.cuda.memory_snapshot = lambda mempool_id=None: 0; WORLD.history = True",
-            "a memory history is recorded, which this torch would hand over with the blocks",
-        ),
+        ("WORLD.segments *= 9000", "too many to inspect"),
+        ("torch.cuda.memory_snapshot = lambda mempool_id=None: 0; WORLD.history = True", "a memory history"),
     ],
     ids=["many blocks", "history"],
 )
@@ -223,26 +220,21 @@ def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
     _, said = outcome(program, environment(agent, Path("/sys/kvdiag-agent")))
 
     (line,) = said.splitlines()
-    assert " cannot publish in /sys/kvdiag-agent: " in line
+    assert " cannot publish in /sys/" in line
     assert "Error: [Errno " in line
 
 
 def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
     """A server that waits for a signal in a thread of its own, all others blocking it, gets it."""
-    assert signal.SIGTERM == run(
-        (
-            BUSY
-            + (
-                "import signal, threading; from kvdiag_agent import thread\n"
-                "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
-                "while agent._sequence < 1: time.sleep(0.01)\n"
-                "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
-                "while agent._sequence < 5: time.sleep(0.01)\n"
-                "print(int(signal.sigwait({signal.SIGTERM})))"
-            )
-        ),
-        environment(agent, tmp_path),
+    program = BUSY + (
+        "import signal, threading; from kvdiag_agent import thread\n"
+        "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
+        "while agent._sequence < 1: time.sleep(0.01)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while agent._sequence < 5: time.sleep(0.01)\n"
+        "print(int(signal.sigwait({signal.SIGTERM})))"
     )
+    assert signal.SIGTERM == run(program, environment(agent, tmp_path))
 
 
 def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Path) -> None:

@@ -179,25 +179,23 @@ def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask:
 def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> None:
     """The blocks are looked at once a minute; sooner where that was asked for, though not twice within ten seconds."""
     # A clock that the test moves
-    assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == run(
-        (
-            BUSY
-            + ONCE
-            + (
-                "import types; from kvdiag_agent import document\n"
-                "now, counts, asked = [1000.0], [], [0]\n"
-                "document.time = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)\n"
-                "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
-                "def look(seconds=0.0): now[0] += seconds; agent.publish(); counts.append(WORLD.snapshots)\n"
-                "def ask(): open(request, 'w').close(); asked[0] += 1; os.utime(request, (asked[0], asked[0]))\n"
-                "look(); look(); look(30.0)\n"
-                "ask(); look(); look()\n"
-                "ask(); look(9.0); look(2.0); look()\n"
-                "look(59.0); look(2.0); print(json.dumps(counts))"
-            )
-        ),
-        environment(agent, tmp_path),
+    program = (
+        BUSY
+        + ONCE
+        + (
+            "import types; from kvdiag_agent import document\n"
+            "now, counts, asked = [1000.0], [], [0]\n"
+            "document.time = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)\n"
+            "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
+            "def look(seconds=0.0): now[0] += seconds; agent.publish(); counts.append(WORLD.snapshots)\n"
+            "def ask(): open(request, 'w').close(); asked[0] += 1; os.utime(request, (asked[0], asked[0]))\n"
+            "look(); look(); look(30.0)\n"
+            "ask(); look(); look()\n"
+            "ask(); look(9.0); look(2.0); look()\n"
+            "look(59.0); look(2.0); print(json.dumps(counts))"
+        )
     )
+    assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == run(program, environment(agent, tmp_path))
 
 
 def test_all_that_torch_counts_is_there_too(agent: Path, tmp_path: Path) -> None:

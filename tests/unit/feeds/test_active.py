@@ -59,7 +59,7 @@ def run(
                 engine=ENGINE.open(HttpReader(client)),
                 nvml=nvml,
                 facts=facts or Facts(),
-                recorder=recorder,
+                record=recorder.add,
                 pace=Pace(),
                 clock=clock,
                 load=requests.load,

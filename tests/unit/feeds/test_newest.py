@@ -21,7 +21,7 @@ def after(*samples: Sample) -> LatestReadings:
 
 def health(newest: LatestReadings) -> dict[str, tuple[bool, int]]:
     """Whether each source is up, and its errors."""
-    return {one.source: (one.up, one.errors_total) for one in newest.sources({})}
+    return {one.source: (one.up, one.errors_total) for one in newest.sources({}, {})}
 
 
 def test_parts_of_several_samples_are_put_together() -> None:
@@ -114,5 +114,5 @@ def test_durations_are_told_of_their_sources() -> None:
     """How long the newest reading took stands beside its source."""
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)))
     assert (SourceHealth(source="engine", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
-        {"engine": 0.5, "nvml": 0.1}
+        {"engine": 0.5, "nvml": 0.1}, {}
     )

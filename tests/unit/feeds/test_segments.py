@@ -116,7 +116,7 @@ def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> Non
             replace(first, at_seconds=last.at_seconds - back),
             facts=replace(FACTS, url=None),
         )
-    assert "a.jsonl and b.jsonl in" in refusal(tmp_path / "fleet")
+    assert containing("a.jsonl", "b.jsonl") == refusal(tmp_path / "fleet")
     assert 3 == len(read_segments(tmp_path / "clock")[0].samples)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.daemon.retention import Keep, Retention, thinned
+from kvdiag.feeds.daemon.retention import Retention, thinned
 from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
 from tests.builders.answers import finding
 from tests.builders.values import device, engine, holding, pool, process
@@ -96,7 +96,7 @@ def test_another_server_begins_with_nothing() -> None:
 )
 def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list[str]) -> None:
     """However samples come, the kept ones are in order, none is changed, and the newest is always among them."""
-    tiers, now, came = Retention(Keep(whole_seconds=60.0, all_seconds=3600.0)), 0.0, []
+    tiers, now, came = Retention(whole_seconds=60.0, all_seconds=3600.0), 0.0, []
     for step, part in zip(steps, parts, strict=False):
         now += step
         came.append(

@@ -17,7 +17,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
-from kvdiag.feeds.daemon.retention import Keep
+from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
@@ -116,7 +116,7 @@ class Inline(DiagnosisSchedule):
 
 
 def watching(
-    place: Place, script: Callable[[Watch], Awaitable[None]], *, keep: Keep | None = None, pace: float = 60.0
+    place: Place, script: Callable[[Watch], Awaitable[None]], *, retention: Retention | None = None, pace: float = 60.0
 ) -> Watch:
     """A watch while a script goes on that changes the place."""
 
@@ -141,7 +141,7 @@ def watching(
             pace=pace_of(1.0),
             diagnosis_seconds=pace,
             clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
-            keep=keep,
+            retention=retention,
             schedule=Inline,
         )
         task = asyncio.create_task(watch.run())
@@ -300,7 +300,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
         place.nonsense = False
         await until(lambda: watch.snapshot().state == "serving")
 
-    watch = watching(place, script, keep=Keep(whole_seconds=60.0, all_seconds=1200.0), pace=600.0)
+    watch = watching(place, script, retention=Retention(whole_seconds=60.0, all_seconds=1200.0), pace=600.0)
 
     ((state, (up, errors)),) = told
     assert ("lost", False) == (state, up)

@@ -191,7 +191,9 @@ def test_missing_samples_break_the_line() -> None:
 def test_a_failed_reading_ends_the_line() -> None:
     """Also if it failed just once; the newest value is then not shown as of now."""
     gone = Sample(at_seconds=NOW, gaps=(Gap(source="engine", kind="failed", reason="it has gone"),))
-    assert "engine 0: not observed now, at most 50 %" in read(shown(), [*minutes(5), gone]).text
+    text = read(shown(), [*minutes(5), gone]).text
+    assert "engine 0: not observed now" in text
+    assert "at most 50 %" in text
 
 
 def test_a_chart_keeps_the_highest_of_what_it_leaves_out() -> None:

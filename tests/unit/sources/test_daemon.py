@@ -22,7 +22,7 @@ from kvdiag.model.codec import from_plain
 from kvdiag.outputs.terminal.top_frame import View
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.request import Request
-from kvdiag.sources.daemon_client import MAX_SNAPSHOT_CHARACTERS, PATH, DaemonReading, DaemonSource
+from kvdiag.sources.daemon_client import MAX_SNAPSHOT_CHARACTERS, PATH, DaemonReading, read_daemon
 from kvdiag.sources.http import HttpReader, Unreadable
 from tests.builders.worlds import WORLDS
 from tests.fixtures.hostile import Answer, Hostile, reply, reply_json, silent
@@ -50,7 +50,7 @@ def ask(url: str, **options: Any) -> DaemonReading:
 
     async def asked() -> DaemonReading:
         async with open_daemon(url, DaemonUser(**options), ServerAccess()) as client:
-            return await DaemonSource(HttpReader(client, seconds=1.0)).read()
+            return await read_daemon(HttpReader(client, seconds=1.0))
 
     return asyncio.run(asked())
 

@@ -128,7 +128,7 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(KvdiagError) as caught:
         read_model("some/model")
-    assert "give a folder or a config.json" in str(caught.value)
+    assert "config.json" in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["", "nope", "some/model", "x" * 5000, "~nobody-has-this-home/x", "a\0b", "\ud800"])

@@ -219,7 +219,10 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
 @pytest.mark.parametrize(
     ("timeline", "told"),
     [
-        (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), "no device memory was read"),
+        (
+            Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)),
+            "no device memory was read; run kvdiag where NVML works",
+        ),
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
         (cycles([gpus(0)] * 5), "too few equal cycles with device samples; pause traffic for the run"),
     ],

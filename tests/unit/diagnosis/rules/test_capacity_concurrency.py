@@ -32,7 +32,7 @@ def test_requests_that_push_one_another_out_are_a_fault() -> None:
     actual = verdict(run(world), facts(world))
     assert ("capacity.concurrency", "fault") == (actual.id, actual.status)
     assert [
-        ("preemptions", 5, "requests", "engine"),
+        ("preemptions", 5, "times", "engine"),
         ("max_waiting", 3, "requests", "engine"),
         ("max_running", 7, "requests", "engine"),
         ("max_usage", 1099 / 1100, "ratio", "engine"),
@@ -180,7 +180,7 @@ def test_what_a_waiting_queue_shows_is_reported_with_its_units() -> None:
     # 200 blocks of 16 tokens
     assert "suspect" == actual.status
     assert [
-        ("preemptions", 0, "requests", "engine"),
+        ("preemptions", 0, "times", "engine"),
         ("max_waiting", 5, "requests", "engine"),
         ("max_running", 7, "requests", "engine"),
         ("max_usage", 0.99, "ratio", "engine"),

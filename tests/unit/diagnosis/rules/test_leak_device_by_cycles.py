@@ -144,7 +144,10 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
 @pytest.mark.parametrize(
     ("timeline", "told_"),
     [
-        (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), "no device memory was read"),
+        (
+            Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)),
+            "no device memory was read; run kvdiag where NVML works",
+        ),
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
         (
             Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),), devices=(gpu(GIB),)),)),

@@ -80,14 +80,14 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ((), "the host memory of the server's processes was not read"),
+        ((), "the server's host memory was not read; run kvdiag in its PID namespace"),
         (
             (Sample(at_seconds=0.0, gaps=(Gap(source="host", kind="absent", reason="not this host"),)),),
             "not this host",
         ),
         (
             (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
-            "resident host memory was sampled for only 0 min; 1 h without long gaps are enough for growth of 150 MB/h",
+            "resident host memory was sampled for only 0 s; sample 1 h without long gaps to detect growth of 143 MiB/h",
         ),
     ],
     ids=["not read", "not here", "resident alone"],

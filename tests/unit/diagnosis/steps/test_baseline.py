@@ -73,7 +73,7 @@ RANK_BYTES = 464 * MIB + POOL_BYTES
     ],
     ids=[
         "blocks in use",
-        "more than explained",
+        "unexplained",
         "both",
         "weights not known",
         "two ranks",
