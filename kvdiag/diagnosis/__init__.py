@@ -6,18 +6,18 @@ ledger of the newest samples, and from all of these the worst status.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules import RULES
-from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS, Step
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
-from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
+from kvdiag.model import Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
 
 __all__ = ["diagnose", "informed"]
 
@@ -46,7 +46,6 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _marked(timeline: Timeline) -> tuple[Step, ...]:
-    """The steps that the marks of a timeline name."""
     marked = {mark.step for mark in timeline.marks}
     if ISOLATION.id in marked:
         return (ISOLATION,)
@@ -117,26 +116,15 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
-    readings = [sample for sample in timeline.samples if sample.devices]
-    newest = readings[-1] if readings else None
-    listed = (one for one in reversed(readings) if any(device.processes is not None for device in one.devices or ()))
-    lists = next(listed, None)
-    if (
-        newest is not None
-        and lists is not None
-        and newest.at_seconds - lists.at_seconds <= limits.process_lists_seconds
-    ):
-        newest = lists
+    readings = [sample for sample in reversed(timeline.samples) if sample.devices]
+    recent = (one for one in readings if readings[0].at_seconds - one.at_seconds <= limits.process_lists_seconds)
+    listed = (one for one in recent if any(device.processes is not None for device in one.devices or ()))
+    newest = next(listed, readings[0] if readings else None)
     devices = None if newest is None else newest.devices
-    allocators = _newest_allocators(timeline, newest, limits)
+    # The allocators' sample nearest to the devices', if it is near enough.
+    at_seconds = math.inf if newest is None else newest.at_seconds
+    beside = [(abs(one.at_seconds - at_seconds), one.allocators) for one in timeline.samples if one.allocators]
+    apart, allocators = min(beside, key=lambda one: one[0], default=(math.inf, None))
+    if apart > limits.process_lists_seconds:
+        allocators = None
     return replace(timeline.samples[-1], engines=engines, devices=devices, allocators=allocators)
-
-
-def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits) -> tuple[Allocator, ...] | None:
-    """The allocators' sample nearest to the devices', if it is near enough."""
-    readings = [sample for sample in timeline.samples if sample.allocators]
-    if beside is None or not readings:
-        return None
-    nearest = min(readings, key=lambda sample: abs(sample.at_seconds - beside.at_seconds))
-    near = abs(nearest.at_seconds - beside.at_seconds) <= limits.process_lists_seconds
-    return nearest.allocators if near else None

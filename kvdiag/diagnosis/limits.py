@@ -8,12 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth import growth_limits
+from kvdiag.diagnosis.growth.growth_limits import GIB, KIB, MIB
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
-
-KIB = 2**10
-MIB = 2**20
-GIB = 2**30
 
 PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)
 """A fifth that is free takes a burst; with a tenth the next requests wait. The figures of the alerts' own rules."""

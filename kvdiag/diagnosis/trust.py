@@ -37,7 +37,6 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
 
 
 def _faults(judged: Judged) -> set[str]:
-    """Return the ids of steps and findings that are faults."""
     return {one.id for part in judged for one in part if one.status == "fault"}
 
 

@@ -26,7 +26,6 @@ class ExpectedBlocks:
     most_blocks: int
 
     def __add__(self, other: ExpectedBlocks) -> ExpectedBlocks:
-        """The need of both."""
         return ExpectedBlocks(
             least_blocks=self.least_blocks + other.least_blocks, most_blocks=self.most_blocks + other.most_blocks
         )

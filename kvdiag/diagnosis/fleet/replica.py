@@ -161,7 +161,6 @@ def _totals(
 
 
 def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[str, Sequence[float | None]]]:
-    """The parts of every total of one sample."""
     if sample.engines:
         yield "load", [engine_load(engine) for engine in sample.engines]
     if sample.devices:

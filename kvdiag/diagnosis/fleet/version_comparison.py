@@ -148,7 +148,6 @@ def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[f
 
 
 def _least_per_hour(component: MemoryComponent, limits: Limits) -> float:
-    """The growth from which a component counts, in its unit."""
     return limits.fleet.least_blocks_per_hour if component.unit == "blocks" else limits.fleet.least_bytes_per_hour
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.estimator import Assessment
-from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, excluded, finding, too_short
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment
+from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
@@ -47,7 +47,10 @@ class _DeviceMemory:
         return decisive(self.assessed(part), self._limits, self._room_bytes)
 
     def excluded(self, name: str, part: Part, owner: MemoryOwner) -> Evidence:
-        return excluded(name, self.assessed(part).get(owner), part)
+        """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
+        assessed = self.assessed(part).get(owner)
+        growth = None if assessed is None else assessed.decides
+        return Evidence(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", part.source)
 
     def finding(self, verdict: str, found: Decisive, part: Part, *extra: Evidence, who: str | None = None) -> Finding:
         return finding(verdict, found, part, self._room_bytes(found[0]), self._limits, who=who, extra=extra)

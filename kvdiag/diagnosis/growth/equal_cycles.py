@@ -51,7 +51,6 @@ class DeviceGrowth(Climb):
     uuid: str
     owner: Owner
     idle_bytes: int | None
-    smallest_visible_bytes: int
 
 
 def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
@@ -123,7 +122,6 @@ def _growth(
             uuid=series[0].uuid,
             owner=owner,
             idle_bytes=idle_bytes,
-            smallest_visible_bytes=limits.device_quantum_bytes,
             **{each.name: getattr(climb, each.name) for each in fields(climb)},
         )
 

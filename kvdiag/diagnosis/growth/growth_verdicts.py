@@ -94,8 +94,7 @@ def finding(
     if status == "fault" and _may_fill_a_cache(growth, cache_bytes, grown_bytes, room_bytes, limits):
         status, full = "suspect", f"{format_bytes(grown_bytes)} so far, of up to {format_bytes(cache_bytes)}"
         summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
-        shown = (
-            *shown,
+        shown += (
             Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
             Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
         )
@@ -134,12 +133,6 @@ def _may_fill_a_cache(
     if room_bytes is None or left is None:
         return True
     return room_bytes >= cache_bytes - grown_bytes and left.middle >= limits.cache_urgent_seconds
-
-
-def excluded(name: str, assessed: Assessment | None, component: MemoryComponent) -> Evidence:
-    """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
-    growth = None if assessed is None else assessed.decides
-    return Evidence(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", component.source)
 
 
 def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits: GrowthLimits) -> tuple[Status, str]:

@@ -88,7 +88,6 @@ def is_container(who: str) -> bool:
 
 
 def _takes_media(facts: Facts) -> bool:
-    """Whether the model's config says that it takes images, audio or video."""
     try:
         config = json.loads(facts.model_config or "{}")
     except (ValueError, RecursionError):

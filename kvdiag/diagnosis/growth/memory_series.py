@@ -55,18 +55,12 @@ class EngineActivity:
     restarts_seconds: tuple[float, ...]
     fresh: bool
 
-    def at(self, seconds: float, limits: GrowthLimits) -> ActivityAt:
+    def at(self, seconds: float, limits: GrowthLimits) -> tuple[float | None, bool]:
         """The load and the sleep at a moment, by the newest reading before it, if that is not too old."""
         place = bisect_right(self.times_seconds, seconds) - 1
         if place < 0 or seconds - self.times_seconds[place] > limits.engine_age_seconds:
-            return UNREPORTED
+            return None, False
         return self.load[place], self.asleep[place]
-
-
-ActivityAt = tuple[float | None, bool]
-"""The load beside a reading, and whether the engines slept."""
-
-UNREPORTED: ActivityAt = (None, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +71,7 @@ class MemorySeries:
     points: Mapping[Part, Mapping[MemoryOwner, Points]]
     started_seconds: float | None
     _assessed: dict[Part, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
-    _activity: dict[float, ActivityAt] = field(default_factory=dict)
+    _activity: dict[float, tuple[float | None, bool]] = field(default_factory=dict)
 
     def assessed(self, part: Part, limits: GrowthLimits) -> Mapping[MemoryOwner, Assessment]:
         """A component of every owner that was there to the end, judged by the estimator."""

@@ -106,7 +106,7 @@ def judge(
     if len(idle) < limits.soak.idle_cycles:
         return None
     levels = [step.level for step in load]
-    noise = pstdev([step.rise for step in idle])
+    aside, noise = fmean(step.rise for step in idle), pstdev([step.rise for step in idle])
     least = max(least, limits.soak.host_deviations * noise / len(levels)) if noisy else least
     soaked = Soaked(
         shape="flat",
@@ -114,8 +114,8 @@ def judge(
         idle_cycles=len(idle),
         requests_per_cycle=fmean(step.cycle.requests for step in load),
         per_cycle=theil_sen(levels),
-        per_idle_cycle=fmean(step.rise for step in idle),
-        per_request=_per_request(load, idle),
+        per_idle_cycle=aside,
+        per_request=sum(step.rise - aside for step in load) / sum(step.cycle.requests for step in load),
         gain=levels[-1] - levels[0],
         first_touch=levels[0],
         trend_p=rising(levels),
@@ -183,12 +183,6 @@ def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, l
 def _beyond(step: _Step, soaked: Soaked) -> float:
     """What a cycle's requests left behind each, beyond what an idle cycle would have brought."""
     return (step.rise - soaked.per_idle_cycle) / step.cycle.requests
-
-
-def _per_request(load: Sequence[_Step], idle: Sequence[_Step]) -> float:
-    """What a request leaves behind beyond what an idle cycle would have brought."""
-    aside = fmean(step.rise for step in idle)
-    return sum(step.rise - aside for step in load) / sum(step.cycle.requests for step in load)
 
 
 def _dose_p(load: Sequence[_Step]) -> float | None:

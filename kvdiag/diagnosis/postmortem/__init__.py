@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.postmortem import fragmented_memory, startup, transients
+from kvdiag.diagnosis.postmortem import startup, transients
 from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.model import Diagnosis, Facts, Finding, Status
 from kvdiag.oom.account import Account
@@ -23,7 +23,7 @@ __all__ = ["RULES", "Case", "postmortem"]
 RULES: tuple[Callable[[Case, Limits], Finding | None], ...] = (
     startup.judge_foreign,
     startup.judge_context,
-    fragmented_memory.judge,
+    transients.judge_fragmentation,
     transients.judge_capture,
     transients.judge_activation,
     startup.judge_misconfigured,
@@ -35,7 +35,7 @@ RULES: tuple[Callable[[Case, Limits], Finding | None], ...] = (
 UNKNOWN_WITHOUT_FAILURE = (
     startup.FOREIGN,
     startup.CONTEXT,
-    fragmented_memory.ID,
+    transients.HOLES,
     transients.CAPTURE,
     transients.ACTIVATION,
     startup.MISCONFIGURED,

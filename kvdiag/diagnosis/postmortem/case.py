@@ -59,27 +59,27 @@ class Case:
             ValueError: no failure is reported.
 
         """
-        first = _merged(self.accounts).first
-        if first.phase is None and self._serving_before:
+        first, _, _ = _merged(self.accounts)
+        samples = self.timeline.samples[-30:] if self.timeline is not None else ()
+        if first.phase is None and any(one.requests_running for sample in samples for one in sample.engines or ()):
             return replace(first, phase="request", phase_source="the trace")
         return first
 
     @property
     def agreement(self) -> str:
         """Which sources report this failure."""
-        merged = _merged(self.accounts)
-        same = [one.origin for one in merged.agreeing]
+        first, agreeing, _ = _merged(self.accounts)
+        same = [one.origin for one in agreeing]
         if not same:
-            return merged.first.origin
-        return f"{merged.first.origin}; {', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}"
+            return first.origin
+        return f"{first.origin}; {', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}"
 
     @property
     def contradictions(self) -> tuple[Gap, ...]:
         """The reports of another failure than the one that is judged."""
         if not self.accounts:
             return ()
-        merged = _merged(self.accounts)
-        first = merged.first
+        first, _, contradicting = _merged(self.accounts)
         return tuple(
             Gap(
                 source="postmortem",
@@ -87,14 +87,8 @@ class Case:
                 reason=f"{other.origin} contradicts {first.origin} ({_brief(other)}, not {_brief(first)}); "
                 "the latter is judged",
             )
-            for other in merged.contradicting
+            for other in contradicting
         )
-
-    @property
-    def _serving_before(self) -> bool:
-        """Whether requests ran in the last samples of the trace."""
-        samples = self.timeline.samples[-30:] if self.timeline is not None else ()
-        return any(engine.requests_running for sample in samples for engine in sample.engines or ())
 
     @property
     def rank(self) -> RankReport | None:
@@ -127,26 +121,21 @@ class Case:
         return settings.fraction_ratio if settings.memory_fraction_ratio or settings.version else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Merged:
-    """The first of several reports, filled by those that agree with it, and those that do not."""
+def _merged(accounts: Sequence[Account]) -> tuple[Account, list[Account], list[Account]]:
+    """The first of several reports, filled by those that agree with it, those reports, and those that do not.
 
-    first: Account
-    agreeing: tuple[Account, ...]
-    contradicting: tuple[Account, ...]
-
-
-def _merged(accounts: Sequence[Account]) -> _Merged:
-    """Take one after the other, exact ones first: each has to agree with all that was filled in before it."""
+    Exact ones come first, and each has to agree with all that was filled in before it.
+    """
     first, *others = sorted(accounts, key=lambda one: not one.exact)
-    agreeing, contradicting = [], []
+    agreeing: list[Account] = []
+    contradicting: list[Account] = []
     for other in others:
         if agree(first, other):
             first = _filled(first, other)
             agreeing.append(other)
         else:
             contradicting.append(other)
-    return _Merged(first=first, agreeing=tuple(agreeing), contradicting=tuple(contradicting))
+    return first, agreeing, contradicting
 
 
 def agree(one: Account, other: Account) -> bool:

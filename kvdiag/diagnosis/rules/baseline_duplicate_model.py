@@ -93,8 +93,7 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
         f"the server used {format_bytes(before)}, one copy of its weights ({format_bytes(weights)}), and then "
         f"{format_bytes(after - before)} more in one step: a second copy, or a cache of the same size"
     )
-    evidence = (
-        *evidence,
+    evidence += (
         Evidence("before_step", before, "bytes", "nvml"),
         Evidence("step", after - before, "bytes", "nvml"),
         Evidence("step_to_weights", round((after - before) / weights, 3), "ratio", "computed"),
@@ -126,6 +125,5 @@ def _held_over_time(timeline: Timeline, facts: Facts, limits: Limits) -> list[in
 
 
 def _first_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:
-    """A device in the first sample that shows the server's bytes on it."""
     same = (device for sample in timeline.samples for device in sample.devices or () if device.uuid == uuid)
     return next((device for device in same if server_bytes(device, facts.server_pids) is not None), None)

@@ -179,8 +179,7 @@ def _nobody(device: Device, limits: Limits) -> Finding:
         return Finding(ID, "unknown", summary, evidence)
     if hidden >= limits.foreign_suspect_bytes:
         unlisted = f"{format_bytes(hidden)} used although no process is listed and no server runs"
-        summary = f"{where}: {unlisted}: a zombie, or a process that only the host lists"
-        return Finding(ID, "suspect", summary, evidence)
+        return Finding(ID, "suspect", f"{where}: {unlisted}: a zombie, or a process that only the host lists", evidence)
     return Finding(ID, "ok", f"{where}: no significant memory in use", evidence)
 
 

@@ -110,7 +110,6 @@ def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
 
 
 def _beside_driver_bytes(memory: Memory) -> int:
-    """Bytes that all processes together use on a device."""
     return memory.used_bytes - (memory.driver_reserved_bytes or 0)
 
 

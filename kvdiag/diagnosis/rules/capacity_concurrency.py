@@ -43,8 +43,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV blocks{limit}"
-        summary = f"{plural(preempted, 'preemption')}, each recomputed; {waited}"
-        return (Finding(ID, "fault", summary, evidence),)
+        return (Finding(ID, "fault", f"{plural(preempted, 'preemption')}, each recomputed; {waited}", evidence),)
     if totals.longest_wait >= limits.waiting_samples:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
         share = _work_share(timeline, facts, limits)

@@ -72,9 +72,20 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     for pool in facts.pools:
         for stall in _stalls(timeline, pool):
             seconds = stall[-1][0] - stall[0][0]
-            if len(stall) > limits.waiting_samples and seconds >= limits.stuck_seconds:
-                waiting = max(engine.requests_waiting or 0 for _, engine in stall)
-                return _hangs(pool, seconds, waiting, limits)
+            if len(stall) <= limits.waiting_samples or seconds < limits.stuck_seconds:
+                continue
+            waiting, capacity = max(engine.requests_waiting or 0 for _, engine in stall), pool_tokens(pool)
+            evidence = (
+                Evidence("capacity", capacity, "tokens", "engine"),
+                Evidence("running", 1, "requests", "engine"),
+                Evidence("max_waiting", waiting, "requests", "engine"),
+                Evidence("stalled", seconds, "seconds", "engine"),
+                Evidence("tokens_while_stalled", 0, "tokens", "engine"),
+                Evidence("threshold", limits.stuck_seconds, "seconds", "kvdiag"),
+            )
+            stalled = f"generated no token for {format_duration(seconds)} with {waiting} waiting"
+            summary = f"one request uses the whole pool ({capacity:,} tokens) and {stalled}: its context does not fit"
+            return Finding(ID, "fault", summary, evidence)
     return None
 
 
@@ -92,23 +103,7 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
         yield stall
 
 
-def _hangs(pool: KvPool, seconds: float, waiting: int, limits: Limits) -> Finding:
-    capacity = pool_tokens(pool)
-    evidence = (
-        Evidence("capacity", capacity, "tokens", "engine"),
-        Evidence("running", 1, "requests", "engine"),
-        Evidence("max_waiting", waiting, "requests", "engine"),
-        Evidence("stalled", seconds, "seconds", "engine"),
-        Evidence("tokens_while_stalled", 0, "tokens", "engine"),
-        Evidence("threshold", limits.stuck_seconds, "seconds", "kvdiag"),
-    )
-    stalled = f"generated no token for {format_duration(seconds)} with {waiting} waiting"
-    summary = f"one request uses the whole pool ({capacity:,} tokens) and {stalled}: its context does not fit"
-    return Finding(ID, "fault", summary, evidence)
-
-
 def _fills_alone(engine: Engine, pool: KvPool) -> bool:
-    """Whether one request runs, others wait, and no block is left."""
     if engine.requests_running != 1 or not engine.requests_waiting or engine.kv_usage_ratio is None:
         return False
     return pool.used_blocks(engine.kv_usage_ratio) >= pool.usable_blocks - 1

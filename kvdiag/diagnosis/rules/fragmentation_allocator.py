@@ -16,8 +16,8 @@ from kvdiag.diagnosis.growth.attribution import unused_growth
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import allocator_growths
 from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
-from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import (
@@ -140,7 +140,6 @@ def _gap_bytes(allocator: Allocator) -> int:
 
 
 def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> Finding:
-    """One process, by the first of the three states that its samples show."""
     who = last.who
     if last.backend is not None and last.backend != NATIVE:
         return Finding(ID, "unknown", f"{who} allocates with {last.backend}, which reports no blocks; use torch's own")
@@ -164,8 +163,7 @@ def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> F
         return Finding(ID, "suspect", summary, evidence)
     gap = _gap_bytes(last)
     if gap <= limits.reserved_gap_bytes:
-        summary = f"{who}: {format_bytes(gap)} reserved by torch but unused, which is normal"
-        return Finding(ID, "ok", summary, evidence)
+        return Finding(ID, "ok", f"{who}: {format_bytes(gap)} reserved by torch but unused, which is normal", evidence)
     return Finding(ID, *_by_the_gap(last, recent, limits), evidence)
 
 
@@ -202,29 +200,25 @@ def _parts(who: str, last: Allocator, recent: RecentReadings, limits: Limits) ->
         Evidence("alloc_retries", recent.retries(limits), "times", "torch"),
     )
     if failure is not None:
-        found = (
-            *found,
+        found += (
             Evidence("requested", failure.asked_bytes, "bytes", "black box"),
             Evidence("free_on_device", failure.free_bytes, "bytes", "black box"),
             Evidence("failed_seconds_ago", failure.age_seconds, "seconds", "black box"),
         )
     releasable, stranded = releasable_bytes(last), stranded_bytes(last)
-    if split is None and (releasable is None or stranded is None):
-        return found
-    found = (
-        *found,
-        Evidence("releasable", releasable, "bytes", "torch"),
-        Evidence("stranded", stranded, "bytes", "torch"),
-    )
-    if split is None:
-        return found
-    return (
-        *found,
-        Evidence("private_pools", split.private_bytes, "bytes", "torch"),
-        Evidence("pending", split.pending_bytes, "bytes", "torch"),
-        Evidence("largest_free_block", split.largest_free_block_bytes, "bytes", "torch"),
-        Evidence("unusable_ratio", split.unusable_ratio, "ratio", "computed"),
-    )
+    if releasable is not None and stranded is not None:
+        found += (
+            Evidence("releasable", releasable, "bytes", "torch"),
+            Evidence("stranded", stranded, "bytes", "torch"),
+        )
+    if split is not None:
+        found += (
+            Evidence("private_pools", split.private_bytes, "bytes", "torch"),
+            Evidence("pending", split.pending_bytes, "bytes", "torch"),
+            Evidence("largest_free_block", split.largest_free_block_bytes, "bytes", "torch"),
+            Evidence("unusable_ratio", split.unusable_ratio, "ratio", "computed"),
+        )
+    return found
 
 
 def _evidence(span: Span, shortage: Shortage) -> tuple[Evidence, ...]:

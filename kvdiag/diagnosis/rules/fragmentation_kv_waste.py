@@ -1,18 +1,28 @@
 """fragmentation.kv_waste: requests use far more KV blocks than their tokens need, and release them at the end.
 
 Causes are large blocks that stay half empty, contiguous reservation up to the maximum length, and padded pages of
-hybrid models. With a load of known tokens the comparison is exact; without one the engine's metrics show waste of
-several times the most that any of its requests can need (blocks/waste.py).
+hybrid models. With a load of known tokens the comparison is exact.
+
+Without one the engine's metrics show waste of several times the most that any of its requests can need. When one more
+request runs, or one fewer, the blocks held change by that request's. Its tokens are bounded by what the page counted:
+no prompt was longer than the most that came between two readings, and a request generated ten times what the mean of
+that many prompts did at the very most. Long contexts that stay resident all the time change neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from statistics import median
+
+from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
-from kvdiag.diagnosis.blocks.waste import metrics_waste
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
+from kvdiag.diagnosis.timeline_queries import readings_of
 from kvdiag.formatting import format_count, plural
-from kvdiag.model import Evidence, Facts, Finding, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "fragmentation.kv_waste"
 RUN = "run `kvdiag run`, whose requests have known tokens"
@@ -81,3 +91,113 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     # One window's prompts may be odd; what every window shows is how this server reserves.
     large = waste.ratio >= limits.metrics_waste_fault_ratio or waste.windows_in_a_row >= limits.metrics_windows
     return (Finding(ID, "fault" if large and agrees else "suspect", summary, evidence),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsWaste:
+    """One engine over one window: blocks that come and go with a request, and the most that it can need."""
+
+    engine: str
+    blocks_per_request: float
+    need_blocks: int
+    request_tokens: int
+    longest_prompt_tokens: int
+    prompts: int
+    changes: int
+    looked_up_ratio: float
+    """Tokens looked up in the prefix cache over tokens of the prompts counted: 1 where the two counters agree."""
+
+    windows_in_a_row: int = 1
+    """Most windows one after the other in which requests of this engine held as much as counts."""
+
+    @property
+    def ratio(self) -> float:
+        """Held over needed at the most."""
+        return self.blocks_per_request / self.need_blocks
+
+
+@dataclass(slots=True)
+class _Window:
+    """What is counted of an engine within a window."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    looked_up_tokens: int = 0
+    longest_tokens: int = 0
+    changes: list[float] = field(default_factory=list)
+
+
+def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWaste | None:
+    """The window and engine in which requests held most beyond their need; `None` where no window shows it."""
+    if curve_problem(facts) is not None:
+        return None
+    found = [waste for pool in facts.pools for waste in _of_engine(timeline, pool, facts, limits)]
+    return max(found, key=lambda waste: waste.ratio, default=None)
+
+
+def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[MetricsWaste]:
+    """The waste of each window of an engine, with the most of them in a row that reach the limit."""
+    found = [
+        waste for window in _windows(timeline, pool, limits) if (waste := _of(window, pool, facts, limits)) is not None
+    ]
+    runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in found)
+    longest = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
+    return [replace(waste, windows_in_a_row=longest) for waste in found]
+
+
+def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Window]:
+    window = _Window()
+    begin: float | None = None
+    before: tuple[float, Engine] | None = None
+    for seconds, engine in readings_of(timeline, pool.engine):
+        if begin is None or seconds - begin > limits.metrics_window_seconds:
+            yield window
+            window, begin = _Window(), seconds
+        # Over a gap several requests may have come one after the other: their sum bounds nobody's prompt.
+        if before is not None and seconds - before[0] <= limits.growth.engine_age_seconds:
+            _count(window, before[1], engine, pool)
+        before = (seconds, engine)
+    yield window
+
+
+def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
+    prompt = (now.prompt_tokens_total or 0) - (before.prompt_tokens_total or 0)
+    generated = (now.generation_tokens_total or 0) - (before.generation_tokens_total or 0)
+    looked_up = (now.prefix_queries_total or 0) - (before.prefix_queries_total or 0)
+    if prompt < 0 or generated < 0 or looked_up < 0:
+        return  # a restart
+    window.prompt_tokens += prompt
+    window.generated_tokens += generated
+    window.looked_up_tokens += looked_up
+    window.longest_tokens = max(window.longest_tokens, prompt)
+    running, ran = now.requests_running, before.requests_running
+    if running == ran or running is None or ran is None:
+        return
+    if now.kv_usage_ratio is not None and before.kv_usage_ratio is not None:
+        held = pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)
+        window.changes.append(held / (running - ran))
+
+
+def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWaste | None:
+    if len(window.changes) < limits.metrics_changes or not window.longest_tokens:
+        return None
+    prompts = window.prompt_tokens // window.longest_tokens
+    if prompts < limits.metrics_prompts:
+        return None
+    generated = limits.metrics_tail_factor * window.generated_tokens / prompts
+    tokens = round(window.longest_tokens + generated)
+    if facts.max_model_len_tokens is not None:
+        tokens = min(tokens, facts.max_model_len_tokens)
+    need = blocks_needed([tokens], facts)
+    if need is None:
+        return None
+    return MetricsWaste(
+        engine=pool.engine,
+        blocks_per_request=median(window.changes),
+        need_blocks=need.most_blocks + limits.blocks_per_request_tolerance,
+        request_tokens=tokens,
+        longest_prompt_tokens=window.longest_tokens,
+        prompts=prompts,
+        changes=len(window.changes),
+        looked_up_ratio=window.looked_up_tokens / window.prompt_tokens,
+    )

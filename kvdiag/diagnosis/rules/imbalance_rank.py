@@ -85,7 +85,6 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
 
 
 def _alike(timeline: Timeline, facts: Facts) -> bool:
-    """Whether all of the server's GPUs are known, and of one size."""
     own = assigned_uuids(timeline, facts)
     devices = server_devices(newest_devices(timeline), own) if own else ()
     sizes = {None if device.memory is None else device.memory.total_bytes for device in devices}
@@ -112,7 +111,8 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     fullest = max(ranks, key=lambda rank: rank.held_bytes)
     # Of two the higher: where one rank alone uses less, the others are the norm.
-    usual = median_high([rank.held_bytes for rank in ranks if rank is not fullest])
+    others = [rank.held_bytes for rank in ranks if rank is not fullest]
+    usual = median_high(others)
     lost_bytes = fullest.held_bytes - usual
     contexts = fullest.processes_bytes[1:]
     block = block_bytes(facts)
@@ -136,7 +136,8 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
         return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
     even_bytes = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
-    agree = _agree(fullest, ranks, limits)
+    # Enough other ranks use the same: the stages of a pipeline do not.
+    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
     if lost_bytes <= (min(even_bytes, limits.standing_out_bytes) if agree else even_bytes):
         summary = f"{len(ranks)} ranks use the same memory to within {format_bytes(lost_bytes)}"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)
@@ -144,12 +145,6 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"
     certain = agree and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
     return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
-
-
-def _agree(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
-    """Whether enough other ranks use the same: the stages of a pipeline do not."""
-    others = [rank.held_bytes for rank in ranks if rank is not fullest]
-    return len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
 
 
 def _total_bytes(rank: _Rank) -> int:

@@ -25,8 +25,7 @@ from kvdiag.diagnosis.growth.attribution import (
 )
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceGrowth, allocator_growths, device_growths
-from kvdiag.diagnosis.growth.soak_memory import soaked
-from kvdiag.diagnosis.growth.soak_verdicts import finding, weightier
+from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
 from kvdiag.formatting import format_bytes
@@ -80,11 +79,11 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         return _both("unknown", f"{needed}; pause traffic for the run{instead}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
-    where, evidence, grown = f"GPU {most.gpu}", _evidence(most), _amount(most)
+    where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
     if most.owner == "another process":
         return _both("unknown", f"another process grows on {where} ({grown})", evidence)
     if not most.rose:
-        return _both("ok", _flat("device memory is", most.judged_cycles, most.smallest_visible_bytes), evidence)
+        return _both("ok", _flat("device memory is", most.judged_cycles, limits.device_quantum_bytes), evidence)
     if not most.leaking:
         return _both("unknown", f"device memory rose {grown}, but not steadily", evidence)
     if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
@@ -107,8 +106,7 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     climb, what = most.live, "torch's allocated memory"
     evidence = _climb(most, climb, "live")
     if climb.leaking:
-        summary = f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}"
-        return Finding(TORCH, "fault", summary, evidence, holder=most.who)
+        return Finding(TORCH, "fault", f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}", evidence, holder=most.who)
     if climb.rose and climb.rising_cycles == 1:
         # To the 512 bytes, most runs allocate some table or workspace late.
         return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)
@@ -154,7 +152,7 @@ def _outside_torch_by_device(
         summary, status = f"{where} grows with each request and is not released, {amount} of it outside torch", "fault"
     else:
         summary, status = f"outside torch {where} rose {amount}, but not steadily", "unknown"
-    return Finding(NON_TORCH, status, summary, _evidence(most))
+    return Finding(NON_TORCH, status, summary, _evidence(most, limits))
 
 
 def _amount(growth: DeviceGrowth | Climb) -> str:
@@ -185,7 +183,7 @@ def _both(status: Status, summary: str, evidence: tuple[Evidence, ...] = ()) -> 
     return tuple(Finding(leak, status, summary, evidence) for leak in (TORCH, NON_TORCH))
 
 
-def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
+def _evidence(growth: DeviceGrowth, limits: Limits) -> tuple[Evidence, ...]:
     return (
         Evidence("gpu", growth.gpu, "index", "nvml"),
         Evidence("growth_per_cycle", growth.bytes_per_cycle, "bytes", "nvml"),
@@ -193,6 +191,6 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("smallest_detectable_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("smallest_detectable_leak", limits.device_quantum_bytes, "bytes per request", "computed"),
         Evidence("holder", growth.owner, "", "nvml"),
     )

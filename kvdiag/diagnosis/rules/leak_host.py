@@ -13,8 +13,8 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, relabelled, too_short
 from kvdiag.diagnosis.growth.host_caches import is_container, unreported_bytes, within_its_limit
 from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
+from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
-from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import gap_reason

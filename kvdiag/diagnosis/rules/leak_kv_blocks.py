@@ -7,24 +7,29 @@ Decided in this order:
 1. Idle intervals of the engine that runs now: blocks in use at the end of the last one are a leak, unless they are
    fewer than before (still being released) or the pool had not settled (unknown).
 2. Nothing in use at the end: blocks that a timeout released late, then a prefix cache whose hits collapsed.
-3. Never idle: the lowest usage over hours bounds what can be leaked (blocks/busy_pool.py).
+3. Never idle: blocks that nobody returns are held at every moment, so the lowest usage over hours bounds them exactly,
+   and where they grow, the lowest readings beside equal numbers of running requests rise. That proves no leak, since
+   requests may have become longer, but where they do not rise there is none.
 
 The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import Literal
 
-from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
-from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
+from kvdiag import stats
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
-from kvdiag.model import Evidence, Facts, Finding, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
 
 ID = "leak.kv_blocks"
 
@@ -33,7 +38,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
-    began = _began_seconds(timeline, facts, limits)
+    # When the engine that runs now started, as far as observed: its pool was empty then.
+    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
+    began = max([facts.started_seconds or 0.0, *restarts[-1:]])
     every = idle_floors(timeline, facts, limits)
     intervals = [floor for floor in every if floor.at_seconds >= began]
     floors = [floor for floor in intervals if floor.blocks is not None]
@@ -59,7 +66,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (_hits_collapsed(collapse, evidence),)
         summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')}"
         return (Finding(ID, "ok", summary, evidence),)
-    if held < _lowest_since_empty(floors[:-1]):
+    # What falls below the lowest floor since the pool was last empty is being released late.
+    since_empty = takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))
+    if held < min((floor.blocks or 0 for floor in since_empty), default=0):
         blocks = plural(held, "block is", "blocks are")
         summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
         return (Finding(ID, "unknown", summary, evidence),)
@@ -68,8 +77,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     rate = f"; +{(held - before) / requests:.2g} per request" if requests and held > before else ""
     total = sum(pool.usable_blocks for pool in facts.pools)
     left = None if not requests or held <= before else round((total - held) * requests / (held - before))
-    evidence = (
-        *evidence,
+    evidence += (
         Evidence("leaked", None if size is None else held * size, "bytes", "engine"),
         Evidence("leaked_ratio", held / total, "ratio", "engine"),
         Evidence("requests_until_pool_full", left, "requests", "computed"),
@@ -125,7 +133,6 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
 
 
 def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
-    """Why the engine that runs now has no idle floor."""
     if any(floor.blocks is not None for floor in every):
         return "the engine restarted and has not been idle for two samples in a row since; pause traffic for a moment"
     answered = any(sample.engines for sample in timeline.samples)
@@ -149,8 +156,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
         limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
-        summary = f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}"
-        return Finding(ID, "ok", summary, evidence)
+        return Finding(ID, "ok", f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}", evidence)
     if floor.says == "rising":
         rate = f"{floor.growth_per_hour:,.2g} blocks/h"
         summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
@@ -162,23 +168,10 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     return Finding(ID, "unknown", summary)
 
 
-def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
-    """When the engine that runs now started, as far as observed: its pool was empty then."""
-    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
-    return max([facts.started_seconds or 0.0, *restarts[-1:]])
-
-
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
-    """The fewest blocks in use in any idle sample after a floor."""
     since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
     held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
     return min((blocks for blocks in held if blocks is not None), default=0)
-
-
-def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
-    """The lowest floor since the pool was last empty: what falls below it is being released late."""
-    since = takewhile(lambda floor: floor.blocks, reversed(floors))
-    return min((floor.blocks or 0 for floor in since), default=0)
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
@@ -192,3 +185,186 @@ def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> 
         and span.release_seconds is not None
         and first.at_seconds < span.release_seconds <= last.at_seconds
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateFree:
+    """Blocks that stayed in use for so long at least, while nothing ran and nothing waited."""
+
+    seconds: float
+    blocks: int
+
+
+def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
+    """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    holds: list[LateFree] = []
+    run: list[tuple[float, int]] = []
+    for sample in (*timeline.samples, None):
+        if sample is not None and sample.engines is None:
+            continue
+        held = None if sample is None else _held_idle(sample, facts)
+        if sample is not None and held:
+            if run and sample.at_seconds - run[-1][0] > limits.growth.reading_age_seconds:
+                run = []
+            run.append((sample.at_seconds, held))
+            continue
+        if run:
+            hold = LateFree(seconds=run[-1][0] - run[0][0], blocks=min(blocks for _, blocks in run))
+            if hold.seconds >= limits.late_blocks_seconds and hold.blocks >= limits.late_blocks_ratio * total:
+                holds.append(hold)
+        run = []
+    return tuple(holds)
+
+
+def _held_idle(sample: Sample, facts: Facts) -> int | None:
+    """Blocks held in a reading of idle engines; `None` where they work, or do not tell."""
+    # Most readings of a day are of a server that works, or that holds nothing.
+    if not any(engine.kv_usage_ratio for engine in sample.engines or ()) or sample.engines_idle is not True:
+        return None
+    return None if sample.load is not None and sample.load.requests else held_blocks(sample, facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collapse:
+    """Prompt tokens that were looked up in the prefix cache and found, at first and at last, as shares."""
+
+    first_ratio: float
+    last_ratio: float
+    queried_tokens: int
+    hours: float
+
+
+def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
+    """A share of hits that fell from piece to piece to next to nothing while the pool had room; else `None`.
+
+    Pieces have equal numbers of looked-up tokens, so that quiet hours count for no more than their traffic.
+    """
+    times, queries, hits = _counted(timeline)
+    if not times or queries[-1] < limits.hit_pieces * limits.hit_tokens:
+        return None
+    marks = [bisect_left(queries, queries[-1] * piece / limits.hit_pieces) for piece in range(limits.hit_pieces + 1)]
+    shares = [
+        (hits[end] - hits[begin]) / (queries[end] - queries[begin])
+        for begin, end in pairwise(marks)
+        if queries[end] > queries[begin]
+    ]
+    if len(shares) < limits.hit_pieces or times[-1] - times[0] < limits.hit_seconds:
+        return None
+    falls = all(later <= earlier + limits.hit_noise_ratio for earlier, later in pairwise(shares))
+    if shares[0] < limits.hit_first_ratio or not falls or shares[-1] > limits.hit_left_ratio * shares[0]:
+        return None
+    fullest = max(
+        (engine.kv_usage_ratio or 0.0 for one in timeline.samples for engine in one.engines or ()), default=0.0
+    )
+    if fullest >= limits.hit_full_ratio:
+        return None  # a full pool evicts what it keeps: it is too small
+    return Collapse(
+        first_ratio=shares[0],
+        last_ratio=shares[-1],
+        queried_tokens=queries[-1],
+        hours=(times[-1] - times[0]) / HOUR_SECONDS,
+    )
+
+
+def _counted(timeline: Timeline) -> tuple[Sequence[float], Sequence[int], Sequence[int]]:
+    """Times, and tokens looked up and found since the first reading, all engines together, across restarts."""
+    times: list[float] = []
+    queries: list[int] = []
+    hits: list[int] = []
+    last: dict[str, tuple[int, int]] = {}
+    asked = found = 0
+    for sample in timeline.samples:
+        for engine in sample.engines or ():
+            if engine.prefix_queries_total is None or engine.prefix_hits_total is None:
+                continue
+            now = (engine.prefix_queries_total, engine.prefix_hits_total)
+            before = last.get(engine.engine, now)
+            if now[0] >= before[0] and now[1] >= before[1]:
+                asked, found = asked + now[0] - before[0], found + now[1] - before[1]
+            last[engine.engine] = now
+        if sample.engines:
+            times.append(sample.at_seconds)
+            queries.append(asked)
+            hits.append(found)
+    return times, queries, hits
+
+
+Reading = tuple[int, int, float]
+"""Blocks in use, requests running, and when."""
+
+Says = Literal["bounded", "flat", "rising", "open"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyFloor:
+    """The lowest readings of a pool over some hours.
+
+    `lowest_blocks` is the lowest of the newest third, beside `running` requests. `growth_per_hour` is that of the
+    lowest readings at equal numbers of running requests, `visible_per_hour` what could have been missed: in blocks.
+    """
+
+    hours: float
+    lowest_blocks: int
+    running: int
+    growth_per_hour: float
+    visible_per_hour: float
+    says: Says
+
+
+def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: float) -> BusyFloor | None:
+    """What the lowest readings say; `None` where there are too few of them since a moment."""
+    readings = _readings(timeline, facts, limits, since_seconds)
+    if not readings:
+        return None
+    first, last = readings[0][2], readings[-1][2]
+    hours = (last - first) / HOUR_SECONDS
+    if last - first < limits.busy_floor_seconds:
+        return None
+    count = limits.busy_floor_cells
+    cells: list[Reading | None] = [None] * count
+    for reading in readings:
+        place = min(int((reading[2] - first) / (last - first) * count), count - 1)
+        known = cells[place]
+        cells[place] = reading if known is None else min(known, reading)
+    lows, running = (
+        stats.interpolated([None if cell is None else float(cell[part]) for cell in cells], limits.growth.filled_ratio)
+        for part in (0, 1)
+    )
+    slope = None if lows is None or running is None else stats.slope(lows, [running])
+    if slope is None:
+        return None
+    lowest = min(cell for cell in cells[-count // 3 :] if cell is not None)
+    # Less than a block in all cannot show.
+    visible = max(slope.per_step, 0.0) + max(limits.busy_floor_errors * slope.error_per_step, 1.0 / count)
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    says: Says = "open"
+    if lowest[0] <= limits.late_blocks_ratio * total:
+        says = "bounded"
+    elif slope.p_rising < limits.busy_floor_p and slope.per_step * count >= 1.0:
+        says = "rising"
+    elif visible * count <= limits.busy_floor_ratio * total:
+        says = "flat"
+    per_hour = count / hours
+    return BusyFloor(
+        hours=hours,
+        lowest_blocks=lowest[0],
+        running=lowest[1],
+        growth_per_hour=slope.per_step * per_hour,
+        visible_per_hour=visible * per_hour,
+        says=says,
+    )
+
+
+def _readings(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: float) -> list[Reading]:
+    found: list[Reading] = []
+    due = since_seconds
+    for sample in timeline.samples:
+        if sample.engines is None or sample.at_seconds < due or any(engine.asleep for engine in sample.engines):
+            continue
+        held = held_blocks(sample, facts)
+        running = [engine.requests_running for engine in sample.engines]
+        if held is not None and None not in running:
+            found.append((held, sum(count or 0 for count in running), sample.at_seconds))
+            due = sample.at_seconds + limits.growth.reading_seconds
+    return found

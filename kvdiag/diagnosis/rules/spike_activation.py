@@ -51,7 +51,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
-    """One process in which torch failed an allocation since the first sample."""
     who = last.who
     times = (last.ooms_total or 0) - (first.ooms_total or 0)
     grown = last.allocated_bytes - first.allocated_bytes
@@ -66,8 +65,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
         return Finding(ID, "suspect", summary, evidence)
     room = room_bytes(failure)
     short = failure.asked_bytes - room
-    evidence = (
-        *evidence,
+    evidence += (
         Evidence("requested", failure.asked_bytes, "bytes", "black box"),
         Evidence("free_on_device", failure.free_bytes, "bytes", "black box"),
         Evidence("available_with_unused", room, "bytes", "black box"),
@@ -104,7 +102,8 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     deepest = min(dips, key=lambda dip: (_free(dip.fullest), dip.fullest.index))
     gpu, least = deepest.fullest.index, _free(deepest.fullest)
     before, after = (None if one is None else _free(one) for one in (deepest.idle_before, deepest.idle_after))
-    by_others = _taken_by_others(deepest, facts)
+    held, held_before = (_others(one, facts) for one in (deepest.fullest, deepest.idle_before))
+    by_others = None if held is None or held_before is None else max(held - held_before, 0)
     evidence = (
         Evidence("gpu", gpu, "index", "nvml"),
         Evidence("min_free_under_load", least, "bytes", "nvml"),
@@ -119,7 +118,6 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
 
 
 def _judged(gpu: str, least: int, before: int | None, after: int | None, limits: Limits) -> tuple[Status, str]:
-    """Status and sentence of a device by its free bytes under load, and at idle before and after."""
     free = f"{gpu}: at least {format_bytes(least)} free under load"
     if least >= limits.headroom_bytes:
         return "ok", free
@@ -134,7 +132,6 @@ def _judged(gpu: str, least: int, before: int | None, after: int | None, limits:
 
 
 def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
-    """Each of the server's devices at its fullest under load."""
     own = assigned_uuids(timeline, facts)
     pages = [sample for sample in timeline.samples if sample.engines]
     times = [page.at_seconds for page in pages]
@@ -170,12 +167,6 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
 
 def _free(device: Device) -> int:
     return 0 if device.memory is None else device.memory.free_bytes
-
-
-def _taken_by_others(dip: _Dip, facts: Facts) -> int | None:
-    """What other processes took between the idle sample and the fullest; `None` where it is not known."""
-    held, before = (_others(one, facts) for one in (dip.fullest, dip.idle_before))
-    return None if held is None or before is None else max(held - before, 0)
 
 
 def _others(device: Device | None, facts: Facts) -> int | None:

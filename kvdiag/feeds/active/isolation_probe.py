@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvdiag.diagnosis.cache_isolation import ISOLATION
+from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION
 from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed, within
 from kvdiag.feeds.active.run_timeline import MarkedRun, engine_samples
 from kvdiag.feeds.active.step_plan import shortened

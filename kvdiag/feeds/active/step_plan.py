@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.steps import Step
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.model import Facts, Workload
 

@@ -9,8 +9,7 @@ from functools import partial
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import ISOLATION, SOAK
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, Step
 from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.load_generator import Requests, Speed, within

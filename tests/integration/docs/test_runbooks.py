@@ -16,7 +16,7 @@ import pytest
 
 from kvdiag.commands import cli
 from kvdiag.diagnosis.fleet import fleet_verdicts
-from kvdiag.diagnosis.growth import soak_verdicts
+from kvdiag.diagnosis.growth import soak_memory
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
 from kvdiag.diagnosis.postmortem import case
@@ -144,7 +144,7 @@ def test_every_evidence_name_is_explained(verdict: str) -> None:
 @pytest.mark.parametrize(
     ("module", "heading"),
     [
-        (soak_verdicts, "## Figures of a soak"),
+        (soak_memory, "## Figures of a soak"),
         (case, "## Figures of a post-mortem"),
         (fleet_verdicts, "## Figures of a fleet"),
     ],

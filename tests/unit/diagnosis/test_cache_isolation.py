@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.cache_isolation import Answer, Arm, Isolation, isolation_of, probed, timing, verdict
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.isolation_prefix_cache import Answer, Arm, Isolation, isolation_of, probed, timing, verdict
 from kvdiag.model import Engine, Facts, Mark, Outcome, Probe, ProbeKind, Sample, Timeline, Workload
 from tests.builders.answers import ANY_TEXT
 from tests.builders.values import engine, pool

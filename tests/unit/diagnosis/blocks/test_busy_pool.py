@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, Says, busy_floor
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_kv_blocks import BusyFloor, Says, busy_floor
 from kvdiag.model import Facts, Sample, Timeline
 from tests.builders.values import engine, holding, pool
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.blocks.late_frees import Collapse, hit_collapse, late_holds
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_kv_blocks import Collapse, hit_collapse, late_holds
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
 from tests.builders.values import engine, holding, pool
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.blocks.waste import MetricsWaste, metrics_waste
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.fragmentation_kv_waste import MetricsWaste, metrics_waste
 from kvdiag.model import Facts, KvPool, Sample, Timeline
 from tests.builders.values import engine, pool
 

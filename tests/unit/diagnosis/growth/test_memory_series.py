@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.memory_series import UNREPORTED, MemorySeries, Points, engine_activity, memory_series
+from kvdiag.diagnosis.growth.memory_series import MemorySeries, Points, engine_activity, memory_series
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders.values import GIB, MIB, allocator, device, engine, process
@@ -53,10 +53,10 @@ def test_load_and_sleep_are_those_of_the_newest_sample_before() -> None:
     asleep = replace(engine(usage=0.25), asleep=True)
     seen = engine_activity(timeline(at(5.0, engine(usage=0.5)), at(10.0, asleep)))
 
-    assert UNREPORTED == seen.at(4.9, GROWTH)
+    assert (None, False) == seen.at(4.9, GROWTH)
     assert (0.5, False) == seen.at(9.9, GROWTH)
     assert (0.25, True) == seen.at(100.0, GROWTH)
-    assert UNREPORTED == seen.at(100.1, GROWTH)
+    assert (None, False) == seen.at(100.1, GROWTH)
 
 
 def test_activity_is_over_all_engines() -> None:

@@ -6,8 +6,15 @@ import pytest
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.soak_cycles import Shape, Soaked
-from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
-from kvdiag.diagnosis.growth.soak_verdicts import evidence, finding, follows_dose, verdict, weightier, worst
+from kvdiag.diagnosis.growth.soak_memory import (
+    SoakedComponent,
+    evidence,
+    finding,
+    follows_dose,
+    verdict,
+    weightier,
+    worst,
+)
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding, Status
 from tests.builders.values import MIB

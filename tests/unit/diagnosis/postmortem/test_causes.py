@@ -8,8 +8,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem import Case
-from kvdiag.diagnosis.postmortem.fragmented_memory import holes
 from kvdiag.diagnosis.postmortem.startup import Foreign, foreign
+from kvdiag.diagnosis.postmortem.transients import holes
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, split
 
 CONTEXT = DEFAULT_LIMITS.context_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.isolation_prefix_cache import judge
-from kvdiag.diagnosis.steps import prefix_isolation
+from kvdiag.diagnosis.steps import ISOLATION
 from kvdiag.model import Finding, Quantity, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, rows
 from tests.builders.isolation_timeline import REQUESTS, SALTLESS, Server, facts_of, probe
@@ -25,7 +25,7 @@ def verdict(server: Server, timeline: Timeline | None = None) -> Finding:
 
 def result(server: Server, timeline: Timeline | None = None) -> StepResult:
     """The step's result."""
-    return prefix_isolation.judge(probe(server) if timeline is None else timeline, facts_of(server), DEFAULT_LIMITS)
+    return ISOLATION.judge(probe(server) if timeline is None else timeline, facts_of(server), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(("other_key", "keys"), [(False, 1), (True, 2)])
@@ -113,10 +113,10 @@ def test_without_a_probe_nothing_is_said() -> None:
 
 def test_what_the_probe_offers() -> None:
     """Thirty requests, one after the other: 2,048 tokens in, and the first token out."""
-    offered = prefix_isolation.STEP.workload
+    offered = ISOLATION.workload
     assert ("isolation", 30, 1, 2_048, 1) == (
-        prefix_isolation.STEP.id,
-        prefix_isolation.STEP.cycles,
+        ISOLATION.id,
+        ISOLATION.cycles,
         offered.requests,
         offered.prompt_tokens,
         offered.max_tokens,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.idle_baseline import STEP, judge
+from kvdiag.diagnosis.steps import BASELINE
 from kvdiag.model import Device, Engine, Gap, Mark, Quantity, Sample, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, expected, measured
 from tests.builders.runs import run
@@ -19,7 +19,7 @@ POOL_BYTES = 6145 * 2 * MIB
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:
     """The step's result on a run, or on another timeline of it."""
-    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+    return BASELINE.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 def with_devices(world: World, *devices: Device, gaps: tuple[Gap, ...] = ()) -> Timeline:
@@ -206,7 +206,7 @@ def idle(
     )
     timeline = Timeline(samples=tuple(sorted(samples, key=lambda one: one.at_seconds)), marks=marks)
     known = replace(facts(World()), server_pids=None)
-    return judge(timeline, known, DEFAULT_LIMITS)
+    return BASELINE.judge(timeline, known, DEFAULT_LIMITS)
 
 
 HELD = (holding(7),) * 2
@@ -284,10 +284,10 @@ def test_why_the_pool_was_not_observed_idle_is_reported(pages: tuple[Engine, ...
 
 def test_what_the_step_offers() -> None:
     """Nothing, for four seconds, once."""
-    offered = STEP.workload
+    offered = BASELINE.workload
     assert ("baseline", 1, 0, 0, 0, 4.0) == (
-        STEP.id,
-        STEP.cycles,
+        BASELINE.id,
+        BASELINE.cycles,
         offered.requests,
         offered.prompt_tokens,
         offered.max_tokens,

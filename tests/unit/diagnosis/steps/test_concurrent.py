@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.concurrent import judge
+from kvdiag.diagnosis.steps import CONCURRENT
 from kvdiag.model import Quantity, StepResult, Timeline, Workload
 from tests.builders.answers import ANY_TEXT, measured
 from tests.builders.runs import run
@@ -11,7 +11,7 @@ from tests.builders.worlds import World, facts
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:
     """The step's result on a run, or on another timeline of it."""
-    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+    return CONCURRENT.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 def test_growth_that_matches_the_tokens_is_ok() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.idle_baseline import explained_bytes
+from kvdiag.diagnosis.steps import explained_bytes
 from kvdiag.model import Facts
 from tests.builders.values import GIB, MIB, device, pool
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.long_context import judge
+from kvdiag.diagnosis.steps import LONG_CONTEXT
 from kvdiag.model import Engine, Load, Quantity, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, measured
 from tests.builders.runs import run
@@ -13,7 +13,7 @@ from tests.builders.worlds import World, facts
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:
     """The step's result on a run, or on another timeline of it."""
-    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+    return LONG_CONTEXT.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 def test_growth_along_a_line_is_ok() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.single_request import judge
+from kvdiag.diagnosis.steps import SINGLE_REQUEST
 from kvdiag.model import Quantity, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, measured
 from tests.builders.runs import run
@@ -13,7 +13,7 @@ from tests.builders.worlds import World, facts
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:
     """The step's result on a run, or on another timeline of it."""
-    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+    return SINGLE_REQUEST.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 def test_blocks_that_match_and_come_back_are_ok() -> None:

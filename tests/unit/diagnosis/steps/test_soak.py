@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.soak_step import STEP, judge
+from kvdiag.diagnosis.steps import SOAK
 from kvdiag.model import Quantity, StepResult, Timeline
 from kvdiag.outputs.documents.diagnosis_document import document
 from tests.builders.answers import evidence, finding, measured, statuses
@@ -29,7 +29,7 @@ LEAK = [size // PAGE * PAGE for size in after_requests(0.25 * MIB)]
 
 def result(seen: Seen) -> StepResult:
     """The step's result."""
-    return judge(soak(seen), facts_of(), DEFAULT_LIMITS)
+    return SOAK.judge(soak(seen), facts_of(), DEFAULT_LIMITS)
 
 
 def leaks(seen: Seen) -> dict[str, str]:
@@ -263,7 +263,7 @@ def result_with_notes(seen: Seen, notes: tuple[str, ...] = ()) -> StepResult:
     """The step's result, where the first mark has notes."""
     whole = soak(seen)
     marks = (replace(whole.marks[0], notes=notes), *whole.marks[1:])
-    return judge(Timeline(samples=whole.samples, marks=marks), facts_of(), DEFAULT_LIMITS)
+    return SOAK.judge(Timeline(samples=whole.samples, marks=marks), facts_of(), DEFAULT_LIMITS)
 
 
 def test_blocks_that_did_not_come_back_weigh_most() -> None:
@@ -314,16 +314,16 @@ def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
     short = result_with_notes(Seen(last_cycle=4), notes=("cut",))
     assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
     assert "load cycles of new content can be judged, 12 are needed" in short.summary
-    none = judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
+    none = SOAK.judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
     assert ("it did not run", ()) == (none.summary, none.notes)
 
 
 def test_what_the_step_offers() -> None:
     """Four requests of 2,048 tokens, sixteen out, thirty times."""
-    offered = STEP.workload
+    offered = SOAK.workload
     assert ("soak", 30, 4, 2_048, 16) == (
-        STEP.id,
-        STEP.cycles,
+        SOAK.id,
+        SOAK.cycles,
         offered.requests,
         offered.prompt_tokens,
         offered.max_tokens,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import concurrent, long_context, single_request
+from kvdiag.diagnosis.steps import CONCURRENT, LONG_CONTEXT, SINGLE_REQUEST, Step
 from kvdiag.model import Facts, StepResult
 from tests.builders.answers import ANY_TEXT, expected, measured
 from tests.builders.runs import run
@@ -21,12 +20,12 @@ KNOWN = Facts(pools=(pool(max_concurrency=None),))
 
 def single(*offered: Offered) -> StepResult:
     """The result of the step of single requests."""
-    return single_request.judge(timeline("single_request", offered), KNOWN, DEFAULT_LIMITS)
+    return SINGLE_REQUEST.judge(timeline("single_request", offered), KNOWN, DEFAULT_LIMITS)
 
 
 def long(*offered: Offered) -> StepResult:
     """The result of the step of the long context."""
-    return long_context.judge(timeline("long_context", offered), KNOWN, DEFAULT_LIMITS)
+    return LONG_CONTEXT.judge(timeline("long_context", offered), KNOWN, DEFAULT_LIMITS)
 
 
 FITS = Offered(held=10)
@@ -116,7 +115,7 @@ def test_a_long_request_that_holds_far_too_much_is_a_fault_whatever_its_growth()
     assert [("fault", ("longer",))] * 2 == [(one.status, one.notes) for one in found]
 
 
-LOADS = (single_request.STEP, concurrent.STEP, long_context.STEP)
+LOADS = (SINGLE_REQUEST, CONCURRENT, LONG_CONTEXT)
 
 
 @pytest.mark.parametrize("step", LOADS, ids=lambda step: step.id)
@@ -161,16 +160,14 @@ WINDOW, BOTH = (pool(sliding_window_tokens=1024),), (pool("0"), pool("1"))
             )
             for extra, status in cases.items()
         ),
+        pytest.param(SINGLE_REQUEST, World(failing={"single_request": OOM}), "unknown", id="single, out of memory"),
+        pytest.param(CONCURRENT, World(failing={"concurrent": OOM}), "fault", id="concurrent, out of memory"),
+        pytest.param(LONG_CONTEXT, World(failing={"long_context": OOM}), "fault", id="long, out of memory"),
+        pytest.param(SINGLE_REQUEST, World(pools=(pool(sliding_window_tokens=256),)), "ok", id="single, a window"),
+        pytest.param(CONCURRENT, World(pools=WINDOW), "ok", id="concurrent, a window"),
+        pytest.param(LONG_CONTEXT, World(pools=BOTH, gpus=2), "ok", id="long, two engines"),
         pytest.param(
-            single_request.STEP, World(failing={"single_request": OOM}), "unknown", id="single, out of memory"
-        ),
-        pytest.param(concurrent.STEP, World(failing={"concurrent": OOM}), "fault", id="concurrent, out of memory"),
-        pytest.param(long_context.STEP, World(failing={"long_context": OOM}), "fault", id="long, out of memory"),
-        pytest.param(single_request.STEP, World(pools=(pool(sliding_window_tokens=256),)), "ok", id="single, a window"),
-        pytest.param(concurrent.STEP, World(pools=WINDOW), "ok", id="concurrent, a window"),
-        pytest.param(long_context.STEP, World(pools=BOTH, gpus=2), "ok", id="long, two engines"),
-        pytest.param(
-            concurrent.STEP,
+            CONCURRENT,
             World(pools=(SMALL_POOL,), max_model_len_tokens=17_600, resident_at_once=7),
             "unknown",
             id="concurrent, never together",
@@ -187,9 +184,9 @@ def test_loads_get_their_status(step: Step, world: World, status: str) -> None:
 @pytest.mark.parametrize(
     ("step", "identity", "offered"),
     [
-        (single_request.STEP, ("single_request", 8), (1, 512, 128, 0.5)),
-        (concurrent.STEP, ("concurrent", 1), (10, 2_048, 256, 2.0)),
-        (long_context.STEP, ("long_context", 1), (1, 16_384, 128, 1.5)),
+        (SINGLE_REQUEST, ("single_request", 8), (1, 512, 128, 0.5)),
+        (CONCURRENT, ("concurrent", 1), (10, 2_048, 256, 2.0)),
+        (LONG_CONTEXT, ("long_context", 1), (1, 16_384, 128, 1.5)),
     ],
     ids=["single", "concurrent", "long"],
 )
