@@ -21,6 +21,8 @@ from kvdiag.model import (
     without_mig_parents,
 )
 
+NO_POOL = "the engine does not report its KV pool; its /metrics need cache_config_info"
+
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
     """KV blocks in use, all engines together; `None` unless every engine reports usage and pool."""

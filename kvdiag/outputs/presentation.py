@@ -140,6 +140,8 @@ def evidence_value(evidence: Evidence) -> str:
     if unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else format_count(value)
+    if evidence.name.endswith(unit):
+        return shown  # the label beside it ends with the unit
     return f"{shown} {_singular(unit) if shown == '1' else unit}".rstrip()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.kv.calibration.running_server import reported_blocks, served
 from kvdiag.kv.layout.capacity import CacheLayout
 from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks
@@ -79,7 +80,7 @@ def curve_problem(facts: Facts) -> str | None:
     """Why blocks cannot be computed from tokens; `None` where they can."""
     pool = next(iter(facts.pools), None)
     if pool is None:
-        return "the engine does not report its KV pool"
+        return NO_POOL
     if pool.sliding_window_tokens is not None or _is_linear(pool, facts) or _modelled(facts, pool) is not None:
         return None
     reported = reported_blocks(pool)

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import (
+    NO_POOL,
+    first_devices,
+    gap_reason,
+    server_bytes,
+    server_devices,
+    server_uuids,
+)
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.running_server import all_pools_bytes, bytes_problem
 from kvdiag.model import Device, Evidence, Facts, Finding, Status, Timeline
@@ -69,7 +76,7 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
     """Compare the server's bytes with its weights alone: less than two copies is one, more may be a cache."""
     weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts, limits)
     if not held or not weights:
-        return unknown(ID, "the engine does not report its KV pool; its /metrics need cache_config_info")
+        return unknown(ID, NO_POOL)
     most, newest = max(held), held[-1]
     evidence: tuple[Evidence, ...] = (
         Evidence("server_bytes", newest, "bytes", "nvml"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import (
+    NO_POOL,
     assigned_uuids,
     gap_reason,
     pool_tokens,
@@ -26,7 +27,7 @@ ID = "baseline.misconfigured"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the pool with the longest request, and the idle device with the budget of the memory fraction."""
     if not facts.pools:
-        return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
+        return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=pool_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]

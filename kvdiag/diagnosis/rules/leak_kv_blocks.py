@@ -27,7 +27,7 @@ from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
+from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
 
@@ -37,7 +37,7 @@ ID = "leak.kv_blocks"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
-        return unknown(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
+        return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
     # When the engine that runs now started, as far as observed: its pool was empty then.
     restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
     began = max([facts.started_seconds or 0.0, *restarts[-1:]])

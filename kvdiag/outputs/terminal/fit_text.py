@@ -92,13 +92,15 @@ def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: flo
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
     rows = [("model", f"{origin}: {kinds} layers"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
-    if block_waste_ratio is not None:
+    if block_waste_ratio is not None and plan.capacity.num_blocks:
         rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the memory in a request's blocks is unused"))
     return grid(rows)
 
 
 def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
     capacity, requests = plan.capacity, plural(plan.demand.requests, "request")
+    if not capacity.num_blocks:
+        return [("KV pool", "none: weights and overheads leave no memory for it, so the engine does not start")]
     reported = plural(capacity.capacity_tokens, "token")
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),

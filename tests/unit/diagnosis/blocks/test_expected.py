@@ -13,6 +13,7 @@ from kvdiag.diagnosis.blocks.expected import (
     filled_ratio,
     grows_with_every_token,
 )
+from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.model import Facts
 from tests.builders.values import pool
 
@@ -58,7 +59,7 @@ def test_more_tokens_never_need_fewer_blocks_than_their_window(
 @pytest.mark.parametrize(
     ("known", "problem"),
     [
-        (Facts(), "the engine does not report its KV pool"),
+        (Facts(), NO_POOL),
         (Facts(pools=(pool(),), max_model_len_tokens=32768), None),
         (Facts(pools=(pool(),)), None),
         (Facts(pools=(pool(max_concurrency=None),), max_model_len_tokens=32768), None),
