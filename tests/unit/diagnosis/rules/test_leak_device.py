@@ -10,7 +10,7 @@ from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Evidence, Finding, Sample, Timeline
-from tests.builders.answers import evidence, statuses
+from tests.builders.answers import containing, evidence, statuses
 from tests.builders.runs import run
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, process
 from tests.builders.worlds import TRAINING, World, facts
@@ -37,13 +37,11 @@ def test_growth_with_every_request_is_a_fault() -> None:
     world = World(device_growth_bytes=6 * MIB)
     actual = verdicts(world)
     # The process is known to grow, and what inside it is not
-    undecided = UNDECIDED
     expected = (
         Finding(
             id=TORCH,
             status="fault",
-            summary=f"GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released; "
-            f"{undecided}",
+            summary=containing("GPU 0", "6.00 MiB", UNDECIDED),
             evidence=(
                 Evidence(name="gpu", value=0, unit="index", source="nvml"),
                 Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
@@ -55,7 +53,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="holder", value="server", unit="", source="nvml"),
             ),
         ),
-        Finding(id=NON_TORCH, status="unknown", summary=f"{undecided}"),
+        Finding(id=NON_TORCH, status="unknown", summary=UNDECIDED),
     )
 
     assert expected == actual
@@ -64,8 +62,9 @@ def test_growth_with_every_request_is_a_fault() -> None:
 def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     """A healthy server's verdict names the smallest leak that it would have seen."""
     actual = verdicts(World())
-    sentence = "device memory is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
-    assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
+    assert [("ok", containing("flat over 6 equal cycles", "2.00 MiB"))] * 2 == [
+        (one.status, one.summary) for one in actual
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,12 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     [
         (World(nvml=NO_NVML), NO_NVML.reason),
         (World(nvml=GPU_LOST), GPU_LOST.reason),
-        (World(memory_told=False), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
-        (World(lost_in="single_request"), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
-        (World(busy=True), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(memory_told=False), containing("fewer than 5 equal cycles")),
+        (World(lost_in="single_request"), containing("fewer than 5 equal cycles")),
+        (World(busy=True), containing("fewer than 5 equal cycles")),
         (
             World(failing={"single_request": "HTTP 500"}),
-            "fewer than 5 equal cycles with device samples; pause traffic for the run",
+            containing("fewer than 5 equal cycles"),
         ),
     ],
     ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],

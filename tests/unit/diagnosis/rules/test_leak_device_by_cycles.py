@@ -11,6 +11,7 @@ from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Allocator, Device, Facts, Finding, Sample, Timeline
+from tests.builders.answers import containing, evidence
 from tests.builders.values import GIB, KIB, MIB, NO_NVML, allocator, device, engine, pool, process
 from tests.unit.diagnosis.rules.cycles import cycles
 
@@ -58,8 +59,7 @@ def test_a_server_that_grows_has_its_figures() -> None:
     """Three pages after each of six judged cycles, and two first ones; nothing more is known without an agent."""
     torch, beside = by_device(*((gpu(size),) for size in levels(STEADY, 3 * PAGE)))
 
-    grows = "GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released"
-    assert ("fault", f"{grows}; {UNDECIDED}") == (torch.status, torch.summary)
+    assert ("fault", containing("GPU 0", "6.00 MiB", f"; {UNDECIDED}")) == (torch.status, torch.summary)
     assert [
         ("gpu", 0, "index", "nvml"),
         ("growth_per_cycle", 6 * MIB, "bytes", "nvml"),
@@ -104,13 +104,11 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
         readings = zip(levels(STEADY, own * PAGE), levels(STEADY, other * PAGE, base=GIB), strict=True)
         return by_device(*((gpu(size), gpu(4 * GIB, index=1, others=taken)) for size, taken in readings))
 
-    assert ("fault", True) == (
-        of(1, 30)[0].status,
-        of(1, 30)[0].summary.startswith("GPU 0: memory of the server's process"),
-    )
-    neighbour = of(0, 30)
-    sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
-    assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
+    own, neighbour = of(1, 30)[0], of(0, 30)
+    assert ("fault", 0, "server") == (own.status, evidence(own)["gpu"], evidence(own)["holder"])
+    assert [("unknown", containing("another process", "GPU 1", "360 MiB in 6 cycles"))] * 2 == [
+        (one.status, one.summary) for one in neighbour
+    ]
     assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
 
 
@@ -118,7 +116,7 @@ def test_the_gpu_that_grows_most_is_reported() -> None:
     """Two ranks that leak, the second more."""
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
-    assert torch.summary.startswith("GPU 1: memory of the server's process grows 4.00 MiB with each request")
+    assert (1, 4 * MIB) == (evidence(torch)["gpu"], evidence(torch)["growth_per_cycle"])
 
 
 @pytest.mark.parametrize(
@@ -245,8 +243,9 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
 def test_the_process_that_leaks_is_reported_before_one_that_rose_more() -> None:
     """A leak of 100 KiB a request stands before a table of 90 MiB that came once; of two leaks the larger."""
     once = (0, 0, 0, 0, 90_000, 0, 0, 0)
-    assert "Worker 101: torch's allocated memory grows 100 KiB" in of_live(once, (100,) * 8).summary
-    assert "Worker 101: torch's allocated memory grows 200 KiB" in of_live((100,) * 8, (200,) * 8).summary
+    for grown, other in ((100, once), (200, (100,) * 8)):
+        leak = evidence(of_live(other, (grown,) * 8))
+        assert ("Worker 101", grown * KIB) == (leak["process"], leak["live_growth_per_cycle"])
 
 
 def of_outside(*processes: Sequence[int]) -> Finding:
@@ -361,13 +360,10 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_reported() -> None
         *((inside(3 * GIB, size), inside(3 * GIB, 4 * GIB, pid=101, uuid="1")) for size in much),
         devices=[(gpu(one), gpu(other, index=1)) for one, other in zip(much, some, strict=True)],
     )[1]
-    assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.0 MiB in 6 cycles")
+    assert ("fault", containing("GPU 1", "24.0 MiB in 6 cycles")) == (found.status, found.summary)
 
 
 def test_one_process_that_does_not_report_its_bytes_leaves_it_to_the_device() -> None:
     """Of two one tells: the sum is not known, and without a device nothing is."""
     dark = by_agents(*((inside(3 * GIB, 4 * GIB, 9 * GIB), inside(3 * GIB, 4 * GIB, pid=101)) for _ in range(9)))
-    assert ("unknown", "the bytes of the server's processes are not reported") == (
-        dark[1].status,
-        dark[1].summary,
-    )
+    assert ("unknown", containing("not reported")) == (dark[1].status, dark[1].summary)
