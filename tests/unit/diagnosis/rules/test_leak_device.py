@@ -250,16 +250,16 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
     actual = told(world)
-    grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
-    flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
+    grows = containing("VLLM::Worker_TP0 100", "torch's allocated memory", "6.00 MiB with each request")
+    flat = containing("outside torch", "flat over 6 equal cycles", "2.00 MiB per request")
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
 
 
 def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
-    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
-    grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
+    flat = containing("torch's allocated memory", "flat over 6 equal cycles", "64.0 KiB per request")
+    grows = containing("VLLM::Worker_TP0 100", "6.00 MiB with each request", "outside torch")
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
 
@@ -286,11 +286,8 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("torch_growth_bytes", "expected"),
     [
-        (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat")),
-        (
-            2 * MIB,
-            ("fault", "GPU 0 grows with each request and is not released, 24.0 MiB in 6 cycles of it outside torch"),
-        ),
+        (6 * MIB, ("ok", containing("GPU 0", "outside torch it is flat"))),
+        (2 * MIB, ("fault", containing("GPU 0", "24.0 MiB in 6 cycles", "outside torch"))),
     ],
 )
 def test_where_processes_are_not_reported_the_devices_growth_less_torchs_decides(
