@@ -32,7 +32,7 @@ from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.scenarios import Scenario
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
-from tests.unit.feeds.virtual_time import now_seconds, run
+from tests.unit.feeds.daemon.virtual_time import now_seconds, run
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from tests.integration.alerts.rules import FILES, alerts
 from tests.integration.prometheus.alertmanager import alert_programs
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.server import PrometheusEnvError
-from tests.unit.commands.test_serve import daemon
+from tests.unit.commands.serve.test_serve import daemon
 from tests.unit.sim.client import Client
 
 LEAK = "KvdiagLeakKvBlocks"

@@ -18,7 +18,7 @@ from tests.fixtures.hostile import eventually
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.openmetrics import line
 from tests.integration.prometheus.server import serving, write_history
-from tests.unit.commands.test_serve import daemon
+from tests.unit.commands.serve.test_serve import daemon
 from tests.unit.outputs.test_metrics import GOLDEN, page
 from tests.unit.server.shell import STARTING
 

@@ -36,7 +36,7 @@ from kvdiag.sources.prometheus_text import Page, series
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import pool
 from tests.quality.bench.table import note
-from tests.unit.feeds.virtual_time import now_seconds, run
+from tests.unit.feeds.daemon.virtual_time import now_seconds, run
 
 GIB = 2**30
 MIB = 2**20

@@ -27,13 +27,13 @@ COLUMNS = (("nvml",), ("engine", "host"), ("torch_allocator",), ("recorder",))
 """What is played side by side; the server's page and its processes go and come together."""
 
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
-    ("torch_allocator", "slow"): "a file is there or not; a late folder: tests/unit/sources/test_patience.py",
+    ("torch_allocator", "slow"): "a file is there or not; a late folder: tests/unit/sources/test_worker_thread.py",
     ("host", "slow"): "/proc is the kernel's own memory",
-    ("host", "hanging"): "no process can be made to hang in a driver; tests/unit/feeds/test_live.py",
+    ("host", "hanging"): "no process can be made to hang in a driver; tests/unit/feeds/live/test_live.py",
     ("host", "garbage"): "as slow; names of processes are any bytes in tests/unit/sources/test_host.py",
-    ("recorder", "slow"): "a thread of its own writes; tests/unit/feeds/test_recorder.py",
-    ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/unit/feeds/test_recorder.py",
-    ("recorder", "garbage"): "it is not read while it runs; torn folders: tests/unit/feeds/test_recorder.py",
+    ("recorder", "slow"): "a thread of its own writes; tests/unit/feeds/recording/test_recorder.py",
+    ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/unit/feeds/recording/test_recorder.py",
+    ("recorder", "garbage"): "it is not read while it runs; torn folders: tests/unit/feeds/recording/test_recorder.py",
 }
 
 

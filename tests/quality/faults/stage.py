@@ -20,9 +20,9 @@ from typing import Self
 from tests.integration.vllm.cli import started
 from tests.quality.faults.engine import Engine
 from tests.stand_ins.nvml.stand_in import Delay, Failure, Gpu, Running, StandIn, State, build
-from tests.unit.commands.test_serve import Daemon
+from tests.unit.commands.serve.test_serve import Daemon
 from tests.unit.sim.client import Client
-from tests.unit.sources.publications import PUBLICATION, SELF, UUID
+from tests.unit.sources.agents.publications import PUBLICATION, SELF, UUID
 
 GIB = 2**30
 FLAP_SECONDS = 0.3

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.sources.publications import PUBLICATION
+from tests.unit.sources.agents.publications import PUBLICATION
 
 TESTS = Path(__file__).parents[2]
 MOST_BYTES = 4096

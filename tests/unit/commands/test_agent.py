@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kvdiag
 from tests.unit.agent.subject import environment, run
-from tests.unit.commands.refusals import call as command
+from tests.unit.commands.bad_input.refusals import call as command
 
 
 def test_server_finds_it_without_installing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kvdiag.commands import main
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import Hostile, refused_port, reply
-from tests.unit.commands.refusals import call
+from tests.unit.commands.bad_input.refusals import call
 
 
 @pytest.fixture(scope="module")

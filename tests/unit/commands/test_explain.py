@@ -9,7 +9,7 @@ import pytest
 from kvdiag.commands import main
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.outputs.terminal import explanation
-from tests.unit.commands.refusals import call as kvdiag
+from tests.unit.commands.bad_input.refusals import call as kvdiag
 
 
 def unwrapped(text: str) -> str:

@@ -17,8 +17,8 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from tests.builders.runs import run
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
-from tests.unit.commands.refusals import call as kvdiag
-from tests.unit.commands.refusals import refusal
+from tests.unit.commands.bad_input.refusals import call as kvdiag
+from tests.unit.commands.bad_input.refusals import refusal
 
 ROOT = Path(__file__).parents[3]
 FAILURES = ROOT / "tests" / "fixtures" / "failures"

@@ -22,7 +22,7 @@ from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.cli import RUN_LIMIT_SECONDS, finished, started
-from tests.unit.commands.refusals import call
+from tests.unit.commands.bad_input.refusals import call
 from tests.unit.sim.client import Client
 
 SLOW = replace(SCENARIOS["healthy"], max_batched_tokens=2)

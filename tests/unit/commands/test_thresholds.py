@@ -9,7 +9,7 @@ import pytest
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Sample
 from tests.builders.values import GIB, MIB, allocator
-from tests.unit.commands.refusals import call as kvdiag
+from tests.unit.commands.bad_input.refusals import call as kvdiag
 
 WAYS = {
     "flag": (["--reserved-gap-bytes", "1000000"], {}, ""),

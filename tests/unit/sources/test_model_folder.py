@@ -22,7 +22,7 @@ from kvdiag.model import Facts
 from kvdiag.sources.host import model_config, model_folder, program, read
 from kvdiag.sources.http import HttpReader
 from tests.fixtures.hostile import LONG_SECONDS, Hostile, reply_json
-from tests.unit.commands.refusals import MODEL, SERVER
+from tests.unit.commands.bad_input.refusals import MODEL, SERVER
 from tests.unit.sources.host_programs import WAIT, listening
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8}

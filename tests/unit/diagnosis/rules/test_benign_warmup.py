@@ -14,7 +14,7 @@ from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
 from tests.builders.worlds import TRAINING, World, facts
-from tests.unit.diagnosis.rules.cycles import cycles
+from tests.unit.diagnosis.rules.leaks.cycles import cycles
 
 
 def verdict(world: World) -> Finding:

@@ -13,8 +13,8 @@ from tests.builders.answers import evidence, rows
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, allocator, engine, pool, split
 from tests.builders.worlds import World, facts
-from tests.unit.diagnosis.rules.cycles import cycles
 from tests.unit.diagnosis.rules.gaps import HELD, verdict
+from tests.unit.diagnosis.rules.leaks.cycles import cycles
 
 CUT = "CUDA out of memory. Tried to allocate 3.00 GiB."
 

@@ -1,0 +1,105 @@
+"""Bad options and settings: one clear line on stderr, nothing on stdout, exit 3, and never a traceback.
+
+The lines stand in tests/golden/errors; every case here fails unless it is exactly one.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.unit.commands.bad_input.refusals import listed, refusal
+
+SERVER = ("--url", "http://127.0.0.1:1")
+
+USAGE: Mapping[str, tuple[str, ...]] = {
+    "unknown command": ("nope",),
+    "unknown option": ("--nope",),
+    "unknown option of a command": ("audit", "--nope"),
+    "missing argument": ("diagnose",),
+    "extra argument": ("explain", "a", "b"),
+    "no subject": ("run",),
+    "two subjects": ("run", *SERVER, "--simulate", "healthy"),
+    "option without value": ("run", "--url"),
+    "option of a subcommand without value": ("baseline", "compare", "--output"),
+    "flag with value": ("top", "--once=3"),
+    "own option without value": ("--config",),
+    "unknown output": ("diagnose", "x", "--output", "xml"),
+    "impossible port": ("drill", "--port", "70000"),
+    "unknown scenario to run": ("run", "--simulate", "nope"),
+    "unknown scenario to serve": ("drill", "no\nsuch\x1b[2Jscenario"),
+    "unknown verdict": ("explain", "nothing\nlike it"),
+    "nearly a verdict": ("explain", "leak.kv_block"),
+    "isolation with a soak": ("run", *SERVER, "--isolation", "--soak"),
+    "another key without isolation": ("run", *SERVER, "--other-api-key", "b"),
+    "soak too short": ("run", *SERVER, "--soak=4m"),
+    "soak too long": ("run", *SERVER, "--soak=3h"),
+    "soak without a unit": ("run", *SERVER, "--soak=12"),
+    "trace and report in one file": ("run", *SERVER, "--record", "x", "--report", "x"),
+    "crash files without postmortem": ("diagnose", "--log", "x"),
+    "postmortem of nothing": ("diagnose", "--postmortem"),
+    "trace and Prometheus": ("diagnose", "x", "--prometheus", "http://127.0.0.1:1"),
+    "server and daemon": ("top", *SERVER, "--attach", "http://127.0.0.1:1"),
+    "report to stdout": ("diagnose", "x", "--report", "-"),
+}
+
+
+def test_wrong_usage_is_one_line(golden: Callable[[str, str], None]) -> None:
+    """What cannot be meant is said, with where to read on, and its exit code is 3 and not click's 2."""
+    golden("errors/usage.txt", listed({name: refusal(*arguments) for name, arguments in USAGE.items()}))
+
+
+def test_wrong_value_in_the_environment_is_refused_as_well() -> None:
+    """An option can be given as a variable."""
+    by_flag = refusal("diagnose", "x", "--output", "xml")
+    assert by_flag == refusal("diagnose", "x", env={"KVDIAG_DIAGNOSE_OUTPUT": "xml"})
+
+
+SETTINGS: Mapping[str, str | bytes] = {
+    "no TOML": "run = [",
+    "no text": b"\xff",
+    "nested": "a = " + "[" * 20_000,
+    "unknown command": "[nope]\n",
+    "no table": "run = 5\n",
+    "unknown option": "[run]\ncolour = 1\n",
+    "a list": "[run]\nca-file = ['a']\n",
+    "a date": "[run]\nrecord = 2026-01-01\n",
+    "no truth": "[run]\nforce = 'perhaps'\n",
+}
+
+
+def test_bad_settings_are_one_line(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    """A settings file that is no TOML, or sets what there is not, is refused before anything is done."""
+    path = tmp_path / "kvdiag.toml"
+    told = {"missing": refusal("--config", str(path), "run", *SERVER)}
+    for name, content in SETTINGS.items():
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        told[name] = refusal("--config", str(path), "run", *SERVER)
+    # What comes after these is the codec's or click's own text, which differs between versions.
+    texts = {
+        name: re.split(" in position| Recognized", text.replace(str(path), "CONFIG"))[0] for name, text in told.items()
+    }
+    golden("errors/settings.txt", listed(texts))
+
+
+def test_settings_come_after_flags(tmp_path: Path) -> None:
+    """What a settings file sets holds where no flag says otherwise."""
+    path = tmp_path / "kvdiag.toml"
+    path.write_text("[run]\nurl = 'ftp://settings'\n", encoding="utf-8")
+    actual = [refusal("--config", str(path), "run", *more) for more in ([], ["--url", "ftp://flag"])]
+    assert ["ftp://settings", "ftp://flag"] == [text.split("'")[1] for text in actual]
+
+
+@pytest.mark.parametrize("command", [("drill", "healthy", "--port"), ("serve", "--listen")])
+def test_port_that_is_taken_is_named(command: tuple[str, ...]) -> None:
+    """A server on a port that somebody has says so, and which option gives another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        actual = refusal(*command, f"127.0.0.1:{port}" if command[0] == "serve" else str(port))
+    assert str(port) in actual
+    assert "already in use" in actual
+    assert command[-1] in actual

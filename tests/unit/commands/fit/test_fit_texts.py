@@ -1,0 +1,44 @@
+"""What `kvdiag fit` prints, one golden file for each kind of answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvdiag.commands import main
+from tests.unit.commands.fit.fitting import GIB
+
+LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
+GPU = ("--no-profile", "--gpu")
+POOL = ("--tp", "8", "--kv-pool-bytes", str(10 * GIB), "--context", "8192")
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "fits": (0, ("llama_70b", *GPU, "a100", "--tp", "8", "--context", "8192", "--concurrency", "32")),
+    "tight": (1, ("qwen3-8b", *GPU, "l4", "--context", "9400", "--concurrency", "3")),
+    "does_not_fit": (2, ("llama_70b", *GPU, "a100", "--context", "8192")),
+    "grid": (0, ("llama-3.1-8b", *GPU, "h100", "--context", "8192", "--grid")),
+    "stages": (0, ("nemotron-nano-9b-v2", *GPU, "80GB", "--pp", "2", "--context", "8192")),
+    "pool": (0, ("llama_70b", *POOL)),
+    "pool_of_windows": (0, ("gemma-3-27b", *POOL)),
+    "drift": (1, ("llama-3.1-8b", "--no-profile", "--from-log", "vllm-0.32.0-V1-tp2-composed.log", "--gpu", "h100")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_printed(
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, str], None],
+) -> None:
+    """The answer first, within 80 columns."""
+    monkeypatch.chdir(LOGS)
+    code, arguments = KINDS[kind]
+
+    actual = main(["fit", *arguments])
+    printed = capsys.readouterr()
+
+    assert (code, "") == (actual, printed.err)
+    assert not [line for line in printed.out.splitlines() if len(line) > 80]
+    golden(f"fit/{kind}.txt", printed.out)

@@ -1,0 +1,332 @@
+"""leak.device_torch and leak.device_non_torch over eight equal cycles, of which two are first touch: to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.growth.attribution import UNDECIDED
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_device import judge
+from kvdiag.model import Allocator, Device, Facts, Finding, Sample, Timeline
+from tests.builders.answers import containing, evidence
+from tests.builders.values import GIB, KIB, MIB, NO_NVML, allocator, device, engine, pool, process
+from tests.unit.diagnosis.rules.leaks.cycles import cycles
+
+TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
+SERVER = Facts(engine_name="vllm", pools=(pool(),), server_pids=(100, 101, 102))
+PAGE = 2 * MIB
+STEADY = (1,) * 8
+"""So much after each of eight cycles; the first two are not judged."""
+
+
+def levels(steps: Sequence[int], unit: int, base: int = 10 * GIB) -> list[int]:
+    """What is held before the first cycle and after each."""
+    return [base + unit * sum(steps[:cycle]) for cycle in range(9)]
+
+
+def gpu(own: int | None, *, index: int = 0, others: int = 0) -> Device:
+    """A GPU with so much of the server's, which is not told where it is `None`, and of a neighbour's."""
+    listed = None if own is None else (process(100 + index, own), process(7, others))
+    return device(index, total_bytes=160 * GIB, used_bytes=(own or 0) + others + GIB, processes=listed)
+
+
+def hidden(used: int, *, index: int = 0) -> Device:
+    """A GPU with so much used, nobody knows by whom."""
+    return device(index, total_bytes=160 * GIB, used_bytes=used)
+
+
+def told(timeline: Timeline, of: Facts = SERVER) -> tuple[Finding, Finding]:
+    """Both findings, torch's first."""
+    found = {one.id: one for one in judge(timeline, of, DEFAULT_LIMITS)}
+    return found[TORCH], found[NON_TORCH]
+
+
+def by_device(*readings: tuple[Device, ...], baseline: Sequence[tuple[Device, ...]] = ()) -> tuple[Finding, Finding]:
+    """Both findings on readings of the devices around the cycles."""
+    before = [Sample(at_seconds=0.0, devices=devices) for devices in baseline]
+    return told(cycles([Sample(at_seconds=0.0, devices=devices) for devices in readings], baseline=before))
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+def test_a_server_that_grows_has_its_figures() -> None:
+    """Three pages after each of six judged cycles, and two first ones; nothing more is known without an agent."""
+    torch, beside = by_device(*((gpu(size),) for size in levels(STEADY, 3 * PAGE)))
+
+    assert ("fault", containing("GPU 0", "6.00 MiB", f"; {UNDECIDED}")) == (torch.status, torch.summary)
+    assert [
+        ("gpu", 0, "index", "nvml"),
+        ("growth_per_cycle", 6 * MIB, "bytes", "nvml"),
+        ("growth_over_judged_cycles", 36 * MIB, "bytes", "nvml"),
+        ("judged_cycles", 6, "cycles", "kvdiag"),
+        ("rising_cycles", 6, "cycles", "nvml"),
+        ("first_touch_growth", 12 * MIB, "bytes", "nvml"),
+        ("smallest_detectable_leak", 2 * MIB, "bytes per request", "computed"),
+        ("holder", "server", "", "nvml"),
+    ] == figures(torch)
+    assert ("unknown", f"{UNDECIDED}", ()) == (beside.status, beside.summary, beside.evidence)
+
+
+@pytest.mark.parametrize(
+    ("steps", "unit", "status", "words"),
+    [
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE - 1, "ok", "flat over 6 equal cycles"),
+        ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", " rose 2.00 MiB in 6 cycles"),
+        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", " rose 36.0 MiB in 6 cycles"),
+    ],
+    ids=["less than a page", "first touch", "a page once", "twice"],
+)
+def test_growth_that_is_none_or_not_steady(steps: Sequence[int], unit: int, status: str, words: str) -> None:
+    """Both verdicts say the same of it, with the same figures."""
+    found = by_device(*((gpu(size),) for size in levels(steps, unit)))
+    assert [status, status] == [one.status for one in found]
+    assert all(words in one.summary for one in found)
+    assert figures(found[0]) == figures(found[1])
+    assert sum(steps[2:]) * unit == dict(row[:2] for row in figures(found[0]))["growth_over_judged_cycles"]
+
+
+def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
+    """A neighbour on the server's second GPU takes more; the server's own leak on the first is told."""
+
+    def of(own: int, other: int) -> tuple[Finding, Finding]:
+        readings = zip(levels(STEADY, own * PAGE), levels(STEADY, other * PAGE, base=GIB), strict=True)
+        return by_device(*((gpu(size), gpu(4 * GIB, index=1, others=taken)) for size, taken in readings))
+
+    own, neighbour = of(1, 30)[0], of(0, 30)
+    assert ("fault", 0, "server") == (own.status, evidence(own)["gpu"], evidence(own)["holder"])
+    assert [("unknown", containing("another process", "GPU 1", "360 MiB in 6 cycles"))] * 2 == [
+        (one.status, one.summary) for one in neighbour
+    ]
+    assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
+
+
+def test_the_gpu_that_grows_most_is_reported() -> None:
+    """Two ranks that leak, the second more."""
+    readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
+    torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
+    assert (1, 4 * MIB) == (evidence(torch)["gpu"], evidence(torch)["growth_per_cycle"])
+
+
+@pytest.mark.parametrize(
+    ("idle", "status"), [(PAGE, "unknown"), (PAGE - 1, "fault"), (None, "fault")], ids=["a page", "less", "not seen"]
+)
+def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | None, status: str) -> None:
+    """What grows by a page while nothing is offered, too, is not the requests'."""
+    grown = [(hidden(size),) for size in levels(STEADY, PAGE)]
+    baseline = () if idle is None else ((hidden(9 * GIB),), (hidden(9 * GIB + idle),))
+    torch, _ = by_device(*grown, baseline=baseline)
+
+    assert status == torch.status
+    words = {
+        "unknown": containing("GPU 0", "grows while idle (2.00 MiB"),
+        "fault": containing("GPU 0", "process is not visible", "grows 2.00 MiB with each"),
+    }
+    assert words[status] == torch.summary
+    # the server's own growth is its own whatever idle time shows
+    own = by_device(*((gpu(size),) for size in levels(STEADY, PAGE)), baseline=((gpu(GIB),), (gpu(2 * GIB),)))
+    assert "fault" == own[0].status
+
+
+@pytest.mark.parametrize(
+    ("timeline", "told_"),
+    [
+        (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), containing("no device memory", "NVML")),
+        (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
+        (
+            Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),), devices=(gpu(GIB),)),)),
+            containing("fewer than 5 equal cycles", "take 1 h of samples"),
+        ),
+        (
+            cycles([Sample(at_seconds=0.0, devices=(gpu(GIB),))] * 5),
+            containing("fewer than 5 equal cycles"),
+        ),
+    ],
+    ids=["nothing", "no NVML", "no steps", "four cycles"],
+)
+def test_what_is_missing_is_reported(timeline: Timeline, told_: str) -> None:
+    """For both verdicts, without figures."""
+    assert [("unknown", told_, ())] * 2 == [(one.status, one.summary, one.evidence) for one in told(timeline)]
+
+
+def test_five_cycles_are_enough() -> None:
+    """Two of first touch, and three to judge."""
+    assert "ok" == told(cycles([Sample(at_seconds=0.0, devices=(gpu(GIB),))] * 6))[0].status
+
+
+def inside(live: int, reserved: int, process_bytes: int | None = None, *, pid: int = 100, uuid: str = "0") -> Allocator:
+    """What an agent publishes."""
+    return allocator(
+        title="Worker",
+        pid=pid,
+        device_uuid=uuid,
+        allocated_bytes=live,
+        reserved_bytes=reserved,
+        process_bytes=process_bytes,
+    )
+
+
+def by_agents(
+    *readings: tuple[Allocator, ...], devices: Sequence[tuple[Device, ...]] | None = None, of: Facts = SERVER
+) -> tuple[Finding, Finding]:
+    """Both findings on what the agents publish around the cycles, beside readings of the devices."""
+    beside: Sequence[tuple[Device, ...] | None] = devices or [None] * len(readings)
+    samples = [Sample(at_seconds=0.0, allocators=one, devices=two) for one, two in zip(readings, beside, strict=True)]
+    return told(cycles(samples), of)
+
+
+def of_live(*processes: Sequence[int], unit: int = KIB) -> Finding:
+    """Torch's finding on processes whose live bytes rise so after each cycle, all that is reserved standing still."""
+    series = [levels(steps, unit) for steps in processes]
+    return by_agents(
+        *(
+            tuple(inside(sizes[cycle], 12 * GIB, 14 * GIB, pid=100 + place) for place, sizes in enumerate(series))
+            for cycle in range(9)
+        )
+    )[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "words"),
+    [
+        ((0, 0, 0, 0, 0, 0, 0, 63), "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 64), "ok", "rose once, 64.0 KiB in 6 cycles"),
+        ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", " rose 128 KiB in 6 cycles"),
+        ((64,) * 8, "fault", " grows 64.0 KiB with each request"),
+        ((63,) * 8, "unknown", " rose 378 KiB in 6 cycles"),
+    ],
+    ids=["less than counts", "once", "twice", "each time", "a little less each time"],
+)
+def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: str, words: str) -> None:
+    """Once is an event, twice is open, each time is a leak."""
+    actual = of_live(steps)
+
+    assert (status, containing("torch's allocated memory", words)) == (actual.status, actual.summary)
+    assert [
+        ("process", "Worker 100", "", "torch"),
+        ("live_growth_per_cycle", sum(steps[2:]) * KIB / 6, "bytes", "torch"),
+        ("live_growth_over_judged_cycles", sum(steps[2:]) * KIB, "bytes", "torch"),
+        ("judged_cycles", 6, "cycles", "kvdiag"),
+        ("rising_cycles", sum(step >= 64 for step in steps[2:]), "cycles", "torch"),
+        ("first_touch_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
+        ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
+    ] == figures(actual)
+
+
+def test_the_process_that_leaks_is_reported_before_one_that_rose_more() -> None:
+    """A leak of 100 KiB a request stands before a table of 90 MiB that came once; of two leaks the larger."""
+    once = (0, 0, 0, 0, 90_000, 0, 0, 0)
+    for grown, other in ((100, once), (200, (100,) * 8)):
+        leak = evidence(of_live(other, (grown,) * 8))
+        assert ("Worker 101", grown * KIB) == (leak["process"], leak["live_growth_per_cycle"])
+
+
+def of_outside(*processes: Sequence[int]) -> Finding:
+    """The finding on processes that hold so many pages more outside torch after each cycle."""
+    series = [levels(steps, PAGE) for steps in processes]
+    return by_agents(
+        *(
+            tuple(inside(5 * GIB, 6 * GIB, sizes[cycle], pid=100 + place) for place, sizes in enumerate(series))
+            for cycle in range(9)
+        )
+    )[1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "words"),
+    [
+        ((5, 5, 0, 0, 0, 0, 0, 0), "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", " rose 4.00 MiB in 6 cycles"),
+        (STEADY, "fault", "Worker 100 grows 2.00 MiB with"),
+    ],
+    ids=["flat", "now and then", "each time"],
+)
+def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str, words: str) -> None:
+    """The process's own bytes less what torch reserves."""
+    actual = of_outside(steps)
+
+    assert (status, containing("outside torch", words)) == (actual.status, actual.summary)
+    assert [
+        ("process", "Worker 100", "", "torch"),
+        ("outside_torch_growth_per_cycle", sum(steps[2:]) * PAGE / 6, "bytes", "torch"),
+        ("outside_torch_growth_over_judged_cycles", sum(steps[2:]) * PAGE, "bytes", "torch"),
+        ("judged_cycles", 6, "cycles", "kvdiag"),
+        ("rising_cycles", sum(steps[2:]), "cycles", "torch"),
+        ("first_touch_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
+        ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
+    ] == figures(actual)
+
+
+def test_the_process_that_leaks_beside_torch_is_reported_first() -> None:
+    """Before one that rose more, once; of two leaks the larger."""
+    assert "Worker 101 grows 2.00 MiB" in of_outside((0, 0, 0, 0, 90, 0, 0, 0), STEADY).summary
+    assert "Worker 101 grows 4.00 MiB" in of_outside(STEADY, (2,) * 8).summary
+
+
+def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: bool = True, index: int = 0) -> Finding:
+    """What is outside torch where no process tells its bytes: a device grew so, and torch reserved so much of it."""
+    sizes, series = levels(grown, PAGE), [levels(steps, PAGE, base=4 * GIB) for steps in reserved]
+    return by_agents(
+        *(
+            tuple(inside(3 * GIB, kept[cycle], pid=100 + place, uuid=uuid) for place, kept in enumerate(series))
+            for cycle in range(9)
+        ),
+        devices=[(gpu(size, index=index) if own else gpu(4 * GIB, index=index, others=size),) for size in sizes],
+    )[1]
+
+
+@pytest.mark.parametrize(
+    ("growth", "status", "words"),
+    [
+        (lambda: rest(STEADY, STEADY), "ok", "outside torch it is flat"),
+        (lambda: rest((2,) * 8, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "outside torch it is flat"),
+        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8), "unknown", "GPU 0 rose 2.00 MiB in"),
+        (lambda: rest((0,) * 8, (0,) * 8), "ok", "outside torch it is flat"),
+        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", " 24.0 MiB in 6 cycles"),
+        (lambda: rest(STEADY, (0,) * 8, own=False), "unknown", "are not reported"),
+    ],
+    ids=["torch's", "half of it", "two processes'", "a third", "a page", "flat", "another GPU's torch", "a neighbour"],
+)
+def test_the_devices_growth_less_what_torch_reserved_is_beside_it(
+    growth: Callable[[], Finding], status: str, words: str
+) -> None:
+    """Of all the processes on that device; a page is the least that counts."""
+    found = growth()
+    undecided = words == "are not reported"
+    assert (status, containing(words, "" if undecided else "outside torch")) == (found.status, found.summary)
+    assert undecided == (found.evidence == ())
+
+
+def test_devices_are_the_same_however_they_are_written() -> None:
+    """CUDA writes capitals where NVML does not."""
+    sizes = levels(STEADY, PAGE)
+    found = by_agents(
+        *((inside(3 * GIB, size, uuid="ABC"),) for size in sizes),
+        devices=[(replace(gpu(size), uuid="GPU-abc"),) for size in sizes],
+    )
+    assert "ok" == found[1].status
+
+
+def test_of_several_devices_the_one_with_most_beside_torch_is_reported() -> None:
+    """GPU 1 grows less than GPU 0, of which all is torch's."""
+    much, some = levels((9,) * 8, PAGE), levels((2,) * 8, PAGE)
+    found = by_agents(
+        *((inside(3 * GIB, size), inside(3 * GIB, 4 * GIB, pid=101, uuid="1")) for size in much),
+        devices=[(gpu(one), gpu(other, index=1)) for one, other in zip(much, some, strict=True)],
+    )[1]
+    figures_of = evidence(found)
+    assert ("fault", 1, 24 * MIB) == (found.status, figures_of["gpu"], figures_of["growth_over_judged_cycles"])
+
+
+def test_one_process_that_does_not_report_its_bytes_leaves_it_to_the_device() -> None:
+    """Of two one tells: the sum is not known, and without a device nothing is."""
+    dark = by_agents(*((inside(3 * GIB, 4 * GIB, 9 * GIB), inside(3 * GIB, 4 * GIB, pid=101)) for _ in range(9)))
+    assert ("unknown", containing("not reported")) == (dark[1].status, dark[1].summary)

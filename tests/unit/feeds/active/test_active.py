@@ -1,0 +1,199 @@
+"""The active feed against servers that do not let themselves be measured: each refusal in one line, and at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps import STEPS
+from kvdiag.diagnosis.timeline_queries import whole_load
+from kvdiag.engines.vllm import ENGINE
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.active.isolation_probe import IsolationFeed
+from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.soak_plan import SoakPlan
+from kvdiag.feeds.active.step_runner import ActiveFeed
+from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
+from kvdiag.model import Facts, Timeline
+from kvdiag.sources.http import NO_ANSWER, HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.fixtures.hostile import Answer, Hostile, Peer, head, raw, reply, reply_json, silent
+
+LONG_SECONDS = 120.0
+PAGE = (Path(__file__).parents[3] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-tp2-idle.prom").read_text()
+BASELINE = replace(STEPS[0], workload=replace(STEPS[0].workload, hold_seconds=0.0))
+SINGLE = replace(STEPS[1], cycles=3)
+
+
+def no_devices(**_: object) -> DeviceReading:
+    """What NVML tells where there is none."""
+    return None, ()
+
+
+def run(
+    answers: Mapping[str, Answer],
+    facts: Facts | None = None,
+    *,
+    steps: int = 2,
+    soak: Callable[[Speed | None], SoakPlan] | None = None,
+    probe: bool = False,
+    other_headers: Mapping[str, str] | None = None,
+) -> Timeline:
+    """The first two steps, or the first alone, and a soak, or the isolation probe, against a server that answers so."""
+
+    async def work(url: str) -> Timeline:
+        recorder, clock = TimelineBuilder(), Clock()
+        nvml = ThreadedReader(no_devices, "nvml")
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+            requests = Requests(client, "tiny", silence_seconds=0.3, engine=ENGINE)
+            sampler = Sampler(
+                engine=ENGINE.open(HttpReader(client)),
+                nvml=nvml,
+                facts=facts or Facts(),
+                record=recorder.add,
+                pace=Pace(),
+                clock=clock,
+                load=requests.load,
+            )
+            isolation = IsolationFeed(
+                facts=facts or Facts(),
+                sampler=sampler,
+                requests=requests,
+                recorder=recorder,
+                clock=clock,
+                other_headers=other_headers,
+            )
+            feed = ActiveFeed(
+                steps=(BASELINE, SINGLE)[:steps],
+                facts=facts or Facts(),
+                sampler=sampler,
+                requests=requests,
+                recorder=recorder,
+                clock=clock,
+                progress=lambda progress: None,
+                soak=soak,
+                instead=isolation.run if probe else None,
+            )
+            try:
+                async with asyncio.timeout(LONG_SECONDS):
+                    return await feed.run()
+            finally:
+                nvml.close()
+
+    with Hostile(answers) as server:
+        return asyncio.run(work(server.url))
+
+
+def page_with(name: str, value: str) -> str:
+    """The idle page with one gauge's lines replaced."""
+    lines = [line for line in PAGE.splitlines() if not line.startswith(f"{name}{{")]
+    return "\n".join([*lines, f'{name}{{engine="0"}} {value}', ""])
+
+
+IDLE = reply(PAGE)
+STREAM = head(content_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("completions", "message"),
+    [
+        pytest.param(silent(), f"a completion of 512 tokens failed: {NO_ANSWER}", id="silence"),
+        pytest.param(silent(STREAM), f"a completion of 512 tokens failed: {NO_ANSWER}", id="a silent stream"),
+        pytest.param(
+            reply_json({"error": {"message": "no such model"}}, status=404), "HTTP 404: no such model", id="404"
+        ),
+        pytest.param(reply("x" * 500, status=400), f"HTTP 400: {'x' * 190}", id="a long reason"),
+    ],
+)
+def test_server_that_completes_nothing_is_told(completions: Answer, message: str) -> None:
+    """A server that does not answer its first request, or refuses it, is asked for no other."""
+    with pytest.raises(KvdiagError) as caught:
+        run({"/metrics/": IDLE, "/v1/completions": completions})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        pytest.param(page_with("vllm:num_requests_waiting", "2.0"), "other traffic (2 requests", id="other traffic"),
+        pytest.param(page_with("vllm:kv_cache_usage_perc", "NaN"), "engine 0 is nan", id="a usage that cannot be"),
+        pytest.param(
+            PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'), "the engine is asleep", id="asleep"
+        ),
+    ],
+)
+def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> None:
+    """Where the steps could not tell anything none is offered."""
+    with pytest.raises(KvdiagError) as caught:
+        run({"/metrics/": reply(page)})
+    assert message in str(caught.value)
+
+
+def test_other_traffic_on_a_slow_server_is_refused() -> None:
+    """A page that takes seconds is read for longer: requests that begin between two of the first pages are noticed."""
+    read = itertools.count()
+
+    def page(peer: Peer) -> None:
+        peer.pause(0.2)
+        reply(page_with("vllm:num_requests_running", f"{float(next(read) == 12)}"))(peer)
+
+    with pytest.raises(KvdiagError, match="other traffic"):
+        run({"/metrics/": page})
+
+
+def test_failing_requests_are_recorded() -> None:
+    """A server that fails each request leaves every span with its outcome, for the diagnosis to judge."""
+    failing = raw(STREAM, b'data: {"error": {"message": "CUDA out of memory"}}\n\n')
+    actual = run({"/metrics/": IDLE, "/v1/completions": failing})
+    spans = actual.spans("single_request")
+    assert SINGLE.cycles == len(spans)
+    assert all(span.complete for span in spans)
+    assert {("CUDA out of memory",)} == {span.outcome.errors for span in spans if span.outcome is not None}
+
+
+def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
+    """A server of 200 tokens a second that shows no page while it generates `blind_tokens` or fewer for a request."""
+    blind, running = threading.Event(), threading.Event()
+
+    def completions(peer: Peer) -> None:
+        wanted = int(json.loads(peer.request_body)["max_tokens"])
+        running.set()
+        if wanted <= blind_tokens:
+            blind.set()
+        try:
+            peer.send(STREAM)
+            for count in range(1, wanted + 1):
+                event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": count}}
+                peer.send(f"data: {json.dumps(event)}\n\n".encode())
+                peer.pause(0.005)
+        finally:
+            running.clear()
+            blind.clear()
+
+    def page(peer: Peer) -> None:
+        while blind.is_set() and peer.pause():
+            pass
+        reply(page_with("vllm:num_requests_running", f"{float(running.is_set())}"))(peer)
+
+    return {"/metrics/": page, "/v1/completions": completions}
+
+
+def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
+    """Where no page was seen while the first load ran, the next ones generate more, until one is seen whole."""
+    actual = run(slow_page_server(blind_tokens=150))
+    spans = actual.spans("single_request")
+    seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
+    tokens = [span.workload.max_tokens for span in spans if span.workload is not None]
+    assert SINGLE.cycles == len(tokens)
+    assert [False, *[True] * (SINGLE.cycles - 1)] == seen
+    assert [3 * tokens[0]] * (SINGLE.cycles - 1) == tokens[1:]
+    assert "repeated with" in spans[-1].notes[-1]

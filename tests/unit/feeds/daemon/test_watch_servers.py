@@ -1,0 +1,311 @@
+"""A watch over servers that sleep, begin anew, load another model or talk nonsense, and GPUs that come, go and hang.
+
+Hours pass at once (`virtual_time`); the engine's pages are read by the code that reads a real one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import httpx2
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.engines.vllm import ENGINE
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
+from kvdiag.feeds.daemon.retention import Retention
+from kvdiag.feeds.daemon.server_tracker import FoundServer
+from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
+from kvdiag.model import Device, Diagnosis, Facts, Sample, Snapshot, Status
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.values import GIB, SERVER_PID, device, pool, process
+from tests.builders.worlds import World, facts
+from tests.unit.feeds.daemon.virtual_time import now_seconds, run
+
+HOUR_SECONDS = 3600.0
+BEGUN_SECONDS = 1_770_000_000.0
+SLEEPING_BYTES = 2 * GIB
+AWAKE_BYTES = 20 * GIB
+
+
+def page(text: str) -> httpx2.Response:
+    """An answer that is read from the wire."""
+
+    async def wire() -> AsyncIterator[bytes]:
+        yield text.encode()
+
+    return httpx2.Response(200, content=wire())
+
+
+@dataclass(slots=True)
+class Place:
+    """A machine with one server on it, of which everything can be changed while it is watched."""
+
+    up: bool = True
+    asleep: bool = False
+    model: str = "one"
+    usable_blocks: int = 6144
+    nonsense: bool = False
+    prompt_tokens: int = 0
+    gpus: int = 1
+    driver_seconds: float = 0.0
+    asked: list[bool] = field(default_factory=list)
+    """Of each question to the driver, whether it was for the processes too."""
+
+    asked_engine_total: int = 0
+
+    def answer(self, _: httpx2.Request) -> httpx2.Response:
+        """The engine's page now."""
+        self.asked_engine_total += 1
+        if not self.up:
+            raise httpx2.ConnectError("nobody listens")
+        if self.nonsense:
+            return page(f"{self.asked_engine_total} }}{{ never twice the same \n\0")
+        self.prompt_tokens += 1
+        lines = [
+            f'vllm:{name}{{engine="0"}} {value}'
+            for name, value in (
+                ("kv_cache_usage_perc", 0.0),
+                ("num_requests_running", 0),
+                ("num_requests_waiting", 0),
+                ("prompt_tokens_total", self.prompt_tokens),
+            )
+        ]
+        lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {int(not self.asleep)}')
+        return page("\n".join(lines) + "\n")
+
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs now, of which the server has the first."""
+        used_bytes = SLEEPING_BYTES if self.asleep else AWAKE_BYTES
+        return (
+            device(used_bytes=used_bytes, processes=(process(SERVER_PID, used_bytes - GIB // 2),)),
+            *(device(number, used_bytes=GIB // 2, processes=()) for number in range(1, self.gpus)),
+        )
+
+
+class Driver(ThreadedReader[DeviceReading]):
+    """A driver that takes as long as the place says, on the loop's clock."""
+
+    def __init__(self, place: Place) -> None:
+        """Ask nobody yet."""
+        super().__init__(lambda processes: (place.devices(), ()), "nvml")
+        self._place = place
+
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> DeviceReading:
+        """The reading, however late."""
+        self._place.asked.append(bool(kwargs["processes"]))
+        await asyncio.sleep(self._place.driver_seconds)
+        return self._place.devices(), ()
+
+
+class Inline(DiagnosisSchedule):
+    """Diagnoses within the loop, whose clock would run on while a thread works; keeps every worst status."""
+
+    said: ClassVar[list[Status]] = []
+
+    async def _made(self, samples: tuple[Sample, ...], facts: Facts, limits: Limits) -> Diagnosis:
+        made = self._diagnose(samples=samples, facts=facts, limits=limits)
+        self.said.append(made.worst)
+        return made
+
+
+def watching(
+    place: Place, script: Callable[[Watch], Awaitable[None]], *, retention: Retention | None = None, pace: float = 60.0
+) -> Watch:
+    """A watch while a script goes on that changes the place."""
+
+    async def work() -> Watch:
+        client = httpx2.AsyncClient(base_url="http://place", transport=httpx2.MockTransport(place.answer))
+        driver = Driver(place)
+
+        async def find() -> FoundServer:
+            if not place.up or place.nonsense:
+                raise KvdiagError("nobody listens")
+            known = replace(
+                facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
+            )
+            return FoundServer(facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver)
+
+        Inline.said.clear()
+        watch = Watch(
+            find=find,
+            nvml=driver,
+            agents=None,
+            limits=DEFAULT_LIMITS,
+            pace=pace_of(1.0),
+            diagnosis_seconds=pace,
+            clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
+            retention=retention,
+            schedule=Inline,
+        )
+        task = asyncio.create_task(watch.run())
+        await script(watch)
+        if task.done():
+            await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.aclose()
+        return watch
+
+    return run(work())
+
+
+def source(shown: Snapshot, name: str) -> tuple[bool, int]:
+    """Whether a source is read, and how often it was not."""
+    return next((one.up, one.errors_total) for one in shown.sources if one.source == name)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it is so, an hour at most."""
+    async for number in ticks(1.0):
+        if condition():
+            return
+        assert number < HOUR_SECONDS
+
+
+def test_a_server_that_sleeps_is_there_and_well() -> None:
+    """Asleep its memory falls by 18 GiB, awake it is back: neither is a leak, and no history is lost for it."""
+    place = Place()
+    asleep: list[bool | None] = []
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(300)
+        for _ in range(2):
+            place.asleep = True
+            await asyncio.sleep(300)
+            asleep.extend(one.asleep for one in watch.snapshot().newest.engines or ())
+            assert "serving" == watch.snapshot().state
+            place.asleep = False
+            await asyncio.sleep(300)
+
+    watch = watching(place, script)
+
+    assert [True, True] == asleep
+    assert set() == {*Inline.said} & {"suspect", "fault"}
+    assert 1400.0 < watch.history()[-1].at_seconds - watch.history()[0].at_seconds
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
+
+
+def test_another_model_is_another_server() -> None:
+    """It goes, and comes back with another model: lost, then served by its own facts and without that one's history."""
+    place, states, came_seconds = Place(), [], 0.0
+
+    async def script(watch: Watch) -> None:
+        nonlocal came_seconds
+        await asyncio.sleep(600)
+
+        place.up = False
+        await asyncio.sleep(300)
+        states.append((watch.snapshot().state, watch.snapshot().newest.engines))
+        place.model, place.usable_blocks, place.prompt_tokens, place.up = "another", 2048, 0, True
+        came_seconds = BEGUN_SECONDS + now_seconds()
+        await until(lambda: watch.snapshot().facts.model == "another")
+        await asyncio.sleep(120)
+
+    watch = watching(place, script)
+
+    known = watch.snapshot().facts
+    assert [("lost", None)] == states
+    assert ("serving", [2048]) == (watch.snapshot().state, [one.usable_blocks for one in known.pools or ()])
+    assert came_seconds <= watch.history()[0].at_seconds
+
+
+def test_a_restart_between_two_readings_is_noticed() -> None:
+    """It was never seen to be gone, and has the same facts: its counters begin anew, and so does its history."""
+    place, restarted_seconds = Place(), 0.0
+
+    async def script(watch: Watch) -> None:
+        nonlocal restarted_seconds
+        await asyncio.sleep(600)
+
+        place.prompt_tokens = 0
+        restarted_seconds = BEGUN_SECONDS + now_seconds()
+        await until(lambda: watch.history() != () and watch.history()[0].at_seconds >= restarted_seconds)
+        await asyncio.sleep(120)
+
+    watch = watching(place, script)
+
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
+    assert restarted_seconds <= watch.history()[0].at_seconds
+
+
+def test_gpus_come_and_go() -> None:
+    """A GPU that is plugged in is shown with its processes at the next reading, one that is gone no more."""
+    place, seen = Place(), []
+
+    async def script(watch: Watch) -> None:
+        for gpus in (1, 3, 2):
+            place.gpus = gpus
+            await asyncio.sleep(60)
+            seen.append([one.index for one in watch.snapshot().newest.devices or ()])
+
+    watching(place, script)
+
+    assert [[0], [0, 1, 2], [0, 1]] == seen
+    assert set() == {*Inline.said} & {"suspect", "fault"}
+
+
+def test_a_slow_driver_is_asked_seldom() -> None:
+    """It takes a tenth of the time at most, process lists among it; the engine is read at every tick meanwhile.
+
+    What a call takes beyond its time limit is the delay of a busy machine, for which the driver is not left alone.
+    """
+    place = Place(driver_seconds=DRIVER_SECONDS)
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(1100)
+        slow = list(place.asked)
+        assert len(slow) * DRIVER_SECONDS <= 1100 / 10 + DRIVER_SECONDS
+        assert len(slow) >= 90
+        assert any(slow[1:])
+        assert watch.snapshot().newest.engines is not None
+        place.driver_seconds = 0.0
+        await asyncio.sleep(160)
+        quick = len(place.asked)
+        assert quick - len(slow) > 100
+        place.driver_seconds = 60.0
+        await asyncio.sleep(2)
+        place.driver_seconds = 0.0
+        await asyncio.sleep(70)
+        assert len(place.asked) - quick > 5
+
+    watch = watching(place, script)
+    ticks = {one.source: (one.ticks_total, one.ticks_missed_total) for one in watch.snapshot().sources}
+    assert 0 == ticks["engine"][1]
+    assert (ticks["engine"][0] or 0) > 1200
+
+
+def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
+    """Each page is an error, none is kept; when the server talks sense again it is served, and nothing has grown."""
+    # Twenty minutes, which are all that is kept here
+    place = Place()
+    told: list[tuple[str, tuple[bool, int]]] = []
+    objects: list[int] = []
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(60)
+
+        place.nonsense = True
+        for seconds in (1800, HOUR_SECONDS - 1800):
+            await asyncio.sleep(seconds)
+            gc.collect()
+            objects.append(len(gc.get_objects()))
+        told.append((watch.snapshot().state, source(watch.snapshot(), "engine")))
+        place.nonsense = False
+        await until(lambda: watch.snapshot().state == "serving")
+
+    watch = watching(place, script, retention=Retention(whole_seconds=60.0, all_seconds=1200.0), pace=600.0)
+
+    ((state, (up, errors)),) = told
+    assert ("lost", False) == (state, up)
+    assert HOUR_SECONDS * 0.99 <= errors <= HOUR_SECONDS + 2
+    assert ("serving", (True, errors)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
+    assert objects[1] - objects[0] < 0.1 * HOUR_SECONDS
+    ticks = next(one for one in watch.snapshot().sources if one.source == "engine")
+    assert 0 == ticks.ticks_missed_total

@@ -1,0 +1,55 @@
+"""What is gathered of a server at the beginning, and a host that does not tell it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import httpx2
+import pytest
+
+from kvdiag.engines.vllm import ENGINE
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live.server_facts import gather_facts, host_reader
+from kvdiag.model import Facts
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.fixtures.hostile import LONG_SECONDS, Hostile
+from tests.unit.commands.bad_input.refusals import SERVER
+
+
+def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> Facts:
+    """The facts of an idle server, whose host is read so."""
+
+    async def work(url: str) -> Facts:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+            with closing(read()) as reader:
+                facts, _ = await gather_facts(ENGINE.open(HttpReader(client)), url, reader, host_seconds=host_seconds)
+                return facts
+
+    with Hostile(SERVER) as server:
+        return asyncio.run(work(server.url))
+
+
+def test_the_server_and_its_host_are_told_together() -> None:
+    """Version and model come from the server, its processes from the host: here the one that listens."""
+    facts = gathered(host_reader, LONG_SECONDS)
+    assert ("0.32.0", "tiny", 20_000) == (facts.engine_version, facts.model, facts.max_model_len_tokens)
+    assert facts.server_pids
+
+
+def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
+    """Where a process or a volume does not answer, that is said, and its thread is left behind."""
+    release = threading.Event()
+
+    def hang(**_: object) -> Facts:
+        release.wait(LONG_SECONDS)
+        return Facts()
+
+    try:
+        with pytest.raises(KvdiagError, match="timed out after"):
+            gathered(lambda: ThreadedReader(hang, "host"), 0.05)
+    finally:
+        release.set()
