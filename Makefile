@@ -87,6 +87,7 @@ check: $(VENV)/.dev  ## Check formatting, lint, types, import contracts and lang
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
 	@$(BIN)/python -m tests.quality.language
+	@$(BIN)/python -m tests.quality.language.sentences
 
 format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff format .

@@ -233,12 +233,12 @@ def test_several_caches_bound_a_process_together() -> None:
 
     assert size_limit("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == SizeLimit(
         limit_bytes=12 * GIB,
-        names="vLLM's KV offloading buffer (--kv-offloading-size), vLLM's swap space (--swap-space)",
+        names=", ".join(f"{cache.name} ({cache.flag})" for cache in (known[1], known[0])),
         reported=True,
     )
     assert size_limit("VLLM::EngineCore 7", Facts(model_config=VISION)) == SizeLimit(
         limit_bytes=4 * GIB,
-        names="vLLM's multimodal processor cache (--mm-processor-cache-gb, by default)",
+        names=f"{MEDIA.name} ({MEDIA.flag}, by default)",
         reported=False,
     )
 

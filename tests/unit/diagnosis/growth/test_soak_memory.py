@@ -9,6 +9,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
+from tests.builders.answers import containing
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
 from tests.builders.values import GIB, KIB, MIB, SERVER_PID, allocator, device, engine
@@ -132,23 +133,18 @@ def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("seen", "problem"),
+    ("seen", "judged", "problem"),
     [
-        (
-            Seen(other_prompts=range(5, 60)),
-            ": other traffic (in 55 of 60 cycles)",
-        ),
-        (Seen(failing=range(5, 60)), ": requests failed: HTTP 500: internal error (in "),
-        (Seen(last_cycle=20), ": it was cut short (in 1 of 21 cycles)"),
+        (Seen(other_prompts=range(5, 60)), 2, ": other traffic (in 55 of 60"),
+        (Seen(failing=range(5, 60)), 2, ": requests failed: HTTP 500"),
+        (Seen(last_cycle=20), 10, ": it was cut short (in 1 of 21"),
     ],
 )
-def test_soak_of_too_few_cycles_says_what_spoilt_most(seen: Seen, problem: str) -> None:
+def test_soak_of_too_few_cycles_says_what_spoilt_most(seen: Seen, judged: int, problem: str) -> None:
     """And in how many of all; nothing is said of any component."""
     found = of(seen)
 
-    assert found.problem is not None
-    assert "load cycles of new content can be judged, 12 are needed" in found.problem
-    assert problem in found.problem
+    assert containing(f"{judged} load cycles", "12 are needed", problem) == found.problem
     assert () == found.components
     assert sum(cycle.requests for cycle in found.cycles if cycle.clean) == found.requests
 
@@ -168,7 +164,7 @@ def test_nothing_that_was_read_is_said_to_be_so() -> None:
     found = soaked(soak(Seen(server=None)), Facts(), DEFAULT_LIMITS)
 
     assert found is not None
-    assert "nothing was read after enough load and idle cycles; a longer soak has more" == found.problem
+    assert (containing("nothing was read"), ()) == (found.problem, found.components)
 
 
 def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:

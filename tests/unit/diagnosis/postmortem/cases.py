@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvdiag.diagnosis.postmortem import Case, postmortem
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Finding, ReservedSplit
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
@@ -69,3 +70,18 @@ def finding(verdict: str, *accounts: Account, **parts: Any) -> Finding:
     """What a post-mortem says of one verdict."""
     diagnosis = postmortem(Case(accounts=accounts, **parts))
     return next(one for one in diagnosis.findings if one.id == verdict)
+
+
+def report_of(fraction: float | None = 0.95, **sizes_gib: int | None) -> EngineReport:
+    """A log of the start in which one rank prints its sizes."""
+    sizes = {name: None if size is None else PrintedSize(nominal_bytes=size * GIB) for name, size in sizes_gib.items()}
+    rank = RankReport(name="Worker_TP0", **sizes)  # type: ignore[arg-type]
+    return EngineReport(
+        settings=EngineSettings(memory_fraction_ratio=fraction, max_num_batched_tokens=8192), ranks=(rank,)
+    )
+
+
+def status_of_text(text: str, verdict: str) -> tuple[str, Finding]:
+    """Worst status of a text's diagnosis, and its finding of one verdict."""
+    diagnosis = postmortem(case_of(text))
+    return diagnosis.worst, next(one for one in diagnosis.findings if one.id == verdict)

@@ -114,9 +114,8 @@ def test_sources_are_named_by_whether_they_agree() -> None:
     box, log, other = BARE, FULL, account(origin="another log", device=1)
 
     assert "a log" == Case(accounts=(log,)).agreement
-    assert "the black box; a log, standard input agree" == (
-        Case(accounts=(log, replace(log, origin="standard input"), box)).agreement
-    )
+    agreeing = Case(accounts=(log, replace(log, origin="standard input"), box)).agreement
+    assert ["the black box", "a log, standard input agree"] == agreeing.split("; ")
     assert "a log" == Case(accounts=(log, other)).agreement
 
 
@@ -145,7 +144,7 @@ def test_what_contradicts_a_filled_account_is_not_said_to_agree() -> None:
     case = Case(accounts=(BARE, one, other))
 
     assert GIB == case.failure.shortage.asked_bytes
-    assert "the black box; one log agrees" == case.agreement
+    assert ["the black box", "one log agrees"] == case.agreement.split("; ")
     (_,) = case.contradictions
 
 

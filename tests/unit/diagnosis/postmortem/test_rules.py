@@ -12,19 +12,18 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem import RULES, UNKNOWN_WITHOUT_FAILURE, Case, postmortem
 from kvdiag.diagnosis.postmortem.transients import judge_activation
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
-from kvdiag.model import Diagnosis, Facts, Finding
+from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
+from kvdiag.model import Finding
 from kvdiag.oom.account import Work
 from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run
 from tests.builders.values import allocator
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
-from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, case_of, finding, split
+from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, case_of, finding, report_of, split, status_of_text
 
 ACTIVATION, CAPTURE, HOLES = "spike.activation", "spike.graph_capture", "fragmentation.allocator"
 FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
-TORCH, HOST = "leak.device_torch", "leak.host"
 
 OTHERS: dict[str, Any] = {"process_bytes": 60 * GIB, "allocated_bytes": 58 * GIB}
 """Listed processes of others that use 19.75 GiB."""
@@ -35,15 +34,6 @@ FRACTION, MODEL_LEN = "--gpu-memory-utilization", "--max-model-len"
 BATCHED, SEQUENCES = "--max-num-batched-tokens", "--max-num-seqs"
 
 
-def report_of(fraction: float | None = 0.95, **sizes_gib: int | None) -> EngineReport:
-    """A log of the start in which one rank prints its sizes."""
-    sizes = {name: None if size is None else PrintedSize(nominal_bytes=size * GIB) for name, size in sizes_gib.items()}
-    rank = RankReport(name="Worker_TP0", **sizes)  # type: ignore[arg-type]
-    return EngineReport(
-        settings=EngineSettings(memory_fraction_ratio=fraction, max_num_batched_tokens=8192), ranks=(rank,)
-    )
-
-
 REPORT = report_of(weights=10, pool=60, activation=4, total=80)
 
 
@@ -51,12 +41,6 @@ def changes(one: Finding) -> dict[str, float]:
     """The new value of every setting that a remedy changes from one value to another."""
     found = re.findall(r"(--[a-z-]+)[^;>]*?: (?:[\d.]+|now) -> ([\d.]*\d)", one.remedy or "")
     return {flag: float(value) for flag, value in found}
-
-
-def status_of_text(text: str, verdict: str) -> tuple[str, Finding]:
-    """Worst status of a text's diagnosis, and its finding of one verdict."""
-    diagnosis = postmortem(case_of(text))
-    return diagnosis.worst, next(one for one in diagnosis.findings if one.id == verdict)
 
 
 def test_without_a_failure_nothing_is_concluded() -> None:
@@ -69,40 +53,109 @@ def test_without_a_failure_nothing_is_concluded() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "phase", "figures", "status"),
-    [
+STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
+    # A step that asked for more than was left, where nothing else explains it.
+    ACTIVATION: [
         *(("torch", phase, {}, "fault") for phase in ("prefill", "decode", "logprobs", "encoder", "sampler")),
         *(("torch", phase, {}, "fault") for phase in ("profile", "warmup", "request", "wake")),
         *(("torch", phase, {}, "ok") for phase in ("load", "kv_pool", "startup", "graph_capture", "kv_growth")),
         ("driver", "prefill", {}, "fault"),
-        ("library", "prefill", {}, "ok"),
-        ("context", "prefill", {}, "ok"),
+        *((kind, "prefill", {}, "ok") for kind in ("library", "context")),
         # Holes and other processes' memory are causes of their own.
-        ("torch", "prefill", ENOUGH_UNUSED, "ok"),
-        ("torch", "prefill", OTHERS, "ok"),
+        *(("torch", "prefill", figures, "ok") for figures in (ENOUGH_UNUSED, OTHERS)),
         # Either a size or a time is needed; what cudaMallocAsync keeps may be as large.
         ("masked", None, {"asked_bytes": None}, "unknown"),
-        ("masked", "prefill", {"asked_bytes": None}, "fault"),
+        *((kind, "prefill", {"asked_bytes": None}, "fault") for kind in ("masked", "workspace")),
         ("warmup", "warmup", {"asked_bytes": None}, "fault"),
-        ("workspace", "prefill", {"asked_bytes": None}, "fault"),
         ("torch", None, {}, "fault"),
         ("async", None, {}, "unknown"),
         ("async", "prefill", {}, "fault"),
         # As much free as was requested: the message is made after the failure.
-        ("torch", "prefill", {"free_bytes": GIB - 1, "unallocated_bytes": 0}, "fault"),
+        *(("torch", "prefill", {"free_bytes": free, "unallocated_bytes": 0}, "fault") for free in (GIB - 1, None)),
         ("torch", "prefill", {"free_bytes": GIB, "unallocated_bytes": 0}, "suspect"),
-        ("torch", "prefill", {"free_bytes": None, "unallocated_bytes": 0}, "fault"),
         # A full device beside a tiny share of holes.
         ("torch", "prefill", {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "fault"),
     ],
+    # Memory ran out in a capture: neither a capture that another error broke, nor another time.
+    CAPTURE: [
+        *((kind, "graph_capture", {}, "fault") for kind in ("torch", "driver", "library", "masked", "workspace")),
+        ("capture", "graph_capture", {}, "unknown"),
+        ("host", "graph_capture", {}, "ok"),
+        ("torch", "prefill", {}, "ok"),
+        ("torch", None, {}, "unknown"),
+        ("torch", "graph_capture", OTHERS, "suspect"),
+    ],
+    # Enough was free and not in one block; a library does not look between torch's blocks.
+    HOLES: [
+        ("torch", None, {}, "ok"),
+        ("torch", None, {"unallocated_bytes": GIB, "allocated_bytes": 76 * GIB}, "fault"),
+        ("torch", None, ENOUGH_UNUSED, "fault"),
+        ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "suspect"),
+        ("torch", None, {"asked_bytes": 2 * MIB, "free_bytes": MIB, "unallocated_bytes": 3 * GIB}, "unknown"),
+        ("torch", None, {"unallocated_bytes": 900 * MIB}, "unknown"),
+        ("torch", None, {"free_bytes": 2 * GIB, "unallocated_bytes": 0}, "unknown"),
+        *((kind, None, ENOUGH_UNUSED, "ok") for kind in ("library", "workspace", "context")),
+        ("driver", None, ENOUGH_UNUSED, "unknown"),
+        # cudaMallocAsync keeps what is used and not torch's: half of the device is too much.
+        ("async", None, {"free_bytes": 0, "allocated_bytes": 40 * GIB}, "unknown"),
+        ("async", None, {"free_bytes": 0, "allocated_bytes": 40 * GIB - 1}, "suspect"),
+        ("async", None, {"free_bytes": 1, "allocated_bytes": 40 * GIB - 1}, "unknown"),
+        ("async", None, {"free_bytes": None, "allocated_bytes": GIB}, "unknown"),
+        ("async", None, {"total_bytes": None, "allocated_bytes": GIB}, "unknown"),
+        ("async", None, {"allocated_bytes": None}, "unknown"),
+        # Only bytes between live blocks are holes: graph pools and what waits for a stream are not.
+        ("torch", None, {"split": split(private_bytes=3 * GIB), "unallocated_bytes": 3 * GIB}, "ok"),
+        ("torch", None, {"split": split(pending_bytes=3 * GIB), "unallocated_bytes": 3 * GIB}, "unknown"),
+    ],
+    # Listed processes are a fault, unexplained bytes a suspect; a full device that nobody lists is unknown.
+    FOREIGN: [
+        ("torch", None, {"process_bytes": 79 * GIB}, "ok"),  # 768 MiB of others are less than a fiftieth of the device
+        *((kind, None, {"process_bytes": None}, "unknown") for kind in ("torch", "masked")),
+        *((kind, None, {"process_bytes": None}, "ok") for kind in ("blocks", "context")),
+        ("torch", None, OTHERS, "fault"),
+        ("torch", None, {"process_bytes": None, "allocated_bytes": 50 * GIB}, "suspect"),
+    ],
+    # One-time allocations before the first request, a limit below the device, too small a headroom.
+    MISCONFIGURED: [
+        *((kind, "prefill", {}, "fault") for kind in ("limit", "absurd", "library")),
+        ("limit", "prefill", {"allowed_bytes": 40 * GIB}, "fault"),
+        ("library", "prefill", {"asked_bytes": None}, "fault"),
+        ("library", "graph_capture", {}, "ok"),
+        *(("torch", phase, {}, "fault") for phase in ("load", "kv_pool", "startup")),
+        ("torch", "load", {"asked_bytes": None}, "fault"),
+        ("torch", "startup", OTHERS, "ok"),
+        ("torch", "startup", {"process_bytes": None, "allocated_bytes": 50 * GIB}, "fault"),  # a guess acquits nothing
+        ("torch", "prefill", {}, "ok"),
+        ("torch", None, {}, "unknown"),
+        ("context", None, {}, "ok"),
+        ("host", "load", {}, "ok"),
+        ("blocks", None, {}, "fault"),
+    ],
+    # A refusal, with any of its figures missing, and a cache that grows in torch where no pool was taken.
+    CONTEXT: [
+        *((kind, "kv_growth", {}, "fault") for kind in ("torch", "driver", "masked")),
+        ("library", "kv_growth", {}, "ok"),
+        ("torch", "prefill", {}, "ok"),
+        ("context", None, {"needed_bytes": 16 * GIB, "fitting_tokens": 98_304}, "fault"),
+        ("context", None, {"available_bytes": 12 * GIB, "asked_tokens": 131_072}, "fault"),
+        ("context", None, {"needed_bytes": 16 * GIB, "available_bytes": 12 * GIB, "total_bytes": None}, "fault"),
+        ("context", None, {"needed_bytes": 12 * GIB, "available_bytes": 12 * GIB}, "fault"),
+    ],
+}
+"""Of each verdict, what it says of a kind of failure in a phase with these figures."""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind", "phase", "figures", "status"),
+    [(verdict, *row) for verdict, rows in STATUSES.items() for row in rows],
 )
-def test_activation(kind: str, phase: str | None, figures: dict[str, Any], status: str) -> None:
-    """A step that asked for more than was left, where nothing else explains it."""
-    actual = finding(ACTIVATION, account(kind, phase=phase, **figures))
+def test_status(verdict: str, kind: str, phase: str | None, figures: dict[str, Any], status: str) -> None:
+    """Each rule fires, is silent or unknown by kind, phase and figures; a cause of its own acquits the others."""
+    actual = finding(verdict, account(kind, phase=phase, **figures))
 
     assert status == actual.status
-    assert (status in ("fault", "suspect")) == (actual.remedy not in (None, KNOWLEDGE[ACTIVATION].remedy))
+    if verdict == ACTIVATION:
+        assert (status in ("fault", "suspect")) == (actual.remedy not in (None, KNOWLEDGE[verdict].remedy))
 
 
 @pytest.mark.parametrize(("free_bytes", "limited"), [(GIB + 2 * MIB - 1, False), (GIB + 2 * MIB, True)])
@@ -146,18 +199,8 @@ def test_log_that_would_show_the_phase_is_named(phase: str | None, parts: dict[s
 def test_what_took_the_room_before_a_step_is_the_cause(verdict: str, before: str, status: str) -> None:
     """A leak or a second copy that the trace shows; not one that it does not show, nor the host's."""
     found = Finding(id=verdict, status=before, summary=ANY_TEXT)  # type: ignore[arg-type]
-    diagnosis = Diagnosis(
-        worst="fault",
-        facts=Facts(),
-        start_seconds=0.0,
-        end_seconds=1.0,
-        samples=1,
-        steps=(),
-        findings=(found,),
-        ledger=(),
-        gaps=(),
-    )
-    actual = judge_activation(Case(accounts=(account(phase="prefill"),), before=diagnosis), DEFAULT_LIMITS)
+    whole = replace(postmortem(Case()), findings=(found,))
+    actual = judge_activation(Case(accounts=(account(phase="prefill"),), before=whole), DEFAULT_LIMITS)
 
     assert (ACTIVATION, status) == (actual.id, actual.status)
 
@@ -206,22 +249,6 @@ def test_batch_that_failed_stands_in_for_the_largest() -> None:
     assert {BATCHED: 1536} == changes(finding(ACTIVATION, one))
 
 
-@pytest.mark.parametrize(
-    ("kind", "phase", "figures", "status"),
-    [
-        *((kind, "graph_capture", {}, "fault") for kind in ("torch", "driver", "library", "masked", "workspace")),
-        ("capture", "graph_capture", {}, "unknown"),
-        ("host", "graph_capture", {}, "ok"),
-        ("torch", "prefill", {}, "ok"),
-        ("torch", None, {}, "unknown"),
-        ("torch", "graph_capture", OTHERS, "suspect"),
-    ],
-)
-def test_graph_capture(kind: str, phase: str | None, figures: dict[str, Any], status: str) -> None:
-    """Memory ran out in a capture: neither a capture that another error broke, nor another time."""
-    assert status == finding(CAPTURE, account(kind, phase=phase, **figures)).status
-
-
 def test_capture_names_the_estimate_and_the_sequences() -> None:
     """The engine's own estimate where the log has it; without sizes there is no lower bound."""
     rank = RankReport(name="", graphs_estimate=PrintedSize(nominal_bytes=768 * MIB))
@@ -247,60 +274,12 @@ def test_broken_capture_and_masked_failure_are_unknown() -> None:
     assert any(one.id == ACTIVATION and "black box" in one.summary for one in masked.findings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "figures", "status"),
-    [
-        ("torch", {}, "ok"),
-        ("torch", {"unallocated_bytes": GIB, "allocated_bytes": 76 * GIB}, "fault"),
-        ("torch", ENOUGH_UNUSED, "fault"),
-        ("torch", {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "suspect"),
-        ("torch", {"asked_bytes": 2 * MIB, "free_bytes": MIB, "unallocated_bytes": 3 * GIB}, "unknown"),
-        ("torch", {"unallocated_bytes": 900 * MIB}, "unknown"),
-        ("torch", {"free_bytes": 2 * GIB, "unallocated_bytes": 0}, "unknown"),
-        ("library", ENOUGH_UNUSED, "ok"),
-        ("workspace", ENOUGH_UNUSED, "ok"),
-        ("context", ENOUGH_UNUSED, "ok"),
-        ("driver", ENOUGH_UNUSED, "unknown"),
-        # cudaMallocAsync keeps what is used and not torch's: half of the device is too much.
-        ("async", {"free_bytes": 0, "allocated_bytes": 40 * GIB}, "unknown"),
-        ("async", {"free_bytes": 0, "allocated_bytes": 40 * GIB - 1}, "suspect"),
-        ("async", {"free_bytes": 1, "allocated_bytes": 40 * GIB - 1}, "unknown"),
-        ("async", {"free_bytes": None, "allocated_bytes": GIB}, "unknown"),
-        ("async", {"total_bytes": None, "allocated_bytes": GIB}, "unknown"),
-        ("async", {"allocated_bytes": None}, "unknown"),
-        # Only bytes between live blocks are holes: graph pools and what waits for a stream are not.
-        ("torch", {"split": split(private_bytes=3 * GIB), "unallocated_bytes": 3 * GIB}, "ok"),
-        ("torch", {"split": split(pending_bytes=3 * GIB), "unallocated_bytes": 3 * GIB}, "unknown"),
-    ],
-)
-def test_fragmentation(kind: str, figures: dict[str, Any], status: str) -> None:
-    """Enough was free and not in one block; a library does not look between torch's blocks."""
-    assert status == finding(HOLES, account(kind, **figures)).status
-
-
 @pytest.mark.parametrize(("on", "advised"), [(None, True), (False, True), (True, False)])
 def test_expandable_segments_are_advised_where_they_are_off(on: bool | None, advised: bool) -> None:
     """Where the black box says that they are on, that setting is no remedy."""
     black_box = None if on is None else allocator(expandable_segments=on)
     actual = finding(HOLES, account(**ENOUGH_UNUSED, allocator=black_box))
     assert advised == ("expandable_segments:True" in (actual.remedy or ""))
-
-
-@pytest.mark.parametrize(
-    ("kind", "figures", "status"),
-    [
-        ("torch", {"process_bytes": 79 * GIB}, "ok"),  # 768 MiB of others are less than a fiftieth of the device
-        ("torch", {"process_bytes": None}, "unknown"),
-        ("masked", {"process_bytes": None}, "unknown"),
-        ("blocks", {"process_bytes": None}, "ok"),
-        ("context", {"process_bytes": None}, "ok"),
-        ("torch", OTHERS, "fault"),
-        ("torch", {"process_bytes": None, "allocated_bytes": 50 * GIB}, "suspect"),
-    ],
-)
-def test_foreign_memory(kind: str, figures: dict[str, Any], status: str) -> None:
-    """Listed processes are a fault, unexplained bytes a suspect; a full device that nobody lists is unknown."""
-    assert status == finding(FOREIGN, account(kind, **figures)).status
 
 
 @pytest.mark.parametrize(
@@ -317,33 +296,6 @@ def test_memory_released_while_the_engine_measures_was_anothers(
     assert "fault" == actual.status
     assert (size is not None) == ("GiB" in actual.summary)
     assert size is None or size in actual.summary
-
-
-@pytest.mark.parametrize(
-    ("kind", "phase", "figures", "status"),
-    [
-        ("limit", "prefill", {}, "fault"),
-        ("limit", "prefill", {"allowed_bytes": 40 * GIB}, "fault"),
-        ("absurd", "prefill", {}, "fault"),
-        ("library", "prefill", {}, "fault"),
-        ("library", "prefill", {"asked_bytes": None}, "fault"),
-        ("library", "graph_capture", {}, "ok"),
-        ("torch", "load", {}, "fault"),
-        ("torch", "load", {"asked_bytes": None}, "fault"),
-        ("torch", "kv_pool", {}, "fault"),
-        ("torch", "startup", {}, "fault"),
-        ("torch", "startup", OTHERS, "ok"),
-        ("torch", "startup", {"process_bytes": None, "allocated_bytes": 50 * GIB}, "fault"),  # a guess acquits nothing
-        ("torch", "prefill", {}, "ok"),
-        ("torch", None, {}, "unknown"),
-        ("context", None, {}, "ok"),
-        ("host", "load", {}, "ok"),
-        ("blocks", None, {}, "fault"),
-    ],
-)
-def test_misconfigured(kind: str, phase: str | None, figures: dict[str, Any], status: str) -> None:
-    """One-time allocations before the first request, a limit below the device, too small a headroom."""
-    assert status == finding(MISCONFIGURED, account(kind, phase=phase, **figures)).status
 
 
 def test_weights_that_do_not_fit_are_not_helped_by_the_fraction() -> None:
@@ -424,91 +376,6 @@ def test_refusal_names_the_setting_that_fits(text: str, verdict: str, expected: 
     """From the message alone."""
     worst, actual = status_of_text(text, verdict)
     assert ("fault", "fault", expected) == (worst, actual.status, changes(actual))
-
-
-@pytest.mark.parametrize(
-    ("kind", "phase", "figures", "status"),
-    [
-        ("torch", "kv_growth", {}, "fault"),
-        ("driver", "kv_growth", {}, "fault"),
-        ("masked", "kv_growth", {}, "fault"),
-        ("library", "kv_growth", {}, "ok"),
-        ("torch", "prefill", {}, "ok"),
-        ("context", None, {"needed_bytes": 16 * GIB, "fitting_tokens": 98_304}, "fault"),
-        ("context", None, {"available_bytes": 12 * GIB, "asked_tokens": 131_072}, "fault"),
-        ("context", None, {"needed_bytes": 16 * GIB, "available_bytes": 12 * GIB, "total_bytes": None}, "fault"),
-        ("context", None, {"needed_bytes": 12 * GIB, "available_bytes": 12 * GIB}, "fault"),
-    ],
-)
-def test_long_context(kind: str, phase: str | None, figures: dict[str, Any], status: str) -> None:
-    """A refusal, with any of its figures missing, and a cache that grows in torch where no pool was taken."""
-    assert status == finding(CONTEXT, account(kind, phase=phase, **figures)).status
-
-
-class TestGrowth:
-    """leak.device_torch and leak.host."""
-
-    @pytest.mark.parametrize(
-        ("total_gib", "least_bytes"),
-        [(80, 2 * 10**9), (200, 4_294_967_296)],  # a fiftieth of 200 GiB
-    )
-    @pytest.mark.parametrize(("beyond_bytes", "status"), [(0, "ok"), (1, "suspect")])
-    def test_suspect_from_two_gigabytes_and_a_fiftieth(
-        self, total_gib: int, least_bytes: int, beyond_bytes: int, status: str
-    ) -> None:
-        """Beyond weights, pool, peak activation and graphs of the start."""
-        report = report_of(weights=10, pool=50, activation=4, graphs_actual=1)
-        allocated = 65 * GIB + least_bytes + beyond_bytes
-
-        one = account(phase="decode", allocated_bytes=allocated, total_bytes=total_gib * GIB)
-
-        assert status == finding(TORCH, one, report=report).status
-
-    @pytest.mark.parametrize(
-        ("over_bytes", "total_bytes", "status"), [(0, 100 * GIB, "ok"), (1, 100 * GIB, "suspect"), (1, None, "suspect")]
-    )
-    def test_usual_peak_stands_in_for_one_that_is_not_printed(
-        self, over_bytes: int, total_bytes: int | None, status: str
-    ) -> None:
-        """8 % of 100 GiB; of a device of unknown size none."""
-        allocated = 60 * GIB + round(0.08 * 100 * GIB) + round(0.02 * 100 * GIB) + over_bytes
-
-        one = account(phase="decode", allocated_bytes=allocated, total_bytes=total_bytes)
-
-        assert status == finding(TORCH, one, report=report_of(weights=10, pool=50)).status
-
-    @pytest.mark.parametrize(
-        ("kind", "phase", "expected"),
-        [
-            ("torch", None, ["unknown"]),
-            ("torch", "prefill", ["unknown"]),
-            ("torch", "load", []),
-            ("budget", None, []),
-            ("host", "prefill", []),
-        ],
-    )
-    def test_only_judged_where_it_served(self, kind: str, phase: str | None, expected: list[str]) -> None:
-        """Nothing can have grown before the first request; without the start's figures it is unknown."""
-        found = postmortem(Case(accounts=(account(kind, phase=phase),))).findings
-        assert expected == [one.status for one in found if one.id == TORCH]
-
-    @pytest.mark.parametrize("missing", ["weights", "pool", "allocated"])
-    def test_unknown_where_a_part_of_the_sum_is_missing(self, missing: str) -> None:
-        """Of the start's figures weights and pool, and what torch had allocated."""
-        sizes: dict[str, int | None] = {"weights": 10, "pool": 50, "activation": 4}
-        report = report_of(**{name: None if name == missing else size for name, size in sizes.items()})
-        figures: dict[str, Any] = {"allocated_bytes": None} if missing == "allocated" else {}
-
-        assert "unknown" == finding(TORCH, account(phase="decode", **figures), report=report).status
-
-    @pytest.mark.parametrize(("anonymous", "size"), [(", anon-rss:6291456kB", "6.00 GiB"), ("", "")])
-    def test_host_kill_is_unknown(self, anonymous: str, size: str) -> None:
-        """The kernel reports how much was in use, not whether it grew; a device's failure is no host's."""
-        worst, actual = status_of_text(f"Out of memory: Killed process 4 (x) total-vm:1kB{anonymous}", HOST)
-
-        assert ("unknown", "unknown") == (worst, actual.status)
-        assert size in actual.summary
-        assert HOST not in {one.id for one in postmortem(Case(accounts=(account(),))).findings}
 
 
 def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
-from tests.builders.answers import evidence, rows
+from tests.builders.answers import containing, evidence, rows
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
@@ -30,7 +30,7 @@ def test_growth_that_stopped_is_explained() -> None:
     expected = Finding(
         id="benign.warmup",
         status="ok",
-        summary="GPU 0: grew 360 MiB with the first requests, then stopped: warm-up, not a leak",
+        summary=containing("GPU 0", "360 MiB", "warm-up"),
         evidence=(
             Evidence(name="first_touch_growth", value=360 * MIB, unit="bytes", source="nvml"),
             Evidence(name="growth_over_judged_cycles", value=0, unit="bytes", source="nvml"),
@@ -44,23 +44,22 @@ def test_growth_that_stopped_is_explained() -> None:
 def test_a_server_that_never_grew_is_ok() -> None:
     """Without growth there is nothing to explain."""
     actual = verdict(World())
-    assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
+    assert ("ok", containing("did not grow")) == (actual.status, actual.summary)
 
 
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        (World(nvml=NO_NVML), f"{NO_NVML.reason}"),
-        (World(lost_in="single_request"), "too few equal cycles with device samples; pause traffic for the run"),
-        (World(device_growth_bytes=6 * MIB), "device memory is still growing"),
+        (World(nvml=NO_NVML), NO_NVML.reason),
+        (World(lost_in="single_request"), containing("too few equal cycles")),
+        (World(device_growth_bytes=6 * MIB), containing("still growing")),
     ],
     ids=["no NVML", "too few cycles", "still growing"],
 )
 def test_growth_that_was_not_observed_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
     actual = verdict(world)
-    assert "unknown" == actual.status
-    assert actual.summary.startswith(reason)
+    assert ("unknown", reason) == (actual.status, actual.summary)
 
 
 def test_warmup_of_one_of_two_gpus_is_found() -> None:
@@ -74,7 +73,7 @@ def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
     # A growing job on GPU 1, where the server has no process
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
     actual = verdict(world)
-    assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
+    assert ("ok", containing("did not grow")) == (actual.status, actual.summary)
 
 
 @pytest.mark.parametrize("step", ["baseline", "single_request"])
@@ -133,11 +132,11 @@ def of_cycles(timeline: Timeline, of: Facts = KNOWN) -> Finding:
 @pytest.mark.parametrize(
     ("before", "first", "told"),
     [
-        (0, (PAGE - 1, 0), "device memory did not grow at all"),
-        (0, (PAGE, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
-        (PAGE, (0, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
-        (PAGE, (3 * PAGE, PAGE), "GPU 0: grew 10.0 MiB with the first requests, then stopped: warm-up"),
-        (-PAGE, (PAGE, 0), "device memory did not grow at all"),
+        (0, (PAGE - 1, 0), containing("did not grow")),
+        (0, (PAGE, 0), containing("GPU 0", "2.00 MiB", "warm-up")),
+        (PAGE, (0, 0), containing("GPU 0", "2.00 MiB", "warm-up")),
+        (PAGE, (3 * PAGE, PAGE), containing("GPU 0", "10.0 MiB", "warm-up")),
+        (-PAGE, (PAGE, 0), containing("did not grow")),
     ],
     ids=["less than a page", "a page", "with the unjudged requests", "with all of them", "given back before"],
 )
@@ -145,8 +144,7 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
     """What the unjudged requests between baseline and first cycle brought belongs to it."""
     actual = of_cycles(growing((*first, *FLAT[2:]), baseline=[gpus(-before)]))
 
-    assert actual.summary.startswith(told)
-    assert "ok" == actual.status
+    assert ("ok", told) == (actual.status, actual.summary)
     assert [
         ("first_touch_growth", before + sum(first), "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
@@ -204,9 +202,8 @@ def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     """What rose in the minute's cycles belongs to the warm-up where nineteen load cycles stand still after it."""
     actual = then(growing(LATE), later)
     # A page at first and four later
-    summary = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": "device memory is still growing"}
-    assert actual.summary.startswith(summary[status])
-    assert status == actual.status
+    summary = {"ok": containing("GPU 0", "10.0 MiB", "warm-up"), "unknown": containing("still growing")}
+    assert (status, summary[status]) == (actual.status, actual.summary)
 
 
 def test_what_rose_on_another_gpu_is_not_added() -> None:
@@ -221,16 +218,16 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     [
         (
             Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)),
-            "no device memory was read; run kvdiag where NVML works",
+            containing("no device memory", "NVML"),
         ),
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
-        (cycles([gpus(0)] * 5), "too few equal cycles with device samples; pause traffic for the run"),
+        (cycles([gpus(0)] * 5), containing("too few equal cycles")),
     ],
     ids=["no device", "no NVML", "four cycles"],
 )
 def test_what_is_missing_is_reported(timeline: Timeline, told: str) -> None:
     """Growth that nobody saw is not explained."""
-    expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
+    expected = Finding(id="benign.warmup", status="unknown", summary=told)
     assert expected == of_cycles(timeline)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import SOAK
 from kvdiag.model import Quantity, StepResult, Timeline
 from kvdiag.outputs.documents.diagnosis_document import document
-from tests.builders.answers import evidence, finding, measured, statuses
+from tests.builders.answers import containing, evidence, finding, measured, statuses
 from tests.builders.runs import judged, run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import KIB, MIB
@@ -41,20 +42,12 @@ def leaks(seen: Seen) -> dict[str, str]:
 ALL = Seen(live=NONE, beside=NONE, host=NONE)
 
 
-def test_nothing_grows() -> None:
+def test_nothing_grows(golden: Callable[[str, str], None]) -> None:
     """Flat components are ok, and each kind says which leak it would have shown."""
     actual = result(ALL)
 
-    assert ("ok", "no leak found over 30 load and 30 idle cycles, 312 requests") == (actual.status, actual.summary)
-    assert (
-        "KV blocks: all released (detection limit 1 block over 312 requests)",
-        "torch's allocated memory: flat (detection limit 128 KiB per cycle, 13.8 KiB per request)",
-        "torch's reserved but unallocated memory: flat (detection limit 2.00 MiB per cycle, 221 KiB per request)",
-        "memory outside torch: flat (detection limit 2.00 MiB per cycle, 221 KiB per request)",
-        "the server's device memory: flat (detection limit 2.00 MiB per cycle, 221 KiB per request)",
-        "device memory of other processes: flat (detection limit 2.00 MiB per cycle, 221 KiB per request)",
-        "anonymous host memory: flat (detection limit 512 KiB per cycle, 55.3 KiB per request)",
-    ) == actual.notes
+    assert "ok" == actual.status
+    golden("diagnosis/soak_flat.txt", "\n".join((actual.summary, *actual.notes, "")))
     assert {"requests": 312, "blocks_kept": 0, "cycles_judged": 19, "idle_cycles_judged": 19} == measured(actual)
     assert {"ok"} == set(leaks(ALL).values())
 
@@ -109,7 +102,7 @@ def test_leak_says_what_decided() -> None:
     actual = finding(diagnose(soak(replace(ALL, live=after_requests(64 * KIB))), facts_of()), "leak.device_torch")
 
     figures = evidence(actual)
-    assert "grows 64.0 KiB with each request and is not released; larger doses leave more" in actual.summary
+    assert containing("64.0 KiB", "larger doses leave more") == actual.summary
     assert (0.0, 64.0 * KIB, 19, 19) == (
         figures["growth_per_idle_cycle"],
         figures["growth_per_request"],
@@ -134,7 +127,7 @@ def test_growth_that_stops_is_warm_up() -> None:
     actual = result(seen)
 
     assert ("ok", "ok") == (actual.status, leaks(seen)["leak.device_non_torch"])
-    assert any("grew 598 MiB and stopped: warm-up" in note for note in actual.notes), actual.notes
+    assert containing("grew 598 MiB", "warm-up") in actual.notes
 
 
 def test_what_only_new_content_grows_is_a_cache() -> None:
@@ -143,8 +136,7 @@ def test_what_only_new_content_grows_is_a_cache() -> None:
     levels = after_requests(MIB)
     seen = replace(ALL, host=[levels[min(place, first)] for place in range(len(LOADS))])
     found = finding(diagnose(soak(seen), facts_of()), "leak.host")
-    assert "suspect" == found.status
-    assert "with each request of new content and not with repeated ones" in found.summary
+    assert ("suspect", containing("new content", "not with repeated")) == (found.status, found.summary)
 
 
 @pytest.mark.parametrize(
@@ -152,30 +144,29 @@ def test_what_only_new_content_grows_is_a_cache() -> None:
     [
         pytest.param(
             replace(ALL, other_prompts=range(5, 60)),
-            "2 load cycles of new content can be judged, 12 are needed: other traffic (in 55 of 60 cycles)",
+            containing("2 load cycles", "12 are needed", ": other traffic (in 55 of 60"),
             id="other traffic",
         ),
         pytest.param(
             replace(ALL, failing=range(5, 60)),
-            "2 load cycles of new content can be judged, 12 are needed: requests failed: HTTP 500: internal error "
-            "(in 28 of 60 cycles)",
+            containing("2 load cycles", "12 are needed", ": requests failed: HTTP 500", "(in 28 of 60"),
             id="requests fail",
         ),
         pytest.param(
             replace(ALL, last_cycle=20),
-            "10 load cycles of new content can be judged, 12 are needed: it was cut short (in 1 of 21 cycles)",
+            containing("10 load cycles", "12 are needed", ": it was cut short (in 1 of 21"),
             id="cut short",
         ),
         pytest.param(
             replace(ALL, other_prompts=range(0, 60, 2)),
-            "nothing was read after enough load and idle cycles: other traffic (in 30 of 60 cycles)",
+            containing("nothing was read", ": other traffic (in 30 of 60"),
             id="other traffic in idle cycles",
         ),
     ],
 )
 def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
     """Fewer than twelve load cycles decide nothing."""
-    assert ("unknown", f"{why}") == (result(seen).status, result(seen).summary)
+    assert ("unknown", why) == (result(seen).status, result(seen).summary)
 
 
 def test_some_left_out_cycles_are_left_out() -> None:
@@ -184,7 +175,7 @@ def test_some_left_out_cycles_are_left_out() -> None:
     spoilt = (9, 22, 35)
     levels = [50 * MIB * sum(each <= place for each in spoilt) for place in range(len(LOADS))]
     actual = result(replace(ALL, beside=levels, other_prompts=spoilt))
-    assert ("ok", "3 of 60 cycles left out: other traffic") == (actual.status, actual.notes[1])
+    assert ("ok", ["3 of 60 cycles left out", "other traffic"]) == (actual.status, actual.notes[1].split(": "))
 
 
 def after(minute: Timeline, later: Timeline) -> Timeline:
@@ -271,7 +262,7 @@ def test_blocks_that_did_not_come_back_weigh_most() -> None:
     actual = result_with_notes(Seen(blocks=after_requests(0.5), server=after_requests(MIB)), notes=("shorter",))
 
     # 156 less what was kept in the first cycle, which is idle
-    assert ("fault", "156 KV blocks are still in use after 30 load and 30 idle cycles, 312 requests") == (
+    assert ("fault", containing("156 KV blocks", "30 load and 30 idle", "312 requests")) == (
         actual.status,
         actual.summary,
     )
@@ -284,18 +275,17 @@ def test_blocks_that_did_not_come_back_weigh_most() -> None:
     ) == actual.measured
     assert "shorter" == actual.notes[0]
     assert not any("KV blocks" in note for note in actual.notes)
-    assert any("the server's device memory grows" in note for note in actual.notes)
+    assert containing("server's device memory grows") in actual.notes
 
 
 def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -> None:
     """A leak of the server's, beside what is flat: the smallest leak that each of those would have shown."""
     actual = result_with_notes(Seen(server=after_requests(MIB), host=NONE))
 
-    assert "fault" == actual.status
-    assert "the server's device memory grows" in actual.summary
+    assert ("fault", containing("server's device memory grows")) == (actual.status, actual.summary)
     kinds = (
         "KV blocks: all released",
-        "GPU 0: the server's device memory grows",
+        "GPU 0: the server's device memory",
         "device memory of other processes: flat",
         "anonymous",
     )
@@ -305,15 +295,15 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
 def test_cycles_that_were_left_out_are_counted() -> None:
     """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
     actual = result_with_notes(Seen(other_prompts=(10, 11)))
-    assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")
-    assert "2 of 60 cycles left out: other traffic" in actual.notes
+    assert containing("no leak found", "29 load and 29 idle") == actual.summary
+    assert ["2 of 60 cycles left out", "other traffic"] in [note.split(": ") for note in actual.notes]
 
 
 def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
     """Too few cycles, or none at all."""
     short = result_with_notes(Seen(last_cycle=4), notes=("cut",))
     assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
-    assert "load cycles of new content can be judged, 12 are needed" in short.summary
+    assert containing("load cycles", "12 are needed") == short.summary
     none = SOAK.judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
     assert ("it did not run", ()) == (none.summary, none.notes)
 

@@ -10,7 +10,7 @@ from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Evidence, Finding, Sample, Timeline
-from tests.builders.answers import evidence, statuses
+from tests.builders.answers import containing, evidence, statuses
 from tests.builders.runs import run
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, process
 from tests.builders.worlds import TRAINING, World, facts
@@ -37,13 +37,11 @@ def test_growth_with_every_request_is_a_fault() -> None:
     world = World(device_growth_bytes=6 * MIB)
     actual = verdicts(world)
     # The process is known to grow, and what inside it is not
-    undecided = UNDECIDED
     expected = (
         Finding(
             id=TORCH,
             status="fault",
-            summary=f"GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released; "
-            f"{undecided}",
+            summary=containing("GPU 0", "6.00 MiB", UNDECIDED),
             evidence=(
                 Evidence(name="gpu", value=0, unit="index", source="nvml"),
                 Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
@@ -55,7 +53,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="holder", value="server", unit="", source="nvml"),
             ),
         ),
-        Finding(id=NON_TORCH, status="unknown", summary=f"{undecided}"),
+        Finding(id=NON_TORCH, status="unknown", summary=UNDECIDED),
     )
 
     assert expected == actual
@@ -64,8 +62,9 @@ def test_growth_with_every_request_is_a_fault() -> None:
 def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     """A healthy server's verdict names the smallest leak that it would have seen."""
     actual = verdicts(World())
-    sentence = "device memory is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
-    assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
+    assert [("ok", containing("flat over 6 equal cycles", "2.00 MiB"))] * 2 == [
+        (one.status, one.summary) for one in actual
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,12 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     [
         (World(nvml=NO_NVML), NO_NVML.reason),
         (World(nvml=GPU_LOST), GPU_LOST.reason),
-        (World(memory_told=False), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
-        (World(lost_in="single_request"), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
-        (World(busy=True), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(memory_told=False), containing("fewer than 5 equal cycles")),
+        (World(lost_in="single_request"), containing("fewer than 5 equal cycles")),
+        (World(busy=True), containing("fewer than 5 equal cycles")),
         (
             World(failing={"single_request": "HTTP 500"}),
-            "fewer than 5 equal cycles with device samples; pause traffic for the run",
+            containing("fewer than 5 equal cycles"),
         ),
     ],
     ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],
@@ -251,16 +250,16 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
     actual = told(world)
-    grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
-    flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
+    grows = containing("VLLM::Worker_TP0 100", "torch's allocated memory", "6.00 MiB with each request")
+    flat = containing("outside torch", "flat over 6 equal cycles", "2.00 MiB per request")
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
 
 
 def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
-    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
-    grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
+    flat = containing("torch's allocated memory", "flat over 6 equal cycles", "64.0 KiB per request")
+    grows = containing("VLLM::Worker_TP0 100", "6.00 MiB with each request", "outside torch")
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
 
@@ -287,11 +286,8 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("torch_growth_bytes", "expected"),
     [
-        (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat")),
-        (
-            2 * MIB,
-            ("fault", "GPU 0 grows with each request and is not released, 24.0 MiB in 6 cycles of it outside torch"),
-        ),
+        (6 * MIB, ("ok", containing("GPU 0", "outside torch it is flat"))),
+        (2 * MIB, ("fault", containing("GPU 0", "24.0 MiB in 6 cycles", "outside torch"))),
     ],
 )
 def test_where_processes_are_not_reported_the_devices_growth_less_torchs_decides(

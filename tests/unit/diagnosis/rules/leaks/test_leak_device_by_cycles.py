@@ -11,6 +11,7 @@ from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Allocator, Device, Facts, Finding, Sample, Timeline
+from tests.builders.answers import containing, evidence
 from tests.builders.values import GIB, KIB, MIB, NO_NVML, allocator, device, engine, pool, process
 from tests.unit.diagnosis.rules.leaks.cycles import cycles
 
@@ -58,8 +59,7 @@ def test_a_server_that_grows_has_its_figures() -> None:
     """Three pages after each of six judged cycles, and two first ones; nothing more is known without an agent."""
     torch, beside = by_device(*((gpu(size),) for size in levels(STEADY, 3 * PAGE)))
 
-    grows = "GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released"
-    assert ("fault", f"{grows}; {UNDECIDED}") == (torch.status, torch.summary)
+    assert ("fault", containing("GPU 0", "6.00 MiB", f"; {UNDECIDED}")) == (torch.status, torch.summary)
     assert [
         ("gpu", 0, "index", "nvml"),
         ("growth_per_cycle", 6 * MIB, "bytes", "nvml"),
@@ -76,15 +76,10 @@ def test_a_server_that_grows_has_its_figures() -> None:
 @pytest.mark.parametrize(
     ("steps", "unit", "status", "words"),
     [
-        (
-            (0, 0, 0, 0, 0, 0, 0, 1),
-            PAGE - 1,
-            "ok",
-            "device memory is flat over 6 equal cycles",
-        ),
-        ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "device memory is flat over 6 equal cycles"),
-        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", "device memory rose 2.00 MiB in 6 cycles, but not"),
-        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", "device memory rose 36.0 MiB in 6 cycles, but not"),
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE - 1, "ok", "flat over 6 equal cycles"),
+        ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", " rose 2.00 MiB in 6 cycles"),
+        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", " rose 36.0 MiB in 6 cycles"),
     ],
     ids=["less than a page", "first touch", "a page once", "twice"],
 )
@@ -104,13 +99,11 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
         readings = zip(levels(STEADY, own * PAGE), levels(STEADY, other * PAGE, base=GIB), strict=True)
         return by_device(*((gpu(size), gpu(4 * GIB, index=1, others=taken)) for size, taken in readings))
 
-    assert ("fault", True) == (
-        of(1, 30)[0].status,
-        of(1, 30)[0].summary.startswith("GPU 0: memory of the server's process"),
-    )
-    neighbour = of(0, 30)
-    sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
-    assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
+    own, neighbour = of(1, 30)[0], of(0, 30)
+    assert ("fault", 0, "server") == (own.status, evidence(own)["gpu"], evidence(own)["holder"])
+    assert [("unknown", containing("another process", "GPU 1", "360 MiB in 6 cycles"))] * 2 == [
+        (one.status, one.summary) for one in neighbour
+    ]
     assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
 
 
@@ -118,7 +111,7 @@ def test_the_gpu_that_grows_most_is_reported() -> None:
     """Two ranks that leak, the second more."""
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
-    assert torch.summary.startswith("GPU 1: memory of the server's process grows 4.00 MiB with each request")
+    assert (1, 4 * MIB) == (evidence(torch)["gpu"], evidence(torch)["growth_per_cycle"])
 
 
 @pytest.mark.parametrize(
@@ -132,10 +125,10 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
 
     assert status == torch.status
     words = {
-        "unknown": "GPU 0 also grows while idle (2.00 MiB before any request)",
-        "fault": "GPU 0: device memory (whose process is not visible) grows 2.00 MiB with each request",
+        "unknown": containing("GPU 0", "grows while idle (2.00 MiB"),
+        "fault": containing("GPU 0", "process is not visible", "grows 2.00 MiB with each"),
     }
-    assert words[status] in torch.summary
+    assert words[status] == torch.summary
     # the server's own growth is its own whatever idle time shows
     own = by_device(*((gpu(size),) for size in levels(STEADY, PAGE)), baseline=((gpu(GIB),), (gpu(2 * GIB),)))
     assert "fault" == own[0].status
@@ -144,18 +137,15 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
 @pytest.mark.parametrize(
     ("timeline", "told_"),
     [
-        (
-            Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)),
-            "no device memory was read; run kvdiag where NVML works",
-        ),
+        (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), containing("no device memory", "NVML")),
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
         (
             Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),), devices=(gpu(GIB),)),)),
-            "fewer than 5 equal cycles with device samples; pause traffic for the run, or take 1 h of samples",
+            containing("fewer than 5 equal cycles", "take 1 h of samples"),
         ),
         (
             cycles([Sample(at_seconds=0.0, devices=(gpu(GIB),))] * 5),
-            "fewer than 5 equal cycles with device samples; pause traffic for the run",
+            containing("fewer than 5 equal cycles"),
         ),
     ],
     ids=["nothing", "no NVML", "no steps", "four cycles"],
@@ -205,23 +195,11 @@ def of_live(*processes: Sequence[int], unit: int = KIB) -> Finding:
 @pytest.mark.parametrize(
     ("steps", "status", "words"),
     [
-        (
-            (0, 0, 0, 0, 0, 0, 0, 63),
-            "ok",
-            "torch's allocated memory is flat over 6 equal",
-        ),
-        (
-            (0, 0, 0, 0, 0, 0, 0, 64),
-            "ok",
-            "allocated memory rose once, 64.0 KiB in 6 cycles: an event",
-        ),
-        ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", "torch's allocated memory rose 128 KiB in 6 cycles, but not"),
-        (
-            (64,) * 8,
-            "fault",
-            "Worker 100: torch's allocated memory grows 64.0 KiB with each",
-        ),
-        ((63,) * 8, "unknown", "torch's allocated memory rose 378 KiB in 6 cycles, but not steadily"),
+        ((0, 0, 0, 0, 0, 0, 0, 63), "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 64), "ok", "rose once, 64.0 KiB in 6 cycles"),
+        ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", " rose 128 KiB in 6 cycles"),
+        ((64,) * 8, "fault", " grows 64.0 KiB with each request"),
+        ((63,) * 8, "unknown", " rose 378 KiB in 6 cycles"),
     ],
     ids=["less than counts", "once", "twice", "each time", "a little less each time"],
 )
@@ -229,8 +207,7 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
     """Once is an event, twice is open, each time is a leak."""
     actual = of_live(steps)
 
-    assert words in actual.summary
-    assert status == actual.status
+    assert (status, containing("torch's allocated memory", words)) == (actual.status, actual.summary)
     assert [
         ("process", "Worker 100", "", "torch"),
         ("live_growth_per_cycle", sum(steps[2:]) * KIB / 6, "bytes", "torch"),
@@ -245,8 +222,9 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
 def test_the_process_that_leaks_is_reported_before_one_that_rose_more() -> None:
     """A leak of 100 KiB a request stands before a table of 90 MiB that came once; of two leaks the larger."""
     once = (0, 0, 0, 0, 90_000, 0, 0, 0)
-    assert "Worker 101: torch's allocated memory grows 100 KiB" in of_live(once, (100,) * 8).summary
-    assert "Worker 101: torch's allocated memory grows 200 KiB" in of_live((100,) * 8, (200,) * 8).summary
+    for grown, other in ((100, once), (200, (100,) * 8)):
+        leak = evidence(of_live(other, (grown,) * 8))
+        assert ("Worker 101", grown * KIB) == (leak["process"], leak["live_growth_per_cycle"])
 
 
 def of_outside(*processes: Sequence[int]) -> Finding:
@@ -263,13 +241,9 @@ def of_outside(*processes: Sequence[int]) -> Finding:
 @pytest.mark.parametrize(
     ("steps", "status", "words"),
     [
-        (
-            (5, 5, 0, 0, 0, 0, 0, 0),
-            "ok",
-            "outside torch the process is flat over 6 equal cycles",
-        ),
-        ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", "outside torch the process rose 4.00 MiB in 6 cycles, but"),
-        (STEADY, "fault", "Worker 100 grows 2.00 MiB with each request outside torch, and it is not released"),
+        ((5, 5, 0, 0, 0, 0, 0, 0), "ok", "flat over 6 equal cycles"),
+        ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", " rose 4.00 MiB in 6 cycles"),
+        (STEADY, "fault", "Worker 100 grows 2.00 MiB with"),
     ],
     ids=["flat", "now and then", "each time"],
 )
@@ -277,8 +251,7 @@ def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str,
     """The process's own bytes less what torch reserves."""
     actual = of_outside(steps)
 
-    assert words in actual.summary
-    assert status == actual.status
+    assert (status, containing("outside torch", words)) == (actual.status, actual.summary)
     assert [
         ("process", "Worker 100", "", "torch"),
         ("outside_torch_growth_per_cycle", sum(steps[2:]) * PAGE / 6, "bytes", "torch"),
@@ -311,26 +284,14 @@ def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: b
 @pytest.mark.parametrize(
     ("growth", "status", "words"),
     [
-        (lambda: rest(STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat"),
-        (
-            lambda: rest((2,) * 8, STEADY),
-            "fault",
-            "GPU 0 grows with each request and is not released, 12.0 MiB in 6 cycles",
-        ),
-        (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves"),
-        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", "is not released, 12.0 MiB in 6 cycles of it outside torch"),
-        (
-            lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8),
-            "unknown",
-            "outside torch GPU 0 rose 2.00 MiB in 6",
-        ),
-        (lambda: rest((0,) * 8, (0,) * 8), "ok", "GPU 0 grows by no more than torch reserves"),
-        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", "24.0 MiB in 6 cycles of it outside torch"),
-        (
-            lambda: rest(STEADY, (0,) * 8, own=False),
-            "unknown",
-            "the bytes of the server's processes are not reported",
-        ),
+        (lambda: rest(STEADY, STEADY), "ok", "outside torch it is flat"),
+        (lambda: rest((2,) * 8, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "outside torch it is flat"),
+        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8), "unknown", "GPU 0 rose 2.00 MiB in"),
+        (lambda: rest((0,) * 8, (0,) * 8), "ok", "outside torch it is flat"),
+        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", " 24.0 MiB in 6 cycles"),
+        (lambda: rest(STEADY, (0,) * 8, own=False), "unknown", "are not reported"),
     ],
     ids=["torch's", "half of it", "two processes'", "a third", "a page", "flat", "another GPU's torch", "a neighbour"],
 )
@@ -339,9 +300,9 @@ def test_the_devices_growth_less_what_torch_reserved_is_beside_it(
 ) -> None:
     """Of all the processes on that device; a page is the least that counts."""
     found = growth()
-    assert words in found.summary
-    assert status == found.status
-    assert (found.evidence == ()) == ("are not reported" in words)
+    undecided = words == "are not reported"
+    assert (status, containing(words, "" if undecided else "outside torch")) == (found.status, found.summary)
+    assert undecided == (found.evidence == ())
 
 
 def test_devices_are_the_same_however_they_are_written() -> None:
@@ -361,13 +322,11 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_reported() -> None
         *((inside(3 * GIB, size), inside(3 * GIB, 4 * GIB, pid=101, uuid="1")) for size in much),
         devices=[(gpu(one), gpu(other, index=1)) for one, other in zip(much, some, strict=True)],
     )[1]
-    assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.0 MiB in 6 cycles")
+    figures_of = evidence(found)
+    assert ("fault", 1, 24 * MIB) == (found.status, figures_of["gpu"], figures_of["growth_over_judged_cycles"])
 
 
 def test_one_process_that_does_not_report_its_bytes_leaves_it_to_the_device() -> None:
     """Of two one tells: the sum is not known, and without a device nothing is."""
     dark = by_agents(*((inside(3 * GIB, 4 * GIB, 9 * GIB), inside(3 * GIB, 4 * GIB, pid=101)) for _ in range(9)))
-    assert ("unknown", "the bytes of the server's processes are not reported") == (
-        dark[1].status,
-        dark[1].summary,
-    )
+    assert ("unknown", containing("not reported")) == (dark[1].status, dark[1].summary)

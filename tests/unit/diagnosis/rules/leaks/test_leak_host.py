@@ -11,7 +11,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_host import ID, judge
 from kvdiag.model import Facts, Finding, Gap, HostProcess, Sample, Timeline
-from tests.builders.answers import evidence, finding
+from tests.builders.answers import containing, evidence, finding
 from tests.builders.runs import run
 from tests.builders.series import MODELS, host_part, timeline
 from tests.builders.values import GIB, SERVER_PID, engine
@@ -80,21 +80,21 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ((), "the server's host memory was not read; run kvdiag in its PID namespace"),
+        ((), containing("memory was not read", "PID namespace")),
         (
             (Sample(at_seconds=0.0, gaps=(Gap(source="host", kind="absent", reason="not this host"),)),),
             "not this host",
         ),
         (
             (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
-            "resident host memory was sampled for only 0 s; sample 1 h without long gaps to detect growth of 143 MiB/h",
+            containing("only 0 s", "sample 1 h", "143 MiB/h"),
         ),
     ],
     ids=["not read", "not here", "resident alone"],
 )
 def test_what_is_not_observed_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
     """Without anonymous bytes the rule says what is missing."""
-    assert Finding(id=ID, status="unknown", summary=f"{reason}") == verdict(Timeline(samples=samples))
+    assert Finding(id=ID, status="unknown", summary=reason) == verdict(Timeline(samples=samples))
 
 
 def page_part(size: int) -> Sample:
