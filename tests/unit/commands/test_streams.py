@@ -79,7 +79,7 @@ def test_a_spinner_can_be_shown(encoding: str) -> None:
 def test_what_to_do_is_pointed_at_in_ascii() -> None:
     """The doctor's arrow is drawn with what there is."""
     _, shown = on_a_pipe("doctor", "--url", "http://127.0.0.1:1")
-    assert "-> check --url" in shown
+    assert "        -> " in shown
 
 
 def test_output_that_cannot_be_written_is_said_in_one_line() -> None:

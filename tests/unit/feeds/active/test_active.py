@@ -47,6 +47,7 @@ def run(
     soak: Callable[[Speed | None], SoakPlan] | None = None,
     probe: bool = False,
     other_headers: Mapping[str, str] | None = None,
+    silence_seconds: float = 0.3,
 ) -> Timeline:
     """The first two steps, or the first alone, and a soak, or the isolation probe, against a server that answers so."""
 
@@ -54,7 +55,7 @@ def run(
         recorder, clock = TimelineBuilder(), Clock()
         nvml = ThreadedReader(no_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            requests = Requests(client, "tiny", silence_seconds=0.3, engine=ENGINE)
+            requests = Requests(client, "tiny", silence_seconds=silence_seconds, engine=ENGINE)
             sampler = Sampler(
                 engine=ENGINE.open(HttpReader(client)),
                 nvml=nvml,

@@ -18,7 +18,7 @@ from kvdiag.feeds.active.soak_plan import LEAST_PROMPT_TOKENS, LEAST_SECONDS, MO
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
 from kvdiag.model import Facts, KvPool
 from tests.builders.answers import containing, step
-from tests.fixtures.hostile import Answer, Peer, reply
+from tests.fixtures.hostile import LONG_SECONDS, Answer, Peer, reply
 from tests.unit.feeds.active.test_active import PAGE, STREAM, page_with, run
 
 TWELVE_MINUTES_SECONDS = 720.0
@@ -118,8 +118,9 @@ def test_other_traffic_ends_the_soak() -> None:
     """A few spoilt cycles in a row are enough: minutes more would be as much in vain, and the verdict says why."""
     company = Company(alone_for=2 + 28 + 4)
     facts = Facts(max_model_len_tokens=4096)
-    soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.2)
-    timeline = run({"/metrics/": company.page, "/v1/completions": company.completions}, facts, steps=1, soak=soak)
+    soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.5)
+    answers = {"/metrics/": company.page, "/v1/completions": company.completions}
+    timeline = run(answers, facts, steps=1, soak=soak, silence_seconds=LONG_SECONDS)
     spans = timeline.spans("soak")
     assert 3 + SPOILT_CYCLES >= len(spans)
     result = step(diagnose(timeline, facts), "soak")
