@@ -19,6 +19,7 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LOST_SEARCH_SECONDS = 10.0
+"""Between searches for a server that is lost, or whose processes are not found any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class ServerTracker:
         self._retry_seconds = retry_seconds
         self._tokens: dict[str, int] = {}
         self._restarted = False
+        self._had_pids = False
         self._returned = asyncio.Event()
         self.state: ServerState = "starting"
         self.facts = Facts()
@@ -66,7 +68,7 @@ class ServerTracker:
 
     def leave(self, find: Find) -> None:
         """Look for another server from now on."""
-        self._find, self.state, self._restarted = find, "starting", True
+        self._find, self.state, self._restarted, self._had_pids = find, "starting", True, False
 
     def take(self, facts: Facts) -> bool:
         """Watch the server with these facts; return whether it is another one, or the same one restarted."""
@@ -76,6 +78,7 @@ class ServerTracker:
         if other:
             self._tokens.clear()
         self.facts, self._restarted = facts, False
+        self._had_pids = self._had_pids or facts.server_pids is not None
         return other
 
     async def first(self, absent: Callable[[str], None]) -> FoundServer:
@@ -94,7 +97,8 @@ class ServerTracker:
                 async with asyncio.timeout(LOST_SEARCH_SECONDS):
                     await self._returned.wait()
             except TimeoutError:
-                if self.state != "lost":
+                # On a busy machine a server may be found again without its processes; without them no host is read.
+                if self.state != "lost" and not (self._had_pids and self.facts.server_pids is None):
                     continue
             self._returned.clear()
             try:

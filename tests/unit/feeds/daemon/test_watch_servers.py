@@ -54,6 +54,9 @@ class Place:
     nonsense: bool = False
     prompt_tokens: int = 0
     gpus: int = 1
+    pids: bool = False
+    """Whether a search finds the server's processes."""
+
     driver_seconds: float = 0.0
     asked: list[bool] = field(default_factory=list)
     """Of each question to the driver, whether it was for the processes too."""
@@ -130,6 +133,8 @@ def watching(
             known = replace(
                 facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
             )
+            if place.pids:
+                known = replace(known, server_pids=(SERVER_PID,))
             return FoundServer(facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver)
 
         Inline.said.clear()
@@ -214,6 +219,22 @@ def test_another_model_is_another_server() -> None:
     assert [("lost", None)] == states
     assert ("serving", [2048]) == (watch.snapshot().state, [one.usable_blocks for one in known.pools or ()])
     assert came_seconds <= watch.history()[0].at_seconds
+
+
+def test_processes_that_were_not_found_again_are_searched_for() -> None:
+    """A server that returned while a search could not see its processes gets them back, without being lost again."""
+    place = Place(pids=True)
+
+    async def script(watch: Watch) -> None:
+        await until(lambda: watch.snapshot().facts.server_pids is not None)
+        place.up = False
+        await until(lambda: watch.snapshot().state == "lost")
+        place.up, place.pids = True, False
+        await until(lambda: watch.snapshot().state == "serving" and watch.snapshot().facts.server_pids is None)
+        place.pids = True
+        await until(lambda: watch.snapshot().facts.server_pids is not None)
+
+    assert "serving" == watching(place, script).snapshot().state
 
 
 def test_a_restart_between_two_readings_is_noticed() -> None:
