@@ -33,7 +33,7 @@ class FleetLimits:
     """Life after that hour without which a replica is not compared: the later half of a warm-up is flat by then."""
 
     certain_seconds: float = 20 * 3600.0
-    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
+    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot distinguish."""
 
     idle_settle_seconds: float = 5.0
     """A reading counts as idle so long after the last request: freed memory is returned late."""
@@ -159,7 +159,7 @@ class Limits:
     """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
 
     torch_quantum_bytes: int = 64 * KIB
-    """Torch counts to the 512 bytes; below this per cycle a run of eight cannot tell a leak from tables that fill."""
+    """Torch counts to the 512 bytes; below this per cycle eight cycles cannot separate a leak from tables that fill."""
 
     growth: growth_limits.GrowthLimits = growth_limits.GROWTH_LIMITS
     """When readings over hours keep growing."""

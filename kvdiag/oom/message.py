@@ -25,7 +25,7 @@ Kind = Literal[
     "library",  # cuBLAS, cuDNN, NCCL or another library's own allocation
     "workspace",  # a library's fixed workspace, which is too small for what was asked of it
     "masked",  # an out-of-memory whose figures NVML refused: MIG, Jetson
-    "capture",  # a CUDA graph could not be captured; whether for want of memory is not told
+    "capture",  # a CUDA graph could not be captured; the message does not say whether for lack of memory
     "warmup",  # vLLM: the dummy requests of the sampler did not fit
     "budget",  # vLLM: less free at start than the memory fraction claims
     "blocks",  # vLLM: nothing is left for the KV pool
@@ -49,7 +49,7 @@ class Shortage:
     """What one message says. `allocated_bytes` and `unallocated_bytes` are torch's two parts of its reserved bytes.
 
     `private_bytes` is free in pools of their own (CUDA graphs), which torch's message counts as allocated. `others`
-    are processes that torch's message lists, without its own. The last group is told by refusals of an engine alone:
+    are processes that torch's message lists, without its own. Only an engine's refusals report the last group:
     what the pool would have needed and got, the context that was asked for and the one that fits.
     """
 

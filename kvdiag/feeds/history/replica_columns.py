@@ -1,7 +1,6 @@
 """A replica's series sorted into columns by what they tell: part of a sample, key within it, field. Pure.
 
-What is told twice counts once, and is counted; what cannot be (a usage of 3, bytes below nothing) is left out, and
-counted as well.
+A sample reported twice counts once; an impossible one (a usage of 3, negative bytes) is dropped. Both are counted.
 """
 
 from __future__ import annotations

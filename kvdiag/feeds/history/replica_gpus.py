@@ -144,7 +144,7 @@ def _by_row(make: Callable[..., float], *columns: Values) -> Values:
 
 
 def _steady(totals: Sequence[float | None]) -> Values:
-    """A device's size as it is told most often, where rounding alone moves it."""
+    """A device's most frequent size, where readings differ by rounding alone."""
     known = Counter(total for total in totals if total is not None)
     if not known:
         return totals

@@ -38,7 +38,7 @@ Subject = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One subject of a diagnosis: a server with all that is told of it, or a GPU that no server is known of."""
+    """One subject of a diagnosis: a server with all series about it, or a GPU without a known server."""
 
     key: str
     subject: Subject
