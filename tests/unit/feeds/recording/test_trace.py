@@ -53,10 +53,8 @@ def test_trace_is_known_by_its_content(tmp_path: Path, content: bytes) -> None:
 def test_early_traces_name_the_engine_as_a_source(tmp_path: Path) -> None:
     """Traces of before the seam have the engine's name where gaps now say `engine`, in facts and samples."""
     path = tmp_path / "trace.jsonl"
-    gap = Gap("engine", "failed", "no answer")
-    write(
-        path, Timeline(samples=(Sample(at_seconds=1.0, gaps=(gap, replace(gap, source="nvml"))),)), Facts(gaps=(gap,))
-    )
+    gap, other = Gap("engine", "failed", "no answer"), Gap("nvml", "failed", "no answer")
+    write(path, Timeline(samples=(Sample(at_seconds=1.0, gaps=(gap, other)),)), Facts(gaps=(gap,)))
     text = path.read_text().replace('"source":"engine"', '"source":"vllm"')
     path.write_text("".join(line for line in text.splitlines(keepends=True) if "crc32" not in line) + '{"end":1}\n')
     timeline, facts = read_trace(path)
