@@ -172,6 +172,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         engine_check.version(engine, identity),
         engine_check.series(engine, page, problem),
         engine_check.name_filter(
+            engine,
             whole_bytes=None if whole is None else len(whole.text),
             some_bytes=None if some is None else len(some.text),
             took_seconds=took_seconds,

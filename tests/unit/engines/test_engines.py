@@ -1,17 +1,21 @@
-"""Which engine a server is taken for, by the metrics that it exports."""
+"""Which engine a server is taken for, by the metrics that it exports, and what belongs to an engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from kvdiag.engines import recognise
+from kvdiag.engines import ENGINES, recognise
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.sources.http import HttpReader
+
+ROOT = Path(__file__).parents[3]
 
 OTHER = replace(ENGINE, name="other", metric_prefix="other:", metrics_path="/prometheus/metrics")
 SAME_PATH = replace(ENGINE, name="beside", metric_prefix="beside_")
@@ -46,3 +50,11 @@ def recognised(pages: dict[str, str]) -> str:
 def test_an_engine_is_recognised_by_its_metrics(pages: dict[str, str], expected: str) -> None:
     """The prefix of the metrics' names decides; a server without known ones is taken for the default engine."""
     assert expected == recognised(pages)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_an_engine_comes_with_its_data_and_scrapes(engine: EngineAdapter) -> None:
+    """Its folder has its name and its memory's data; there are scrapes of it, and README names it."""
+    assert (ROOT / "kvdiag" / "engines" / engine.name / "memory.json").is_file()
+    assert [*(ROOT / "tests" / "fixtures" / "scrapes").glob(f"{engine.name}-*.prom")]
+    assert engine.title in (ROOT / "README.md").read_text(encoding="utf-8")
