@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdiag.engines import openai_client
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.engines.vllm import client as vllm
 from kvdiag.sources import bounded_json, prometheus_text
 from kvdiag.sources.http import MAX_ANSWER_BYTES, REST_SECONDS, HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError, parse_page
@@ -85,12 +85,12 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         answer = await http.get("/metrics/")
         parser = prometheus_text.PageParser()
         task = asyncio.create_task(others())
-        await vllm.in_turns(parser.parsing(answer.text))
+        await openai_client.in_turns(parser.parsing(answer.text))
         task.cancel()
         return turns
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "MAX_PARSE_SECONDS", 600.0)
+        patch.setattr(openai_client, "MAX_PARSE_SECONDS", 600.0)
         actual = asked(reply(text), read, lambda: 0.0)
 
     assert len(text) // PIECE_CHARACTERS <= actual
@@ -98,7 +98,7 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
 
 def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the piece that goes beyond the budget, not after the page."""
-    monkeypatch.setattr(vllm, "MAX_PARSE_SECONDS", 0.0)
+    monkeypatch.setattr(openai_client, "MAX_PARSE_SECONDS", 0.0)
     pieces = 0
 
     def parsing() -> Generator[None, None, prometheus_text.Page]:
@@ -110,7 +110,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: py
         return {}
 
     with pytest.raises(TooLargeError):
-        asyncio.run(vllm.in_turns(parsing()))
+        asyncio.run(openai_client.in_turns(parsing()))
     assert 1 == pieces
 
 
