@@ -98,7 +98,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} unexplained")
+        more = f"{format_bytes(used - explained)} more than pool, weights and usual overhead"
+        parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)

@@ -18,18 +18,20 @@ from kvdiag.diagnosis.blocks.expected import (
     grows_with_every_token,
 )
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.request_failures import parse_oom
 from kvdiag.diagnosis.timeline_queries import (
     block_bytes,
     floor_within,
     gap_reason,
     held_blocks,
     most_open,
+    most_running,
     most_waiting,
     tokens_taken,
     under_load,
     whole_load,
 )
-from kvdiag.formatting import format_count, plural
+from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.model import Facts, Outcome, Quantity, Sample, Span, Status, StepResult, Timeline
 
 
@@ -130,8 +132,9 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if samples >= limits.load_samples:
         return None
     if waiting:
-        waited = f"up to {plural(waiting, 'request')} waited, so not all ran at once"
-        return f"{waited}; enlarge the pool or raise --max-num-seqs"
+        together = most_running(timeline, span)
+        ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
+        return f"{ran} at the same time; enlarge the pool or raise --max-num-seqs"
     return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
 
 
@@ -236,7 +239,18 @@ def refused(span: Span | None) -> str | None:
     if outcome is None or not outcome.failed:
         return None
     text = next((error for error in outcome.errors if "out of memory" in error.lower()), None)
-    return None if text is None else _failures(outcome, text)
+    return None if text is None else _failures(outcome, _in_short(text))
+
+
+def _in_short(text: str) -> str:
+    """The figures of torch's message, whose advice fills a screen; another text as it is."""
+    shortage = parse_oom(text)
+    if shortage is None:
+        return text
+    free = "" if shortage.free_bytes is None else f", {format_bytes(shortage.free_bytes)} free"
+    unused = shortage.unallocated_bytes
+    reserved = "" if unused is None else f", {format_bytes(unused)} reserved but unallocated"
+    return f"out of memory, {format_bytes(shortage.asked_bytes or 0)} requested{free}{reserved}"
 
 
 def _failures(outcome: Outcome, reason: str) -> str:

@@ -210,7 +210,7 @@ def evidence(
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),
         ("slope_over_error", round(growth.strength, 1), "", "computed"),
         ("later_half_ratio", growth.later_ratio, "ratio", "computed"),
-        ("p_drift", growth.p_drift, "ratio", "computed"),
+        ("p_drift", growth.p_drift, "p-value", "computed"),
         ("beyond_past", None if growth.beyond_past is None else round(growth.beyond_past, 2), "times", "computed"),
         ("steps_up", growth.steps_up, "steps", source),
         ("steps_down", growth.steps_down, "steps", source),

@@ -262,9 +262,9 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
         Evidence("first_touch_growth", found.first_touch, unit, source),
         Evidence("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
         Evidence("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
-        Evidence("p_trend", found.trend_p, "ratio", "computed"),
-        Evidence("p_load", found.load_p, "ratio", "computed"),
-        Evidence("p_dose", found.dose_p, "ratio", "computed"),
+        Evidence("p_trend", found.trend_p, "p-value", "computed"),
+        Evidence("p_load", found.load_p, "p-value", "computed"),
+        Evidence("p_dose", found.dose_p, "p-value", "computed"),
         Evidence("detection_limit", found.visible_per_cycle, f"{unit} per cycle", "computed"),
         Evidence("detection_limit_per_request", found.visible_per_request, f"{unit} per request", "computed"),
     )

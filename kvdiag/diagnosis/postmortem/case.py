@@ -6,7 +6,7 @@ device, one kind of failure), and then fills in what is missing. A report that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -37,17 +37,20 @@ _FILLED_PARTS = (
 class Case:
     """All that is known of one crash. `report` is the memory report in the engine's log before it.
 
-    `engine_name` is the engine that wrote the log; `has_log` is whether a log, or a part of one, was given.
+    `engine_name` is the engine that wrote the log, `flags` are its settings' command-line flags; `has_log` is whether a
+    log, or a part of one, was given, `clean_logs` those of them without a failure.
     """
 
     accounts: tuple[Account, ...] = ()
     report: EngineReport | None = None
     engine_name: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
     timeline: Timeline | None = None
     facts: Facts = field(default_factory=Facts)
     before: Diagnosis | None = None
     gaps: tuple[Gap, ...] = ()
     has_log: bool = False
+    clean_logs: tuple[str, ...] = ()
     failed_pool_bytes: int | None = None
     """How far below zero the pool's size is that the log prints."""
 
@@ -65,14 +68,21 @@ class Case:
             return replace(first, phase="request", phase_source="the trace")
         return first
 
+    def flag(self, setting: str) -> str:
+        """The flag that changes a setting; the setting in words where the engine has none."""
+        return self.flags.get(setting) or f"the {setting.replace('_', ' ')}"
+
     @property
     def agreement(self) -> str:
-        """Which sources report this failure."""
+        """Which sources report this failure, and which logs none."""
         first, agreeing, _ = _merged(self.accounts)
         same = [one.origin for one in agreeing]
-        if not same:
-            return first.origin
-        return f"{first.origin}; {', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}"
+        parts = [first.origin]
+        if same:
+            parts.append(f"{', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}")
+        if self.clean_logs:
+            parts.append(f"no failure in {', '.join(self.clean_logs)}")
+        return "; ".join(parts)
 
     @property
     def contradictions(self) -> tuple[Gap, ...]:
