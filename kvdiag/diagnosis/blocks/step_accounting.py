@@ -34,6 +34,8 @@ from kvdiag.diagnosis.timeline_queries import (
 from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.model import Facts, Outcome, Quantity, Sample, Span, Status, StepResult, Timeline
 
+NOT_RUN, CUT_SHORT = "the step did not run; repeat the run", "the step was cut short; repeat the run"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
@@ -114,12 +116,12 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
-        return ": ".join(filter(None, ("the step did not run", gap_reason(timeline, facts, "engine"))))
+        return ": ".join(filter(None, (NOT_RUN, gap_reason(timeline, facts, "engine"))))
     outcome = span.outcome
     if outcome is not None and outcome.failed:
         return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
     if not span.complete:
-        return "the step was cut short"
+        return CUT_SHORT
     if (problem := curve_problem(facts)) is not None:
         return problem
     if other := other_tokens(timeline, span):
@@ -216,11 +218,13 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if (refusal := refused(span)) is not None and span is not None:
         return StepResult(step, "fault", refusal, notes=span.notes)
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
-        return unknown(step, problem or "the step did not run", span)
+        return unknown(step, problem or NOT_RUN, span)
     floor = floor_before(timeline, facts, span, limits)
     growth = None if floor is None else measure(timeline, facts, span, floor)
     if growth is None:
-        return unknown(step, "the pool's usage before or under the load is not reported", span)
+        return unknown(
+            step, "the pool's usage before or under the load is not reported; check the engine's /metrics", span
+        )
     status, sentence = compare(growth, limits)
     samples = Quantity("samples_of_whole_load", growth.samples, "samples")
     expected = quantities(facts, growth, growth.need.most_blocks)

@@ -114,7 +114,7 @@ class Case:
         """Which log would fill in what is missing, as the end of a sentence; empty where that log was given."""
         if not self.has_log:
             return "; add the engine's log (--log)"
-        return "; add the log from the engine's start" if self.report is None else ""
+        return "; add the log from the engine's start" if self.report is None else "; add the agent's black box"
 
     @property
     def total_bytes(self) -> int | None:
@@ -123,9 +123,18 @@ class Case:
         return printed or (self.report.total_bytes if self.report is not None else None)
 
     @property
+    def pool_bytes(self) -> int | None:
+        """The KV pool's size where a setting gives it, by the log of the start or the trace."""
+        if self.report is not None and self.report.settings.pool_bytes is not None:
+            return self.report.settings.pool_bytes
+        return self.facts.pools[0].pool_bytes if self.facts.pools else None
+
+    @property
     def fraction_ratio(self) -> float | None:
-        """The memory fraction in use; `None` without a log of the start."""
-        if self.report is None or self.report.settings.pool_bytes is not None:
+        """The memory fraction in use; `None` without a log of the start or a trace, or where the pool has a size."""
+        if self.report is None and self.facts.pools and self.pool_bytes is None:
+            return self.facts.pools[0].memory_fraction_ratio
+        if self.report is None or self.pool_bytes is not None:
             return None
         settings = self.report.settings
         return settings.fraction_ratio if settings.memory_fraction_ratio or settings.version else None

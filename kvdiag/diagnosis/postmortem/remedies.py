@@ -27,7 +27,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     short, needed = f"{format_bytes(short_bytes)} were missing", short_bytes + DEFAULT_LIMITS.headroom_bytes
-    pool, rank = (None, None) if case.report is None else (case.report.settings.pool_bytes, case.report.deciding_rank)
+    pool, rank = case.pool_bytes, None if case.report is None else case.report.deciding_rank
     printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
     taken = pool or printed or None
     total, old = case.total_bytes, case.fraction_ratio

@@ -129,7 +129,7 @@ class Isolation:
         reasons = Counter(one.problem for one in self.answers if one.problem is not None).most_common(1)
         why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(self.answers)} requests)" if reasons else ""
         few = plural(least.requests, "request")
-        return f"{few} of a kind can be judged; {limits.isolation_rounds} are needed{why}"
+        return f"only {few} of a kind can be judged{why}; {limits.isolation_rounds} are needed, so repeat the run"
 
     def hits_show(self, limits: Limits) -> bool:
         """Whether time to first token separates a tenant's own hits from new prompts."""

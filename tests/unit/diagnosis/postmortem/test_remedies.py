@@ -11,6 +11,8 @@ import pytest
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction, scaled
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from kvdiag.model import Facts
+from tests.builders.values import pool
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account
 
 TOTAL = 100 * GIB
@@ -69,6 +71,20 @@ def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int |
     report = replace(printed, settings=replace(printed.settings, pool_bytes=50 * GIB))
 
     assert (None, left_bytes, tokens) == figures_of(lower_fraction(case_with(report), short_gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("sized", "expected"),
+    [
+        ({"pool_bytes": 50 * GIB}, (None, 44 * GIB + 704 * MIB, None)),
+        ({"pool_bytes": None, "memory_fraction_ratio": 0.9}, (0.06, 0.84, None)),
+    ],
+    ids=["in bytes", "by the fraction"],
+)
+def test_trace_shows_what_sizes_the_pool(sized: dict[str, Any], expected: tuple[float | None, ...]) -> None:
+    """Without a log of the start, the setting that the trace's pool has is changed."""
+    case = replace(case_with(), facts=Facts(pools=(pool(**sized),)))
+    assert expected == figures_of(lower_fraction(case, 5 * GIB))
 
 
 @pytest.mark.parametrize(
