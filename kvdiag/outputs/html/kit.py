@@ -153,7 +153,7 @@ def unknown_rows(findings: Iterable[Finding]) -> Html:
 
 def gap_rows(gaps: Iterable[Gap]) -> Html:
     """What a source could not read, one a row."""
-    return _pairs([([gap.source], f"{gap.kind}: {gap.reason}") for gap in gaps])
+    return _pairs([([gap.source], gap.reason) for gap in gaps])
 
 
 def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
