@@ -28,7 +28,7 @@ from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
 from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
 
 ID = "leak.kv_blocks"
@@ -82,8 +82,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("leaked_ratio", held / total, "ratio", "engine"),
         Evidence("requests_until_pool_full", left, "requests", "computed"),
     )
-    summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
     growth = None if timeline.marks or size is None else _growth(floors, size, (total - held) * size, limits)
+    if growth is not None and growth.exhaustion_seconds is not None:
+        grows = format_rate(growth.bytes_per_second * HOUR_SECONDS)
+        rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
+    summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
     return (Finding(ID, "fault", summary, evidence, growth=growth),)
 
 
