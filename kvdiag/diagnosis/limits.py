@@ -109,6 +109,9 @@ class Limits:
     and after three that are missing their processes may be gone."""
 
     # leak.kv_blocks
+    kv_growth_intervals: int = 3
+    """Idle intervals without which growth of the blocks in use has no bounds, and no time to exhaustion."""
+
     late_blocks_seconds: float = 60.0
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
