@@ -49,6 +49,7 @@ LINKS = (
     ("/api/v1/ledger", "the memory ledger now"),
     ("/api/v1/snapshot", "everything that `kvdiag top` shows of this daemon"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
+    ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),
     ("/-/ready", "readiness: something has been read"),
 )
