@@ -6,7 +6,7 @@ from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, Gap
-from kvdiag.sources import host
+from kvdiag.sources import host, served_model
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
@@ -60,8 +60,8 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
     # Where both limit a cache, the command line counts.
     reported = (cache for command in commands for cache in limits_on_command_line(command))
     caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
-    root = host.model_folder(identity.root, pids or ())
-    weights, weight_gaps = host.weights_bytes(root)
+    root = served_model.model_folder(identity.root, pids or ())
+    weights, weight_gaps = served_model.weights_bytes(root)
     return Facts(
         url=url,
         engine_name=engine.name,
@@ -73,7 +73,7 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
         host_caches=None if pids is None and not caches else tuple(caches.values()),
         host_limit_bytes=host.limit_bytes(pids or ()),
-        model_config=host.model_config(root),
+        model_config=served_model.model_config(root),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
         gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),

@@ -13,7 +13,7 @@ from kvdiag.commands.connect import Finder
 from kvdiag.commands.options import report_file
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.errors import KvdiagError
-from kvdiag.sources import listening_ports as listening
+from kvdiag.sources import host
 from kvdiag.sources.model_files import read_model
 from tests.fixtures.hostile import Hostile, Peer, reply
 
@@ -49,7 +49,7 @@ def stranger() -> Stranger:
 def found(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
     """The stranger, on the only usual port that is open."""
     with Hostile(stranger) as server:
-        monkeypatch.setattr(listening, "PORTS", (server.port, server.port, server.port))
+        monkeypatch.setattr(host, "PORTS", (server.port, server.port, server.port))
         yield server
 
 

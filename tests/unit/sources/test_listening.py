@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from kvdiag.sources import listening_ports
-from kvdiag.sources.listening_ports import candidates
+from kvdiag.sources import host
+from kvdiag.sources.host import candidates
 
 
 def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPa
             ports.append(each.getsockname()[1])
         for each in (one, two, unusual):
             each.listen()
-        monkeypatch.setattr(listening_ports, "PORTS", (ports[1], ports[3], ports[0]))
+        monkeypatch.setattr(host, "PORTS", (ports[1], ports[3], ports[0]))
 
         assert (f"http://127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[0]}") == candidates(own_port=1)
         assert (f"http://127.0.0.1:{ports[1]}",) == candidates(own_port=ports[0])

@@ -19,8 +19,9 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts
-from kvdiag.sources.host import model_config, model_folder, program, read
+from kvdiag.sources.host import program, read
 from kvdiag.sources.http import HttpReader
+from kvdiag.sources.served_model import model_config, model_folder
 from tests.fixtures.hostile import LONG_SECONDS, Hostile, reply_json
 from tests.unit.commands.bad_input.refusals import MODEL, SERVER
 from tests.unit.sources.host_programs import WAIT, listening
