@@ -1,4 +1,4 @@
-"""Who is diagnosed: version, model, pools and processes of one server, read once before anything else."""
+"""The facts of one server: version, model, pools and processes, read once before anything else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 HOST_SECONDS = 30.0
-"""On a machine of thousands of processes, or beside a slow volume, reading takes a while."""
+"""On a machine with thousands of processes or a slow volume, reading takes a while."""
 
 
 def host_reader() -> ThreadedReader[Facts]:
-    """Makes the facts on a thread of its own, which is left behind where the host hangs."""
+    """A reader of the facts on a thread of its own, which is abandoned if the host hangs."""
     return ThreadedReader(read_facts, "host")
 
 
@@ -27,7 +27,7 @@ async def gather_facts(
     *,
     host_seconds: float = HOST_SECONDS,
 ) -> tuple[Facts, Identity]:
-    """The facts of the server at `url`; those that this host tells of it come through `reader`.
+    """The facts of the server at `url`; those of this host are read by `reader`.
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, or a read times out.

@@ -85,7 +85,7 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         answer = await http.get("/metrics/")
         parser = prometheus_text.PageParser()
         task = asyncio.create_task(others())
-        await vllm.in_turns(parser.parsing(answer.text))
+        await vllm.cooperatively(parser.parsing(answer.text))
         task.cancel()
         return turns
 
@@ -110,7 +110,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: py
         return {}
 
     with pytest.raises(TooLargeError):
-        asyncio.run(vllm.in_turns(parsing()))
+        asyncio.run(vllm.cooperatively(parsing()))
     assert 1 == pieces
 
 
