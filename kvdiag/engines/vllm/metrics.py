@@ -182,7 +182,7 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
 
 
 def parse_caches(page: Page) -> tuple[HostCache, ...]:
-    """The caches in host memory with a size limit in `vllm:cache_config_info`, all ranks together (since 0.11.1, in GiB).
+    """The caches in host memory limited by `vllm:cache_config_info`, all ranks together (since 0.11.1, in GiB).
 
     (vllm/config/cache.py::CacheConfig.kv_offloading_size.) Its swap space is left out: it is taken whole, at start.
     """
