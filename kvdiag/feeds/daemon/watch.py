@@ -48,7 +48,10 @@ def pace_of(tick_seconds: float) -> Pace:
 
 
 class Watch:
-    """One server's history, newest readings and newest diagnosis. `run` fills it, `snapshot` shows it."""
+    """One server's history, newest readings and newest diagnosis. `run` fills it, `snapshot` shows it.
+
+    It begins before there is a server, outlives it, and follows the next one at the same place with an empty history.
+    """
 
     def __init__(
         self,
@@ -66,10 +69,22 @@ class Watch:
         retention: Retention | None = None,
         schedule: type[DiagnosisSchedule] = DiagnosisSchedule,
     ) -> None:
-        """Read nothing yet. `nvml` shows this machine's GPUs, until a server says which are its own.
+        """Read nothing yet.
 
-        Samples are given to `recorder`; `before` is what it has kept of an earlier run, which this one continues.
-        `diagnosis_seconds` and `diagnosis_ratio` are those of the `schedule`.
+        Args:
+            find: searches for the server, again and again.
+            nvml: this machine's GPUs, until a server says which are its own.
+            agents: the allocators inside the server's processes; `None` where there is no agent.
+            limits: the thresholds of diagnoses from now on.
+            pace: the interval of each source in seconds.
+            diagnosis_seconds: the least time from one diagnosis to the next.
+            diagnosis_ratio: the share of a core that diagnoses may take.
+            recorder: takes every sample; `None` keeps nothing on disk.
+            before: what the recorder kept of an earlier run, which this one continues.
+            clock: the time of samples.
+            retention: the history in memory.
+            schedule: when to diagnose.
+
         """
         self.limits = limits
         """Of diagnoses from now on."""

@@ -112,10 +112,18 @@ async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[i
 
 
 class TimelineBuilder:
-    """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it."""
+    """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it.
+
+    For a run of test steps, which keeps all of it. A daemon keeps a day in little memory instead (`Retention`).
+    """
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
-        """Begin empty; `trace` gets every sample and mark as it comes."""
+        """Begin empty.
+
+        Args:
+            trace: gets every sample and mark as it comes; the caller closes it.
+
+        """
         self._trace = trace
         self._samples: list[Sample] = []
         self._marks: list[Mark] = []
@@ -123,7 +131,12 @@ class TimelineBuilder:
         self._news = asyncio.Event()
 
     def add(self, entry: Sample | Mark) -> None:
-        """Append one sample or mark, which must be the newest of its kind, and wake those who wait."""
+        """Append one sample or mark, which must be the newest of its kind, and wake those who wait.
+
+        Raises:
+            KvdiagError: the trace cannot be written.
+
+        """
         if isinstance(entry, Sample):
             self._samples.append(entry)
             for gap in entry.gaps:
@@ -159,7 +172,16 @@ class TimelineBuilder:
         return Timeline(samples=tuple(self._samples), marks=tuple(self._marks))
 
     async def wait_for(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
-        """Wait until `done` holds of the samples from now on; False when `seconds` pass first."""
+        """Wait until `done` holds of the samples that come from now on.
+
+        Args:
+            done: gets these samples, oldest first, at each new one.
+            seconds: how long to wait at most.
+
+        Returns:
+            Whether it held in time.
+
+        """
         first = self.count
         try:
             async with asyncio.timeout(seconds):
@@ -172,10 +194,21 @@ class TimelineBuilder:
 
 @dataclass(kw_only=True)
 class Sampler:
-    """Reads every source at its interval; `record` takes each sample as it comes.
+    """Reads every source at its interval until it is cancelled. Each sample has the part of one source alone.
 
-    Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes from
-    the host. `load` returns our own requests at this moment. Ticks of each source are added to those `counted` already.
+    Args:
+        engine: the server's metrics; without it no engine is read.
+        nvml: the devices.
+        agents: the allocators inside the server's processes; without it none are read.
+        processes: the server's processes on this host, read if `facts` names them.
+        facts: the server.
+        record: takes each sample as it comes; a `KvdiagError` of its own ends the sampler.
+        pace: the interval of each source in seconds.
+        clock: the time of each sample.
+        load: our own requests at this moment; `None` where there are none.
+        counted: ticks of each source so far, which are added to.
+
+    A source that fails, or does not answer in time, is a sample with a `Gap`; no other source waits for it.
     """
 
     engine: EngineClient | None

@@ -35,7 +35,12 @@ STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red",
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """The whole diagnosis."""
+    """Render a diagnosis for a terminal: verdict and server, steps, problems, what was checked, ledger, missing data.
+
+    Returns:
+        What rich prints at any width. Text from a server is escaped: it is neither markup nor control characters.
+
+    """
     parts: list[RenderableType] = [headed(diagnosis.worst, sentence(diagnosis)), _subject(diagnosis.facts)]
     if diagnosis.steps:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
