@@ -161,15 +161,6 @@ def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Htm
     return table((), written, "pairs")
 
 
-LEDGER_TITLES = (
-    ("component", ""),
-    ("bytes", "number"),
-    ("share", "number"),
-    ("source", "source"),
-    ("detail", "detail"),
-)
-
-
 def ledger_cards(
     lines: Iterable[LedgerLine], devices: Mapping[str, Device], notes: Mapping[str | None, Html] | None = None
 ) -> Html:
@@ -195,8 +186,7 @@ def ledger_cards(
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
-    titles = [(name, name) for name in ("source", "detail")]
-    titles = [("component", ""), ("bytes", "number"), ("share", "number"), *titles]
+    titles = (("component", ""), ("bytes", "number"), ("share", "number"), ("source", "source"), ("detail", "detail"))
     used = sum(line.bytes for line in lines)
     memory = None if device is None else device.memory
     gpu = lines[0].gpu
