@@ -183,7 +183,7 @@ class EngineAdapter:
     """Request headers that send a request to the first of several data-parallel engines."""
 
     flags: Mapping[str, str]
-    """Setting to the command-line flag that changes it."""
+    """Setting to the command-line flag (or environment variable) that changes it, as remedies name it."""
 
     def open(self, http: HttpReader) -> EngineClient:
         """A client for the server at the base address of `http`."""

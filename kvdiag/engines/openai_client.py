@@ -32,7 +32,7 @@ def _text(value: object) -> str | None:
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-async def in_turns(steps: Generator[None, None, Page]) -> Page:
+async def in_turns(steps: Generator[None, None, Page], *, max_seconds: float = MAX_PARSE_SECONDS) -> Page:
     """The page that the steps come to; other tasks have their turn between them.
 
     Raises:
@@ -48,8 +48,8 @@ async def in_turns(steps: Generator[None, None, Page]) -> Page:
             page: Page = end.value
             return page
         spent_seconds += time.thread_time() - begun_seconds
-        if spent_seconds > MAX_PARSE_SECONDS:
-            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+        if spent_seconds > max_seconds:
+            raise TooLargeError(f"it takes more than {max_seconds:g} s of the processor")
         await asyncio.sleep(0)
 
 

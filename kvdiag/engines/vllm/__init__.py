@@ -49,6 +49,11 @@ ENGINE = EngineAdapter(
             "kv_dtype": "--kv-cache-dtype",
             "enforce_eager": "--enforce-eager",
             "tensor_parallel": "--tensor-parallel-size",
+            "graph_sizes": "--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config",
+            "max_logprobs": "--max-logprobs",
+            "images_per_prompt": "--limit-mm-per-prompt",
+            "image_size": "--mm-processor-kwargs",
+            "library_workspace": "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE",
         }
     ),
 )
