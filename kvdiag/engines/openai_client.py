@@ -66,12 +66,7 @@ class OpenAIClient:
         self._parsers: dict[tuple[str, ...], PageParser] = {}
 
     async def identify(self) -> Identity:
-        """The server's version and model.
-
-        Raises:
-            Unreadable: it cannot be reached, requires a key, or is no OpenAI-compatible server.
-
-        """
+        """The server's version and model; Unreadable if it is no OpenAI-compatible server."""
         models = await self._http.json("/v1/models")
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
@@ -95,13 +90,7 @@ class OpenAIClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series, only `names` if the server can filter.
-
-        Raises:
-            Unreadable: it cannot be read, or is not in Prometheus's text format.
-            TooMuchError: it is too large, or was within the last minute.
-
-        """
+        """The metrics endpoint's series; Unreadable if it has none, TooMuchError if it is too large."""
         # Servers that know no filter answer with the whole page.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)

@@ -70,11 +70,9 @@ class Watch:
         Args:
             finder: finds the server, again and again, and has its GPUs until it reports which are its own.
             agents: the allocators inside the server's processes; `None` where there is no agent.
-            limits: the thresholds of diagnoses from now on.
-            tick_seconds: the interval of samples.
+            limits, tick_seconds: the thresholds of diagnoses, and the interval of samples.
             recorder: gets every sample; what it has kept of an earlier run is continued. `None` keeps nothing on disk.
-            clock: the time of samples.
-            retention: the history in memory.
+            clock, retention: the time of samples, and the history in memory.
             schedule: makes the schedule of diagnoses from their subject, a callback and the clock.
 
         """

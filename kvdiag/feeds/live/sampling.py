@@ -118,12 +118,7 @@ class TimelineBuilder:
     """
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
-        """Begin empty.
-
-        Args:
-            trace: gets every sample and mark as it comes; the caller closes it.
-
-        """
+        """Begin empty; `trace` gets every sample and mark as it comes, and is closed by the caller."""
         self._trace = trace
         self._samples: list[Sample] = []
         self._marks: list[Mark] = []
@@ -172,16 +167,7 @@ class TimelineBuilder:
         return Timeline(samples=tuple(self._samples), marks=tuple(self._marks))
 
     async def wait_for(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
-        """Wait until `done` holds of the samples that come from now on.
-
-        Args:
-            done: gets these samples, oldest first, at each new one.
-            seconds: how long to wait at most.
-
-        Returns:
-            Whether it held in time.
-
-        """
+        """Wait until `done` holds of the samples from now on; False when `seconds` pass first."""
         first = self.count
         try:
             async with asyncio.timeout(seconds):
@@ -197,14 +183,11 @@ class Sampler:
     """Reads every source at its interval until it is cancelled. Each sample has the part of one source alone.
 
     Args:
-        engine: the server's metrics; without it no engine is read.
-        nvml: the devices.
-        agents: the allocators inside the server's processes; without it none are read.
+        engine, nvml, agents: the server's metrics, its devices, the allocators inside it; `None` is not read.
         processes: the server's processes on this host, read if `facts` names them.
         facts: the server.
         record: takes each sample as it comes; a `KvdiagError` of its own ends the sampler.
-        pace: the interval of each source in seconds.
-        clock: the time of each sample.
+        pace, clock: the interval of each source in seconds, and the time of each sample.
         load: our own requests at this moment; `None` where there are none.
         counted: ticks of each source so far, which are added to.
 

@@ -35,11 +35,9 @@ STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red",
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """Render a diagnosis for a terminal: verdict and server, steps, problems, what was checked, ledger, missing data.
+    """Render a diagnosis for rich, at any width: verdict and server, steps, problems, checks, ledger, missing data.
 
-    Returns:
-        What rich prints at any width. Text from a server is escaped: it is neither markup nor control characters.
-
+    Text from a server is escaped: it acts neither as markup nor as control characters.
     """
     parts: list[RenderableType] = [headed(diagnosis.worst, sentence(diagnosis)), _subject(diagnosis.facts)]
     if diagnosis.steps:
