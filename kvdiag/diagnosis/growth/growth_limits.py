@@ -205,6 +205,9 @@ class SoakLimits:
     """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
     that are collected now and then the trend alone accuses a third."""
 
+    least_blocks: int = 3
+    """Such blocks, whose lowest readings have to rise: of two every other pair does."""
+
     most_blocks: int = 6
     """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
 
@@ -214,6 +217,9 @@ class SoakLimits:
     certain_blocks: int = 5
     """Blocks of readings from which a rising host memory is a fault, up to there a suspect: fewer may all lie within
     one period of a collector."""
+
+    least_repeats: int = 2
+    """Repeated cycles, after the one that brought the contents, without which they tell nothing."""
 
     content_ratio: float = 0.25
     """Growth per request of repeated content over that of new content below which contents are kept, not requests."""
