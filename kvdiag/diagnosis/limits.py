@@ -109,6 +109,9 @@ class Limits:
     and after three that are missing their processes may be gone."""
 
     # leak.kv_blocks
+    kv_growth_intervals: int = 3
+    """Idle intervals without which growth of the blocks in use has no bounds, and no time to exhaustion."""
+
     late_blocks_seconds: float = 60.0
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
@@ -302,6 +305,9 @@ class Limits:
 
     exit_freed_ratio: float = 0.1
     """Share of a device that comes free with a server that ends; a context and activations alone are less."""
+
+    least_fraction_ratio: float = 0.1
+    """Smallest memory fraction that is advised: a tenth of a device rarely holds weights, activations and a pool."""
 
     max_fraction_ratio: float = 0.97
     """Largest memory fraction that is advised: beyond it, what libraries take outside any budget does not fit."""

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdiag.engines import openai_client
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.engines.vllm import client as vllm
 from kvdiag.sources import bounded_json, prometheus_text
 from kvdiag.sources.http import MAX_ANSWER_BYTES, REST_SECONDS, HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError, parse_page
@@ -83,7 +83,7 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         answer = await http.get("/metrics/")
         parser = prometheus_text.PageParser()
         task = asyncio.create_task(others())
-        await vllm.in_turns(parser.parsing(answer.text), max_seconds=600.0)
+        await openai_client.in_turns(parser.parsing(answer.text), max_seconds=600.0)
         task.cancel()
         return turns
 
@@ -105,7 +105,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up() -> None:
         return {}
 
     with pytest.raises(TooLargeError):
-        asyncio.run(vllm.in_turns(parsing(), max_seconds=0.0))
+        asyncio.run(openai_client.in_turns(parsing(), max_seconds=0.0))
     assert 1 == pieces
 
 

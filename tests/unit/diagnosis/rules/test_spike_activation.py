@@ -10,7 +10,10 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation
 from kvdiag.model import Allocator, Device, Engine, Facts, Finding, Sample, Timeline
 from tests.builders.answers import evidence, rows
-from tests.builders.values import GIB, MIB, device, engine, process, split
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, device, engine, process, split
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
 from tests.unit.diagnosis.failures import FAILED, FIRST, REFUSED, SERVER
 
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)
@@ -28,6 +31,26 @@ def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
     """The finding on what processes told at first and at last."""
     first, last = zip(*pairs, strict=True)
     return judged(Sample(at_seconds=0.0, allocators=first), Sample(at_seconds=15.0, allocators=last))
+
+
+@pytest.mark.parametrize(
+    ("step", "message", "expected"),
+    [
+        ("concurrent", OOM, "fault"),
+        ("concurrent", OOM_WITH_ROOM, "ok"),
+        ("long_context", OOM, "ok"),
+        ("concurrent", OOM.replace("512.00 MiB is free", "4.00 GiB is free"), "unknown"),
+    ],
+    ids=["not enough", "not in one piece", "one long request", "enough was free"],
+)
+def test_failed_request_of_ours_is_judged_by_its_message(step: str, message: str, expected: str) -> None:
+    """Devices that were never seen full say nothing against a request that ran out of memory."""
+    world = World(failing={step: message})
+    (actual,) = spike_activation.judge(run(world), facts_of(world), DEFAULT_LIMITS)
+
+    asked = evidence(actual)["requested"]
+    assert (expected, step) == (actual.status, evidence(actual)["step"])
+    assert asked == (5 * GIB // 2 if message is OOM_WITH_ROOM else 3 * GIB)
 
 
 def test_a_refused_allocation_has_its_figures() -> None:
