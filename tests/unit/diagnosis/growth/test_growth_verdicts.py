@@ -39,9 +39,8 @@ def of(
     *windows: GrowthEvidence, room_bytes: int | None, burst: GrowthEvidence | None = None
 ) -> tuple[GrowthStatus, Reason]:
     """What decides for the only owner of memory."""
-    found = decisive(
-        {("0", 1): Assessment(seconds=7_200.0, windows=windows, burst=burst)}, LIMITS, lambda _: room_bytes
-    )
+    only = Assessment(seconds=7_200.0, windows=windows, burst=burst)
+    found = decisive({OWNERS[0]: only}, LIMITS, lambda _: room_bytes)
     assert found is not None
     return found[1].status, found[1].reason
 
