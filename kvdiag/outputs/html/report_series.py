@@ -30,9 +30,8 @@ class Readings:
     def divided(self, wholes: Mapping[str, int | None]) -> Readings:
         """Each figure as a ratio of its whole; `None` where that is not known."""
         figures = {
-            name: [None if value is None or not whole else value / whole for value in values]
+            name: [value / whole if value is not None and (whole := wholes[name]) else None for value in values]
             for name, values in self.figures.items()
-            for whole in [wholes[name]]
         }
         return replace(self, figures=figures)
 

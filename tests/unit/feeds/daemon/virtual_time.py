@@ -16,7 +16,7 @@ THREAD_SECONDS = 10.0
 """Longest that a thread is waited for once no timer is left."""
 
 DELIVERY_SECONDS = 0.001
-"""What is in flight between two sockets is waited for in steps of this: a busy kernel delivers it late."""
+"""Bytes in flight between two sockets are waited for in steps of this: a busy kernel does not deliver them at once."""
 
 
 class _Jump(selectors.DefaultSelector):
