@@ -9,7 +9,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders.answers import containing
+from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
 from tests.builders.values import GIB, KIB, MIB, SERVER_PID, allocator, device, engine
@@ -153,9 +153,7 @@ def test_soak_that_did_not_run_is_told_from_none() -> None:
     """Its warm-up alone is a soak that broke off; no mark of it is none."""
     begun = Mark(at_seconds=1.0, step="soak_warmup", cycle=0, phase="begin")
 
-    assert Soak(cycles=(), problem="the step did not run; repeat the run") == soaked(
-        Timeline(samples=(), marks=(begun,)), Facts(), DEFAULT_LIMITS
-    )
+    assert Soak(cycles=(), problem=ANY_TEXT) == soaked(Timeline(samples=(), marks=(begun,)), Facts(), DEFAULT_LIMITS)
     assert soaked(Timeline(samples=()), Facts(), DEFAULT_LIMITS) is None
 
 
