@@ -306,6 +306,9 @@ class Limits:
     exit_freed_ratio: float = 0.1
     """Share of a device that comes free with a server that ends; a context and activations alone are less."""
 
+    least_fraction_ratio: float = 0.1
+    """Smallest memory fraction that is advised: a tenth of a device rarely holds weights, activations and a pool."""
+
     max_fraction_ratio: float = 0.97
     """Largest memory fraction that is advised: beyond it, what libraries take outside any budget does not fit."""
 

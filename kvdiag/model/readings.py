@@ -67,7 +67,7 @@ class Process(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Checked):
-    """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had.
+    """A GPU or a MIG slice. `memory` and `processes` are `None` if they were not or could not be read.
 
     `index` is the GPU's as `nvidia-smi -L` counts, so that slices of one GPU share it; `uuid` alone is unique.
     """
@@ -78,6 +78,11 @@ class Device(Checked):
     memory: Memory | None
     processes: tuple[Process, ...] | None = None
     mig_parent_uuid: str | None = None
+
+    @property
+    def who(self) -> str:
+        """The device in words: its index, and the UUID of a MIG slice."""
+        return f"GPU {self.index}" if self.mig_parent_uuid is None else f"GPU {self.index} {self.uuid}"
 
     def _problem(self) -> str | None:
         return None if self.uuid else "no uuid"

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from kvdiag.feeds.recording.restore import Before
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Facts, Sample
 
@@ -35,9 +36,13 @@ LAST_SECONDS = 1.0
 class DiskRecorder:
     """Has `SegmentStore` written by a thread; nothing here waits, and nothing raises."""
 
-    def __init__(self, segments: SegmentStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, segments: SegmentStore, before: Before | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Begin the thread."""
         self._segments = segments
+        self.before = before
+        """What was recorded by an earlier run."""
         self._clock = clock
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._hurry = threading.Event()

@@ -161,21 +161,12 @@ def unknown_rows(findings: Iterable[Finding]) -> Html:
 
 def gap_rows(gaps: Iterable[Gap]) -> Html:
     """What a source could not read, one a row."""
-    return _pairs([([gap.source], f"{gap.kind}: {gap.reason}") for gap in gaps])
+    return _pairs([([gap.source], gap.reason) for gap in gaps])
 
 
 def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
     written = [row((joined(*(element("div", name) for name in names)), style), prose(text)) for names, text in rows]
     return table((), written, "pairs")
-
-
-LEDGER_TITLES = (
-    ("component", ""),
-    ("bytes", "number"),
-    ("share", "number"),
-    ("source", "source"),
-    ("detail", "detail"),
-)
 
 
 def ledger_cards(
@@ -203,8 +194,7 @@ def ledger_cards(
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
-    titles = [(name, name) for name in ("source", "detail")]
-    titles = [("component", ""), ("bytes", "number"), ("share", "number"), *titles]
+    titles = (("component", ""), ("bytes", "number"), ("share", "number"), ("source", "source"), ("detail", "detail"))
     used = sum(line.bytes for line in lines)
     memory = None if device is None else device.memory
     gpu = lines[0].gpu
