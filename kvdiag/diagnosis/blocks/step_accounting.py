@@ -116,7 +116,8 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
-        return ": ".join(filter(None, (NOT_RUN, gap_reason(timeline, facts, "engine"))))
+        reason = gap_reason(timeline, facts, "engine")
+        return f"the step did not run: {reason}" if reason else NOT_RUN
     outcome = span.outcome
     if outcome is not None and outcome.failed:
         return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
