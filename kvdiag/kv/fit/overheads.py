@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kvdiag.kv.layout.layers import Architecture
 
 GIB = 1 << 30
+
+ESTIMATE = "estimate"
+"""The source of overheads that were not measured."""
 # What `--engine` may be: the engine that this package models, and any other, by the rule of thumb.
 MODELLED_ENGINE, GENERIC_ENGINE = "vllm", "generic"
 # The rule of thumb of "KV memory in production" and the audit article: CUDA context 1.5 GB, allocator 2 GB, activations
@@ -65,7 +68,7 @@ def vllm_overheads(
         context_bytes=_CONTEXT_BYTES + doublings * _NCCL_BYTES_PER_DOUBLING,
         activation_bytes=max(layer, sampler) + GIB // 4,
         graph_bytes=_GRAPH_BYTES if graphs else 0,
-        source="estimate",
+        source=ESTIMATE,
     )
 
 

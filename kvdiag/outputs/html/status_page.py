@@ -48,7 +48,7 @@ LINKS = (
     ("/api/v1/snapshot", "everything that `kvdiag top` shows of this daemon"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/-/healthy", "liveness"),
-    ("/-/ready", "readiness: something has been read"),
+    ("/-/ready", "readiness: a first sample has been read"),
 )
 
 SERVER: Mapping[ServerState, str] = {
@@ -177,7 +177,7 @@ def chart(title: str, lines: Mapping[str, Points], start_seconds: float, end_sec
     plot = Plot(
         key=title.lower().replace(" ", "-"),
         title=title,
-        description="Ratios over time; a break is time without samples.",
+        description="Share in use over time; a gap is time without samples.",
         start_seconds=start_seconds,
         end_seconds=end_seconds,
         scale=shares(),

@@ -258,7 +258,7 @@ def test_remedy_of_a_step_lowers_what_it_scales_with(figures: dict[str, Any], ex
 @pytest.mark.parametrize("phase", ["prefill", "logprobs", "encoder", "decode", "profile", "graph_capture", "kv_pool"])
 def test_remedies_have_the_flags_of_the_engine_alone(phase: str) -> None:
     """Of an engine without flags no remedy has one, and of one with others every remedy has those."""
-    case = {"phase": phase, "max_num_seqs": 512}
+    case: dict[str, Any] = {"phase": phase, "max_num_seqs": 512}
     for flags in ({}, {name: f"--of-{name}" for name in FLAGS}):
         found = postmortem(Case(accounts=(account(**case),), report=REPORT, flags=flags)).findings
         named = re.findall(r"--[a-z-]+", " ".join(one.remedy or "" for one in found if one.status == "fault"))
