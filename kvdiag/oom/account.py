@@ -40,6 +40,8 @@ class Account:
     waiting: int | None = None
     kv_usage_ratio: float | None = None
     max_num_seqs: int | None = None
+    graphs_captured: tuple[int, int] | None = None
+    """How many CUDA graphs of how many had been captured."""
     later: int = 0
     line: int = 0
     allocator: Allocator | None = None

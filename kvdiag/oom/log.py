@@ -27,6 +27,15 @@ _REST = "\0"
 MAX_FAILURES = 1000
 _DUMP_LINES = 3000
 
+KILL_CHARACTERS = 2000
+"""The kernel's lines about one kill, or what Kubernetes says of one container."""
+HOST_CHARACTERS = 20_000
+_BEFORE_A_KILL = (
+    re.compile(r"memory: usage \d{1,15}kB, limit \d{1,15}kB"),
+    re.compile(r"[\w.-]{1,100}:\s{1,20}Container ID:"),
+)
+"""The cgroup's figures stand before the kernel's list of tasks, a container's name above its state."""
+
 _PROCESS = re.compile(
     r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})(?:, ?ip=[\w.:]{1,60})?\) ?"
     r"|\[rank(?P<only>\d{1,5})\]: ?|\b(?P<short>TP\d{1,4}|DP\d{1,4} TP\d{1,4})\] "
@@ -43,6 +52,8 @@ _LOAD = re.compile(
     r"Running: (\d{1,9}) reqs?, (?:Swapped: \d{1,9} reqs?, )?(?:Waiting|Pending): (\d{1,9}) reqs?"
     r"(?:[^\n]{0,200}?KV cache usage: (\d{1,3}(?:\.\d{1,4})?)%)?"
 )
+_GRAPHS = re.compile(r"Capturing (?:CUDA graph|cudagraph)[^\n]{0,160}?\b(\d{1,4})/(\d{1,4}) \[")
+"""The progress bar of a capture."""
 _MOST_REQUESTS = re.compile(r"(?<!\w)'?max_num_seqs'?(?:=|: )(\d{1,9})")
 _DUMP = re.compile(r"Dumping scheduler output for model execution: ")
 _TOTAL_SCHEDULED = re.compile(r"total_num_scheduled_tokens=(\d{1,12})")
@@ -96,12 +107,13 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         phase = "prefill" if most > _MOST_DECODE_TOKENS else "decode"
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)
+    graphs = _last(_GRAPHS, before)
     most_requests = _last(_MOST_REQUESTS, "\n".join(lines[:line]))
     return Account(
         origin=f"{origin}, line {line + 1}",
         shortage=shortage,
         line=line + 1,
-        process=stream.name,
+        process=shortage.killed or stream.name,
         rank=stream.rank,
         phase=phase,
         phase_source=phase_source,
@@ -110,6 +122,7 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         waiting=int(load[2]) if load else None,
         kv_usage_ratio=min(float(load[3]) / 100, 1.0) if load and load[3] else None,
         max_num_seqs=int(most_requests[1]) if most_requests else None,
+        graphs_captured=(int(graphs[1]), int(graphs[2])) if graphs and phase == "graph_capture" else None,
         later=len(found) - 1,
     )
 
@@ -167,7 +180,8 @@ def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     )[: 4 * MAX_FAILURES]
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
-        if kept and start - kept[-1][1] < NEAR_CHARACTERS // 2 and _same(text[kept[-1][0] : start], kept[-1][2], kind):
+        near = KILL_CHARACTERS if kept and kept[-1][2] == kind == "host" else NEAR_CHARACTERS // 2
+        if kept and start - kept[-1][1] < near and _same(text[kept[-1][0] : start], kept[-1][2], kind):
             kept[-1] = (kept[-1][0], end, min(kept[-1][2], kind, key=_RANKED.index))
             continue
         kept.append((start, end, kind))
@@ -189,7 +203,15 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:
-    """A message, with what libraries say of the device and the size just before it."""
+    """A message, with what libraries say of the device and the size just before it, or what leads up to a kill."""
+    if kind == "host":
+        before = text[max(0, start - HOST_CHARACTERS) : start]
+        return "\n".join(
+            (
+                text[start : min(end, start + KILL_CHARACTERS)],
+                *(m[0] for p in _BEFORE_A_KILL if (m := _last(p, before))),
+            )
+        )
     if kind in {"driver", "library"}:
         return text[text.rfind("\n", 0, start) + 1 : end]
     return text[start:end]

@@ -53,7 +53,8 @@ class Shortage:
 
     `private_bytes` is free in pools of their own (CUDA graphs), which torch's message counts as allocated. `others`
     are processes that torch's message lists, without its own. Only an engine's refusals report the last group:
-    what the pool would have needed and got, the context that was asked for and the one that fits.
+    what the pool would have needed and got, the context that was asked for and the one that fits. Of the host's memory,
+    `killed` is the process, container or unit, `usage_bytes` what its cgroup used, of `limit_bytes`.
     """
 
     kind: Kind
@@ -75,6 +76,9 @@ class Shortage:
     asked_tokens: int | None = None
     fitting_tokens: int | None = None
     requests: int | None = None
+    killed: str | None = None
+    limit_bytes: int | None = None
+    usage_bytes: int | None = None
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -186,7 +190,9 @@ def as_bytes(number: str, unit: str) -> int | None:
     return int(size) if size <= MAX_BYTES else None
 
 
-def _value(form: str, found: re.Match[str]) -> int | float | None:
+def _value(form: str, found: re.Match[str]) -> int | float | str | None:
+    if form == "word":
+        return found[1] if found.lastindex == 1 else f"{found[2]} (pid {found[1]})"
     if form == "size":
         return as_bytes(found[1], found[2])
     if form == "gib":
@@ -195,6 +201,10 @@ def _value(form: str, found: re.Match[str]) -> int | float | None:
         ratio = float(found[1])
         return ratio if 0 < ratio <= 1 else None
     count = int(found[1].replace(",", ""))
+    if form == "quantity":  # of Kubernetes: 64Gi, 64G, 68719476736
+        power = " kMGTP".index((found[2] or " ")[0].replace("K", "k"))
+        size = count * (1024 if "i" in (found[2] or "") else 1000) ** power
+        return size if size <= MAX_BYTES else None
     return as_bytes(str(count), "KiB" if form == "kib" else "B")
 
 

@@ -25,11 +25,11 @@ _REFUSALS: frozenset[Kind] = frozenset({"budget", "blocks", "context", "profilin
 
 _FILLED_FIGURES = (
     "device", "asked_bytes", "free_bytes", "total_bytes", "allowed_bytes", "allocated_bytes", "unallocated_bytes",
-    "private_bytes", "process_bytes", "others",
+    "private_bytes", "process_bytes", "others", "killed", "limit_bytes", "usage_bytes",
 )  # fmt: skip
 _FILLED_PARTS = (
     "process", "rank", "phase", "phase_source", "work", "running", "waiting", "kv_usage_ratio", "max_num_seqs",
-    "allocator", "split",
+    "graphs_captured", "allocator", "split",
 )  # fmt: skip
 
 
@@ -211,6 +211,7 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
     """The figures of the failure, as evidence of every finding about it; unknown ones are left out."""
     failure = case.failure
     shortage, split, work = failure.shortage, failure.split, failure.work
+    graphs = failure.graphs_captured
     rows: list[tuple[str, str | int | float | None, str]] = [
         ("process", failure.process or None, ""),
         ("rank", failure.rank, ""),
@@ -225,6 +226,8 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("private_pools", shortage.private_bytes, "bytes"),
         ("this_process", shortage.process_bytes, "bytes"),
         ("other_processes", shortage.other_bytes, "bytes"),
+        ("memory_in_use", shortage.usage_bytes, "bytes"),
+        ("memory_limit", shortage.limit_bytes, "bytes"),
         ("needed", shortage.needed_bytes, "bytes"),
         ("available", shortage.available_bytes, "bytes"),
         ("max_model_len", shortage.asked_tokens, "tokens"),
@@ -247,6 +250,8 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("running", failure.running, "requests"),
         ("waiting", failure.waiting, "requests"),
         ("kv_usage", failure.kv_usage_ratio, "ratio"),
+        ("graphs_captured", graphs[0] if graphs else None, "graphs"),
+        ("graphs", graphs[1] if graphs else None, "graphs"),
         ("later_failures", failure.later or None, "times"),
     ]
     found = (

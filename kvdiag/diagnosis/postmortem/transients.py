@@ -5,12 +5,13 @@ the weights, a leak that had taken the headroom before. What remains is a step t
 Fragmentation: blocks decide where a black box has them, else torch's message (`holes`). torch's advice about
 fragmentation is always printed and is no evidence. cudaMallocAsync has no blocks: only a large rest that torch does not
 count is suspect.
-Leaks: one failure shows no growth by itself. torch's bytes are compared with the figures of the start in the log, and a
-kill for host memory stays unknown without a history.
+Leaks: one failure shows no growth by itself. torch's bytes are compared with the figures of the start in the log. A
+kill for lack of host memory is a fault by itself, whether memory had grown or not.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,11 +22,14 @@ from kvdiag.diagnosis.postmortem.startup import foreign
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, ReservedSplit, Status
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import SEGMENT_BYTES
+from kvdiag.oom.message import SEGMENT_BYTES, Shortage
 from kvdiag.oom.phase import SERVING
 
 CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmentation.allocator"
 TORCH, HOST = "leak.device_torch", "leak.host"
+HOST_HEADROOM = 1.2
+"""A limit of the memory that was in use would be reached again by the next request."""
+
 COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
@@ -54,15 +58,43 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
         )
     rank, short = case.rank, failure.shortage.short_bytes
     estimate = None if rank is None else rank.graphs_estimate
+    rest, others = _further_graphs(case)
+    missing = None if short is None else short + (rest or 0)
     remedy = joined(
-        lower_fraction(case, short)
-        + ("; this is a minimum, since further graphs need more" if short is not None else ""),
+        lower_fraction(case, missing)
+        + ("" if missing is None or rest is not None else "; this is a minimum, since further graphs need more"),
         f"capture fewer sizes ({case.flag('graph_sizes')})",
         _fewer_sequences(case),
         f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
     kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for them"
-    return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}", evidence(case), remedy=remedy)
+    return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}{others}", evidence(case), remedy=remedy)
+
+
+def _further_graphs(case: Case) -> tuple[int | None, str]:
+    """Bytes for the graphs not captured yet, as much for each as those before took, and a clause that says so.
+
+    What was taken is the process's memory beyond weights, pool and non-torch memory, or else the engine's own estimate
+    and what lies free in the graphs' pools. An upper limit: vLLM captures the largest batch first.
+    """
+    graphs, rank, shortage = case.failure.graphs_captured, case.rank, case.failure.shortage
+    if graphs is None or not 0 < graphs[0] < graphs[1]:
+        return None, ""
+    done, total = graphs
+    parts = (
+        () if rank is None else (rank.pool, *((rank.consumed,) if rank.consumed else (rank.weights, rank.non_torch)))
+    )
+    known = [part.nominal_bytes for part in parts if part is not None]
+    if parts and len(known) == len(parts) and shortage.process_bytes is not None:
+        taken = shortage.process_bytes - sum(known) - (shortage.unallocated_bytes or 0)
+    else:
+        estimate = None if rank is None else rank.graphs_estimate
+        taken = max(shortage.private_bytes or 0, 0 if estimate is None else estimate.nominal_bytes * done // total)
+    if taken <= 0:
+        return None, f"; {done} of {total} graphs were captured"
+    rest = round(taken / done * (total - done))
+    clause = f"; {done} of {total} graphs took about {format_bytes(taken)}, so the other {total - done} need up to"
+    return rest, f"{clause} {format_bytes(rest)}"
 
 
 def judge_activation(case: Case, limits: Limits) -> Finding:
@@ -159,17 +191,43 @@ def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
 
 
 def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
-    """A kill by the kernel reports how much was in use, not whether it grew."""
+    """A kill for lack of host memory is a fault; whether memory had grown, a kill alone does not show.
+
+    Only that signal 9 ended the process is unknown: a liveness probe sends it too.
+    """
     shortage = case.failure.shortage
     if shortage.kind != "host":
         return None
-    used = shortage.process_bytes
-    who = "the process" if used is None else f"the process, using {format_bytes(used)},"
-    summary = (
-        f"{who} was killed for lack of host memory, not GPU memory; check a trace or the container's memory history "
-        "for growth"
+    used, limit, usage = shortage.process_bytes, shortage.limit_bytes, shortage.usage_bytes
+    who = shortage.killed or "the process"
+    if re.search(r"allocate|MemoryError", shortage.message):
+        asked = "" if shortage.asked_bytes is None else f" of {format_bytes(shortage.asked_bytes)}"
+        said = f"an allocation{asked} of host memory failed"
+        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+    if not re.search(r"(?i)oom|out of memory|memory (?:used|pressure)|low on memory", shortage.message):
+        summary = (
+            f"{who} was killed by signal 9; the kernel's log or `kubectl describe pod` says whether memory ran out"
+        )
+        return Finding(HOST, "unknown", summary, evidence(case))
+    figures = (
+        None if used is None else f"{format_bytes(used)} of its own (anon-rss)",
+        None if usage is None else f"{format_bytes(usage)} in use in its cgroup",
+        None if limit is None else f"limit {format_bytes(limit)}",
     )
-    return Finding(HOST, "unknown", summary, evidence(case))
+    said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures)))
+    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+
+
+def _more_memory(shortage: Shortage) -> str:
+    """A memory limit with headroom, in the steps in which one is set, and what else uses host memory."""
+    most = shortage.limit_bytes or max(shortage.usage_bytes or 0, shortage.process_bytes or 0)
+    step = 2**30 if most < 16 * 2**30 else 4 * 2**30 if most < 128 * 2**30 else 16 * 2**30
+    new = format_bytes(-(-round(most * HOST_HEADROOM) // step) * step)
+    old = "" if shortage.limit_bytes is None else f"{format_bytes(shortage.limit_bytes)} -> "
+    raised = "raise the memory limit of the container or host" + (f": {old}{new}" if most else "")
+    return joined(
+        raised, "lower what uses host memory (--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size)"
+    )
 
 
 SNAPSHOT = "the agent's black box has the largest free block (`kvdiag agent install --help`)"

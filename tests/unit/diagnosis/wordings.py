@@ -269,8 +269,39 @@ FORMS = (
     ),
     pytest.param(
         "Out of memory: Killed process 42 (VLLM::EngineCor) total-vm:9000000kB, anon-rss:6291456kB, file-rss:0kB",
-        {"kind": "host", "process_bytes": 6 * GIB},
+        {"kind": "host", "process_bytes": 6 * GIB, "killed": "VLLM::EngineCor (pid 42)"},
         id="the kernel",
+    ),
+    pytest.param(
+        "Killed /system.slice/vllm.service due to memory used (66571993088) / total (67108864000) and swap used (1) / "
+        "total (2) being more than 90.00%",
+        {
+            "kind": "host",
+            "killed": "/system.slice/vllm.service",
+            "usage_bytes": 66571993088,
+            "limit_bytes": 67108864000,
+        },
+        id="systemd-oomd",
+    ),
+    pytest.param(
+        "vllm.service: A process of this unit has been killed by the OOM killer.",
+        {"kind": "host", "killed": "vllm.service"},
+        id="systemd",
+    ),
+    pytest.param(
+        "memory.events:oom_kill 1\nmemory.max:64424509440\nmemory.peak:64424513536",
+        {"kind": "host", "usage_bytes": 64424513536, "limit_bytes": 64424509440},
+        id="cgroup v2",
+    ),
+    pytest.param(
+        "OOMKilled, limits: {cpu: 8, memory: 64Gi, nvidia.com/gpu: 1}",
+        {"kind": "host", "limit_bytes": 64 * GIB},
+        id="Kubernetes, YAML",
+    ),
+    pytest.param(
+        '"reason": "OOMKilled"}, "resources": {"limits": {"memory": "64G"',
+        {"kind": "host", "limit_bytes": 64 * 10**9},
+        id="Kubernetes, JSON",
     ),
     pytest.param("command terminated with exit code 137", {"kind": "host"}, id="exit 137"),
     pytest.param("./serve.sh: line 3:\n[1]+ 4711 Killed", {"kind": "host"}, id="a shell"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdiag.diagnosis.postmortem import Case, postmortem
-from tests.unit.diagnosis.postmortem.cases import GIB, account, finding, report_of, status_of_text
+from kvdiag.oom.log import read_failures
+from tests.unit.diagnosis.postmortem.cases import GIB, account, case_of, finding, report_of, status_of_text
+
+LOGS = Path(__file__).parents[3] / "fixtures" / "failures"
 
 TORCH, HOST = "leak.device_torch", "leak.host"
 
@@ -69,11 +73,60 @@ def test_unknown_where_a_part_of_the_sum_is_missing(missing: str) -> None:
     assert "unknown" == finding(TORCH, account(phase="decode", **figures), report=report).status
 
 
-@pytest.mark.parametrize(("anonymous", "size"), [(", anon-rss:6291456kB", "6.00 GiB"), ("", "")])
-def test_host_kill_is_unknown(anonymous: str, size: str) -> None:
-    """The kernel reports how much was in use, not whether it grew; a device's failure is no host's."""
-    worst, actual = status_of_text(f"Out of memory: Killed process 4 (x) total-vm:1kB{anonymous}", HOST)
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("Out of memory: Killed process 4 (x) total-vm:1kB", "fault"),
+        ("Out of memory: Killed process 4 (x) total-vm:1kB, anon-rss:6291456kB", "fault"),
+        ("Reason: OOMKilled\nExit Code: 137", "fault"),
+        ("exitCode: 137\nreason: OOMKilled", "fault"),
+        ("vllm.service: Failed with result 'oom-kill'.", "fault"),
+        ("low 0\nmax 12\noom 1\noom_kill 1", "fault"),
+        ("numpy: Unable to allocate 8.00 GiB for an array", "fault"),
+        ("command terminated with exit code 137", "unknown"),
+        ("./serve.sh: line 3:\nKilled", "unknown"),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_a_fault(text: str, status: str) -> None:
+    """Whoever says so: the kernel, Kubernetes, systemd, the cgroup; signal 9 alone may be a probe's."""
+    worst, actual = status_of_text(text, HOST)
 
-    assert ("unknown", "unknown") == (worst, actual.status)
-    assert size in actual.summary
+    assert (status, status) == (worst, actual.status)
     assert HOST not in {one.id for one in postmortem(Case(accounts=(account(),))).findings}
+
+
+def test_a_cgroup_that_killed_nothing_is_no_failure() -> None:
+    """The counter of kills stands there at 0 too."""
+    assert read_failures("low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\noom_group_kill 0") is None
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            "host-cgroup-kill.log",
+            {
+                "process": "VLLM::EngineCor (pid 91823)",
+                "this_process": 58213400 * 1024,
+                "memory_in_use": 60 * GIB,
+                "memory_limit": 60 * GIB,
+            },
+        ),
+        ("host-kubectl-describe.log", {"process": "vllm", "memory_limit": 64 * GIB}),
+    ],
+)
+def test_a_kill_names_process_and_limit(log: str, expected: dict[str, Any]) -> None:
+    """The kernel's figures of the cgroup stand above its list of tasks; of two containers the one that was killed."""
+    found = finding(HOST, case_of((LOGS / log).read_text()).accounts[0])
+    figures = {one.name: one.value for one in found.evidence}
+    assert expected == {name: figures.get(name) for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("limit_gib", "raised"), [(4, "5.00 GiB"), (10, "12.0 GiB"), (60, "72.0 GiB"), (64, "80.0 GiB"), (500, "608 GiB")]
+)
+def test_a_limit_is_raised_to_what_one_would_set(limit_gib: int, raised: str) -> None:
+    """A fifth of headroom, in steps of 1, 4 and 16 GiB."""
+    remedy = finding(HOST, account("host", message="OOMKilled", limit_bytes=limit_gib * GIB, process_bytes=None)).remedy
+    assert remedy is not None
+    assert f"-> {raised};" in remedy

@@ -412,3 +412,30 @@ def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:
     assert {one.id for one in without.findings} <= set(KNOWLEDGE)
     assert len(RULES) == len({rule.__name__ + rule.__module__ for rule in RULES})
     assert [(one.id, one.status) for one in without.findings] == [(one.id, one.status) for one in with_hint.findings]
+
+
+@pytest.mark.parametrize(
+    ("captured", "sizes", "figures", "words", "lowered"),
+    [
+        # 42 graphs took 79.7 - 10 - 63 - 2 - 0.5 GiB, 0.1 GiB each; 25 more and 1 GiB less what was free are missing.
+        pytest.param(
+            (42, 67),
+            {"weights": 10, "pool": 63, "non_torch": 2},
+            {"process_bytes": round(79.7 * GIB), "unallocated_bytes": GIB // 2},
+            "the other 25 need up to 2.50 GiB",
+            0.05,
+            id="by what the process holds",
+        ),
+        pytest.param((42, 67), {"graphs_estimate": 67}, {}, "the other 25 need up to 25.0 GiB", 0.33, id="by estimate"),
+        pytest.param((0, 67), {"graphs_estimate": 67}, {}, "had reserved", 0.02, id="none yet"),
+        pytest.param(None, {"graphs_estimate": 67}, {}, "had reserved", 0.02, id="no progress"),
+    ],
+)
+def test_further_graphs_are_extrapolated(
+    captured: tuple[int, int] | None, sizes: dict[str, int], figures: dict[str, Any], words: str, lowered: float
+) -> None:
+    """The fraction is lowered for the graphs that were still to come, not for the one that failed alone."""
+    one = account(phase="graph_capture", graphs_captured=captured, **figures)
+    found = finding(CAPTURE, one, report=report_of(**sizes))
+    assert words in found.summary
+    assert f"by {lowered:.2f} " in str(found.remedy)
