@@ -53,6 +53,7 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /api/v1/diagnosis     newest diagnosis, as printed by `kvdiag run --output json`
     /api/v1/ledger        current memory ledger
     /api/v1/snapshot      everything that `kvdiag top` shows of this daemon
+    /runbooks             what to do about each verdict and alert: /runbooks/ID
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready
 

@@ -109,6 +109,9 @@ class Limits:
     s, and after three missing ones the processes may have exited."""
 
     # leak.kv_blocks
+    kv_growth_intervals: int = 3
+    """Idle intervals without which growth of the blocks in use has no bounds, and no time to exhaustion."""
+
     late_blocks_seconds: float = 60.0
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
@@ -304,6 +307,9 @@ class Limits:
 
     exit_freed_ratio: float = 0.1
     """Share of a device that is freed when a server exits; a context and activations alone are less."""
+
+    least_fraction_ratio: float = 0.1
+    """Smallest memory fraction that is advised: a tenth of a device rarely holds weights, activations and a pool."""
 
     max_fraction_ratio: float = 0.97
     """Largest memory fraction that is recommended: above it, library memory outside any budget does not fit."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from kvdiag.engines import vllm
-from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.engine import EngineAdapter, EngineClient
+from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
@@ -25,6 +27,21 @@ def engine_with_metrics(names: Iterable[str]) -> EngineAdapter | None:
     """The engine that some of these metrics are of."""
     present = set(names)
     return next((engine for engine in ENGINES if not present.isdisjoint(engine.metrics)), None)
+
+
+async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES) -> EngineClient:
+    """The client for the server at the base address of `http`: of the engine whose metrics it exports, else `DEFAULT`.
+
+    A server that does not answer is taken for the default: its client says why it cannot be read.
+    """
+    if len(engines) > 1:
+        for path in dict.fromkeys(engine.metrics_path for engine in engines):
+            with contextlib.suppress(Unreadable):
+                text = "\n" + (await http.get(path, [])).text
+                for engine in engines:
+                    if engine.metrics_path == path and f"\n{engine.metric_prefix}" in text:
+                        return engine.open(http)
+    return DEFAULT.open(http)
 
 
 def engine_of_image(image: str) -> str | None:

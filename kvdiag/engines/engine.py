@@ -108,13 +108,15 @@ class EngineAdapter:
 
     capabilities: Capabilities
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
+    """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""
 
+    metrics_path: str
     metrics: Mapping[str, Meaning]
     """Name in Prometheus to the field that it reports."""
 
     metric_prefix: str
     polled_metrics: tuple[str, ...]
-    """Requested at each tick."""
+    """Requested at each tick, by `name[]`; empty where the server cannot filter, and all of it is read."""
 
     needed_metrics: Mapping[str, tuple[str, ...]]
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
@@ -130,6 +132,11 @@ class EngineAdapter:
     parse_engines: Callable[[Page], EngineReading]
     parse_pools: Callable[[Page, str | None], tuple[tuple[KvPool, ...], tuple[Gap, ...]]]
     parse_caches: Callable[[Page], tuple[HostCache, ...]]
+
+    length_metrics: tuple[str, ...]
+    """Those of the lengths of finished requests; empty where there are none."""
+
+    parse_lengths: Callable[[Page], Lengths | None]
 
     program: str
     """Part of the command line of the server's own processes."""
@@ -154,7 +161,7 @@ class EngineAdapter:
     """Request headers that send a request to the first of several data-parallel engines."""
 
     flags: Mapping[str, str]
-    """Setting to the command-line flag that changes it."""
+    """Setting to the command-line flag (or environment variable) that changes it, as remedies name it."""
 
     def open(self, http: HttpReader) -> EngineClient:
         """A client for the server at the base address of `http`."""

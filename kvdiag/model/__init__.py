@@ -22,7 +22,7 @@ from kvdiag.model.readings import (
 )
 from kvdiag.model.request_lengths import Lengths
 from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, SourceHealth
-from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
+from kvdiag.model.timeline import PARTS, Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.torch_memory import INSIDE, NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
@@ -37,6 +37,10 @@ class Load(Checked):
         if len(self.resident_tokens) > self.requests:
             return f"{len(self.resident_tokens)} resident requests of {self.requests} open"
         return None
+
+
+PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
+"""The part of a `Sample` that each source fills. What keeps, thins and shows samples goes through these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

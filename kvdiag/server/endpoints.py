@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
+from kvdiag.alert_files import runbooks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.model.codec import to_plain
@@ -96,9 +97,12 @@ class Pages:
             if self.newest().newest.at_seconds:
                 return Answer(body=b"kvdiag is ready.\n")
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
+        if request.path == "/runbooks" or request.path.startswith("/runbooks/"):
+            runbook = runbooks().get(request.path[len("/runbooks/") :].removesuffix(".md") or "README")
+            return _no_page() if runbook is None else Answer(body=runbook.read_bytes())
         if request.path == "/":
             return self._status_page()
-        return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
+        return _no_page()
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total)
@@ -148,6 +152,10 @@ def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
 def _json(value: Any, *headers: tuple[str, str]) -> Answer:
     body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
     return Answer(body=body, content_type="application/json", headers=headers)
+
+
+def _no_page() -> Answer:
+    return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
 
 def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:

@@ -56,9 +56,9 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     estimate = None if rank is None else rank.graphs_estimate
     remedy = joined(
         lower_fraction(case, short) + (" (a minimum: further graphs need more)" if short is not None else ""),
-        "capture fewer sizes (--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config)",
+        f"capture fewer sizes ({case.flag('graph_sizes')})",
         _fewer_sequences(case),
-        "set --enforce-eager, which needs no graphs but is slower",
+        f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
     kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for them"
     return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}", evidence(case), remedy=remedy)
@@ -104,34 +104,36 @@ def _remedy(case: Case) -> str:
     failure = case.failure
     if failure.shortage.kind == "workspace":
         return (
-            "Raise the library's workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
+            f"Raise the library's workspace ({case.flag('library_workspace')}), or lower "
+            f"{case.flag('max_num_batched_tokens')}."
         )
     if failure.shortage.enough_free:
         return (
             "Look for another limit: of the process (ulimit -v, the share of a vGPU or container), or host memory "
-            "on a GPU without its own. Lower --gpu-memory-utilization where other processes come and go."
+            f"on a GPU without its own. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens
     batched = batched or (None if failure.work is None else failure.work.scheduled_tokens)
-    tokens = scaled("--max-num-batched-tokens", batched, case, step=STEP_TOKENS)
+    tokens = scaled("max_num_batched_tokens", batched, case, step=STEP_TOKENS)
     if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
-        smaller = tokens or "lower --max-num-batched-tokens"
-        return joined(smaller, _fewer_sequences(case), "raise --tensor-parallel-size")
+        smaller = tokens or f"lower {case.flag('max_num_batched_tokens')}"
+        return joined(smaller, _fewer_sequences(case), f"raise {case.flag('tensor_parallel')}")
     room = lower_fraction(case, failure.shortage.short_bytes)
     if failure.phase in {"sampler", "warmup", "decode"}:
-        return joined(room, _fewer_sequences(case) or "lower --max-num-seqs")
+        return joined(room, _fewer_sequences(case) or f"lower {case.flag('max_num_seqs')}")
     if failure.phase == "logprobs":
-        return joined(room, "lower --max-logprobs, and avoid prompt_logprobs for long prompts", tokens)
+        return joined(room, f"lower {case.flag('max_logprobs')}, and avoid prompt_logprobs for long prompts", tokens)
     if failure.phase == "encoder":
-        return joined(room, "lower --limit-mm-per-prompt or the image size (--mm-processor-kwargs)")
-    return joined(room, tokens or "lower --max-num-batched-tokens where prompts are long")
+        images = f"lower {case.flag('images_per_prompt')} or the image size ({case.flag('image_size')})"
+        return joined(room, images)
+    return joined(room, tokens or f"lower {case.flag('max_num_batched_tokens')} where prompts are long")
 
 
 def _fewer_sequences(case: Case) -> str | None:
     failure = case.failure
-    return scaled("--max-num-seqs", failure.max_num_seqs or failure.shortage.requests, case)
+    return scaled("max_num_seqs", failure.max_num_seqs or failure.shortage.requests, case)
 
 
 def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:

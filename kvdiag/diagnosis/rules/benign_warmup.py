@@ -45,7 +45,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "unknown", summary, evidence),)
     first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
     if first_touch < limits.device_quantum_bytes:
-        return (Finding(ID, "ok", "device memory did not grow at all", evidence),)
+        # Without evidence: there is no growth to explain.
+        return (Finding(ID, "ok", "device memory did not grow"),)
     grown = f"grew {format_bytes(first_touch)} with the first requests, then stopped"
     return (Finding(ID, "ok", f"GPU {largest.gpu}: {grown}: warm-up, not a leak", evidence),)
 

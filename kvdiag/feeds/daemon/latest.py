@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.feeds.live.sampling import Ticks
-from kvdiag.model import Device, Gap, Sample, SourceHealth
+from kvdiag.model import PARTS, Device, Gap, Sample, SourceHealth
 
 SHOWN_SECONDS = 15.0
 """Age up to which a sample counts as current: three process lists, or a driver that is read rarely."""
-
-PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
-"""The part of a sample that each source fills."""
 
 
 class LatestReadings:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
-from kvdiag.model import Sample
+from kvdiag.model import PARTS, Sample
 
 
 class Retention:
@@ -81,18 +81,18 @@ def minute_of(sample: Sample) -> float:
 def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
     """The samples that represent a minute, in order, each reduced to the parts for which it is kept.
 
-    Of the devices the newest sample that lists processes, else the newest; of allocators and host the newest; of the
-    engines the newest, the fullest, and the last two in a row that were idle (a floor takes two that agree) with the
-    one that ended that; every gap once.
+    Of each part the newest sample; of the devices the newest that lists processes, if any does; of the engines also
+    the fullest, and the last two in a row that were idle (a floor takes two that agree) with the one that ended that;
+    every gap once.
     """
-    engines = [at for at, sample in enumerate(minute) if sample.engines is not None]
-    devices = [at for at, sample in enumerate(minute) if sample.devices is not None]
+    read = {
+        part: [at for at, sample in enumerate(minute) if getattr(sample, part) is not None] for part in PARTS.values()
+    }
+    engines, devices = read["engines"], read["devices"]
     listed = [at for at in devices if any(device.processes is not None for device in minute[at].devices or ())]
-    kept = {
+    kept = {part: {*places[-1:]} for part, places in read.items()} | {
         "engines": {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)},
         "devices": {*(listed or devices)[-1:]},
-        "allocators": {*[at for at, sample in enumerate(minute) if sample.allocators is not None][-1:]},
-        "host": {*[at for at, sample in enumerate(minute) if sample.host is not None][-1:]},
     }
     reported: set[tuple[str, str]] = set()
     found = []

@@ -66,6 +66,7 @@ class Budget:
     unpacked_bytes: int = MAX_BYTES
     values: int = MAX_VALUES
     memory_bytes: int = MAX_MEMORY_BYTES
+    work_bytes: int = WORK_BYTES
     thinned_bytes: int = field(init=False)
     """Memory for thinned samples."""
 
@@ -119,7 +120,7 @@ class Kept:
         """
         self.marks.append(mark)
         self._budget.memory_bytes -= size_bytes
-        if self._budget.memory_bytes < WORK_BYTES:
+        if self._budget.memory_bytes < self._budget.work_bytes:
             raise TooLongError("its marks need too much memory")
 
     def add(self, sample: Sample, size_bytes: int) -> None:
@@ -134,9 +135,9 @@ class Kept:
         self._whole.append((sample, size_bytes))
         self._whole_bytes += size_bytes
         room_bytes = self._budget.memory_bytes - self._thinned_bytes
-        if self._whole_bytes > max(room_bytes - self._budget.thinned_bytes, WORK_BYTES):
+        if self._whole_bytes > max(room_bytes - self._budget.thinned_bytes, self._budget.work_bytes):
             self._thin()
-            if self._thinned_bytes > self._budget.memory_bytes - WORK_BYTES:
+            if self._thinned_bytes > self._budget.memory_bytes - self._budget.work_bytes:
                 raise TooLongError("it needs too much memory even when thinned to one-minute samples")
 
     def _refuse_crowds(self, sample: Sample) -> None:

@@ -50,7 +50,7 @@ def read_recorded(path: Path) -> tuple[Timeline, Facts]:
     return read_segments(path) if path.is_dir() else read_trace(path)
 
 
-def read_segments(folder: Path) -> tuple[Timeline, Facts]:
+def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeline, Facts]:
     """The timeline of a recorder's folder, and the facts of its newest segment.
 
     Raises:
@@ -64,7 +64,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     paths = [path for path in listed if path.exists()]
     begun = {path for path in paths if is_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
-    budget = Budget()
+    budget = Budget() if budget is None else budget
     for older, path in reversed([*enumerate(paths)]):
         if path not in begun:
             gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))

@@ -19,10 +19,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import kvdiag
 from kvdiag import files
+from kvdiag.engines import ENGINES
+from kvdiag.engines.engine import SOURCE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
@@ -57,6 +59,10 @@ CLOCK_SET = "clock_set_seconds"
 
 MOST_SET_SECONDS = 2e9
 """From 1970, where a machine without a clock begins, to now."""
+
+ENGINE_NAMES = frozenset(engine.name for engine in ENGINES)
+
+Read = TypeVar("Read", Facts, Sample)
 
 SAMPLE = b'{"sample":{"at_seconds":'
 """How the line of a sample begins."""
@@ -315,7 +321,7 @@ def _header(line: bytes, path: Path) -> Facts:
         use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
         raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use {use}")
     try:
-        return from_plain(Facts, header.get("facts"))
+        return _of_today(from_plain(Facts, header.get("facts")))
     except ValueError as error:
         raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
 
@@ -333,7 +339,7 @@ def _no_constant(name: str) -> float:
 
 def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:
     if list(line) == ["sample"]:
-        sample = from_plain(Sample, line["sample"])
+        sample = _of_today(from_plain(Sample, line["sample"]))
         _refuse_earlier(sample, kept.last, "sample")
         kept.add(sample if share is None else share(sample), size_bytes)
     elif list(line) == ["mark"]:
@@ -344,6 +350,14 @@ def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sam
         raise ValueError("the trace's end reports another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
+
+
+def _of_today(read: Read) -> Read:
+    """The same with the source of the engine's gaps as it is called now: early traces have the engine's name there."""
+    if not any(gap.source in ENGINE_NAMES for gap in read.gaps):
+        return read
+    gaps = (replace(gap, source=SOURCE) if gap.source in ENGINE_NAMES else gap for gap in read.gaps)
+    return replace(read, gaps=tuple(gaps))
 
 
 def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:

@@ -29,10 +29,10 @@ class Readings:
 
     def divided(self, wholes: Mapping[str, int | None]) -> Readings:
         """Each figure as a ratio of its whole; `None` where that is not known."""
-        figures: dict[str, Values] = {}
-        for name, values in self.figures.items():
-            whole = wholes[name]
-            figures[name] = [None if value is None or not whole else value / whole for value in values]
+        figures = {
+            name: [value / whole if value is not None and (whole := wholes[name]) else None for value in values]
+            for name, values in self.figures.items()
+        }
         return replace(self, figures=figures)
 
 

@@ -20,6 +20,7 @@ from kvdiag.outputs.html.kit import (
     finding_card,
     gap_rows,
     ledger_cards,
+    prose,
     row,
     table,
     unknown_rows,
@@ -48,6 +49,7 @@ LINKS = (
     ("/api/v1/ledger", "the memory ledger now"),
     ("/api/v1/snapshot", "everything that `kvdiag top` shows of this daemon"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
+    ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),
     ("/-/ready", "readiness: something has been read"),
 )
@@ -184,6 +186,6 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
 
 
 def _footer(now_seconds: float) -> Html:
-    links = [element("li", element("a", path, href=path), f" {text}") for path, text in LINKS]
+    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
     version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
     return element("footer", element("ul", *links), element("p", joined(version)))

@@ -40,7 +40,7 @@ _PARTS = {
     "context_bytes": Kind(title="CUDA context", mark="░", ascii_mark="+"),
     "graph_bytes": Kind(title="graphs", mark="▒", ascii_mark="*"),
     "overhead_bytes": Kind(title="overhead", mark="░", ascii_mark=":"),
-    "reserve_bytes": Kind(title="left free", mark="·", ascii_mark="."),
+    "reserve_bytes": Kind(title="kept free", mark="·", ascii_mark="."),
 }
 
 
@@ -90,10 +90,14 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
-    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
+    headroom = f"{format_bytes(plan.headroom_bytes)} per GPU"
+    if plan.keeps_cache:
+        need = plural(plan.demand.requests, "request needs", "requests need")
+        headroom += f"; {need} a KV pool of {format_bytes(plan.needed_bytes)}"
+    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", headroom)]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
-        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the memory in a request's blocks is unused"))
+        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's blocks stays empty"))
     return grid(rows)
 
 
@@ -126,6 +130,8 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
         if not share and part.title in unused:
             continue
         shown = pool_name if part.title == "KV pool" else part.title
+        if field == "reserve_bytes":
+            shown = f"{shown} (memory fraction {budget.memory_fraction_ratio:g})"
         table.add_row(
             marked(part, ascii_only=ascii_only), shown, format_bytes(share), format_ratio(share / budget.total_bytes)
         )

@@ -175,4 +175,4 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
-    return grid((gap.source, f"{gap.kind}: {gap.reason}") for gap in gaps)
+    return grid((gap.source, gap.reason) for gap in gaps)

@@ -49,7 +49,7 @@ def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
     lines = [line for text in reader.texts if (line := " ".join(text.split()))]
     golden("html/status-page.txt", "\n".join(lines) + "\n")
     assert {link["href"] for link in reader.having("a")} == {
-        "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/api/v1/admission",
+        "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/api/v1/admission", "/runbooks",
         "/-/healthy", "/-/ready",
     }  # fmt: skip
 

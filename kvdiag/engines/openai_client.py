@@ -1,14 +1,16 @@
-"""Reads a vLLM server over HTTP. No response is trusted: `HttpReader` limits their size and time."""
+"""Reads a server with OpenAI's API and a Prometheus endpoint over HTTP, for every engine that has both.
+
+No response is trusted: `HttpReader` limits their size and time. The names and the meaning of the engine's metrics are
+its `EngineAdapter`'s; an engine with another API has a client of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Generator
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
-from kvdiag.engines.vllm.metrics import LENGTH_NAMES, POLLED_NAMES, parse_engines, parse_lengths
 from kvdiag.model import MAX_COUNT, Gap, Lengths
 from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
@@ -17,14 +19,10 @@ WHOLE_EVERY = 10
 """Filtered responses without an engine before the next unfiltered request."""
 
 MAX_PARSE_SECONDS = 0.5
-"""CPU time to parse one response: 0.007 s for all metrics of 0.32 per engine, several times that on a busy machine."""
+"""CPU time to parse one response: 0.007 s for all metrics of vLLM per engine, several times that on a busy machine."""
 
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
-
-
-COMPLETIONS_PATH = "/v1/completions"
-FIRST_ENGINE_HEADERS = {"X-data-parallel-rank": "0"}
 
 
 def _text(value: object) -> str | None:
@@ -34,7 +32,7 @@ def _text(value: object) -> str | None:
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-async def cooperatively(steps: Generator[None, None, Page]) -> Page:
+async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: float = MAX_PARSE_SECONDS) -> Page:
     """The result of a parser's steps; other tasks run between them.
 
     Raises:
@@ -50,19 +48,19 @@ async def cooperatively(steps: Generator[None, None, Page]) -> Page:
             page: Page = end.value
             return page
         spent_seconds += time.thread_time() - begun_seconds
-        if spent_seconds > MAX_PARSE_SECONDS:
-            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+        if spent_seconds > max_seconds:
+            raise TooLargeError(f"it takes more than {max_seconds:g} s of the processor")
         await asyncio.sleep(0)
 
 
-class VllmClient:
-    """Reads one vLLM server (`kvdiag.engines.engine.EngineClient`)."""
+class OpenAIClient:
+    """Reads one server with OpenAI's API (`kvdiag.engines.engine.EngineClient`)."""
 
     def __init__(self, http: HttpReader, engine: EngineAdapter) -> None:
         """Read through `http`, whose base address is the server's."""
         self._http = http
         self.engine = engine
-        self._filtered = True
+        self._filtered = bool(engine.polled_metrics)
         self._empty = 0
         self._why_none: tuple[Gap, ...] = ()
         self._parsers: dict[tuple[str, ...], PageParser] = {}
@@ -73,7 +71,7 @@ class VllmClient:
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
-            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
+            raise Unreadable("absent", f"/v1/models lists no model: is this a {self.engine.title} server?")
         version, header = None, None
         try:
             answer = await self._http.get("/version")
@@ -93,8 +91,8 @@ class VllmClient:
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
         """The metrics endpoint's series, only `names` if the server can filter; Unreadable if it has none."""
-        # The trailing slash spares a redirect; servers without a filter return all metrics.
-        path, params = "/metrics/", [("name[]", name) for name in names]
+        # Servers without a filter return all metrics.
+        path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
         if "html" in answer.content_type:
             raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
@@ -110,7 +108,9 @@ class VllmClient:
     async def read(self) -> EngineReading:
         """The engines now, or a gap with the reason why not."""
         try:
-            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
+            engines, gaps = self.engine.parse_engines(
+                await self.page(self.engine.polled_metrics if self._filtered else ())
+            )
             if engines is None and self._filtered and gaps[0].kind == "absent":
                 return await self._unfiltered()
         except Unreadable as error:
@@ -119,38 +119,17 @@ class VllmClient:
 
     async def lengths(self) -> Lengths | None:
         """How long finished requests were; Unreadable as `page`."""
-        return parse_lengths(await self.page(LENGTH_NAMES))
+        names = self.engine.length_metrics
+        return self.engine.parse_lengths(await self.page(names)) if names else None
 
     async def _unfiltered(self) -> EngineReading:
         """The engines if a filtered response has none: the server cannot filter, or no engine has started."""
         if self._empty % WHOLE_EVERY == 0:
-            engines, self._why_none = parse_engines(await self.page())
+            engines, self._why_none = self.engine.parse_engines(await self.page())
             if engines is not None:
-                again = parse_engines(await self.page(POLLED_NAMES))
+                again = self.engine.parse_engines(await self.page(self.engine.polled_metrics))
                 self._filtered = again[0] is not None
                 self._empty = 0
                 return again if self._filtered else (engines, self._why_none)
         self._empty += 1
         return None, self._why_none
-
-
-def request_body(
-    *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
-) -> dict[str, Any]:
-    """The JSON body of one request.
-
-    `ignore_eos` and `min_tokens` make the length exact; `continuous_usage_stats` puts an exact count into every chunk,
-    even if a chunk has several tokens.
-    """
-    return {
-        "model": model,
-        "prompt": token_ids,
-        "max_tokens": max_tokens,
-        "min_tokens": max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        **({} if cache_salt is None else {"cache_salt": cache_salt}),
-        **({} if user is None else {"user": user}),
-    }
