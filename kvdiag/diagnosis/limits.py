@@ -116,7 +116,7 @@ class Limits:
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
     late_blocks_ratio: float = 0.02
-    """Share of the pool that is reported if it is released later."""
+    """Share of the pool that is reported if it is released later, or stays in use at a busy server's lowest load."""
 
     late_blocks_fault_ratio: float = 0.25
     """Share of the pool that is a fault if it is released later twice: the server has three quarters of its pool for

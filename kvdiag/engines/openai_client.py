@@ -19,7 +19,7 @@ WHOLE_EVERY = 10
 """Filtered responses without an engine before the next unfiltered request."""
 
 MAX_PARSE_SECONDS = 0.5
-"""CPU time to parse one response: 0.007 s for all metrics of vLLM per engine, several times that on a busy machine."""
+"""CPU time to parse one response: 0.007 s for all metrics of vLLM 0.32 per engine, several times that when busy."""
 
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
@@ -90,7 +90,13 @@ class OpenAIClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series, only `names` if the server can filter; Unreadable if it has none."""
+        """The metrics endpoint's series, only `names` if the server can filter.
+
+        Raises:
+            Unreadable: there are no metrics.
+            TooMuchError: the response is too large.
+
+        """
         # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)

@@ -25,6 +25,10 @@ _FIGURES: dict[type[Checked], tuple[tuple[str, int], ...]] = {}
 class Checked:
     """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing figure.
 
+    The last word of a field's name is its unit: `used_bytes` is at most 1 PiB, `kv_usage_ratio` at most 1, other whole
+    numbers are counts. A subclass sets `MOST` where a name allows another one, and overrides `_problem` for figures
+    that contradict each other. A source that reads an impossible figure returns a `Gap` instead.
+
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
 

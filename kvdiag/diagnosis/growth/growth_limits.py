@@ -206,6 +206,9 @@ class SoakLimits:
     """Samples in a block whose lowest must rise, for host memory: garbage is collected in between, and the trend alone
     would blame a third of the heaps that are collected now and then."""
 
+    least_blocks: int = 3
+    """Such blocks, whose lowest readings have to rise: of two every other pair does."""
+
     most_blocks: int = 6
     """Blocks of a long soak: longer ones cover a longer period of a collector, and their lowest sample is less
     noisy."""
@@ -216,6 +219,9 @@ class SoakLimits:
     certain_blocks: int = 5
     """Blocks from which rising host memory is a fault, with fewer a suspect: these may lie within one period of a
     collector."""
+
+    least_repeats: int = 2
+    """Repeated cycles, after the one that brought the contents, without which they tell nothing."""
 
     content_ratio: float = 0.25
     """Growth per request of repeated content over that of new content, below which content is cached, not leaked."""

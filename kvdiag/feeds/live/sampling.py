@@ -112,10 +112,13 @@ async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[i
 
 
 class TimelineBuilder:
-    """The growing timeline of a run: kept in memory, written to a trace if there is one, and awaited by the steps."""
+    """The growing timeline of a run: kept in memory, written to a trace if there is one, and awaited by the steps.
+
+    A daemon keeps a day in little memory instead (`Retention`).
+    """
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
-        """Begin empty; `trace` gets every sample and mark."""
+        """Begin empty; `trace` gets every sample and mark, and is closed by the caller."""
         self._trace = trace
         self._samples: list[Sample] = []
         self._marks: list[Mark] = []
@@ -123,7 +126,12 @@ class TimelineBuilder:
         self._news = asyncio.Event()
 
     def add(self, entry: Sample | Mark) -> None:
-        """Append one sample or mark, which must be the newest of its kind, and wake waiting tasks."""
+        """Append one sample or mark, which must be the newest of its kind, and wake waiting tasks.
+
+        Raises:
+            KvdiagError: the trace cannot be written.
+
+        """
         if isinstance(entry, Sample):
             self._samples.append(entry)
             for gap in entry.gaps:
@@ -172,10 +180,18 @@ class TimelineBuilder:
 
 @dataclass(kw_only=True)
 class Sampler:
-    """Reads every source at its interval; `record` takes each sample as it comes.
+    """Reads every source at its interval until it is cancelled. Each sample has the part of one source alone.
 
-    Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes from
-    the host. `load` returns our own requests at this moment. Ticks of each source are added to those `counted` already.
+    Args:
+        engine, nvml, agents: the server's metrics, its devices, the allocators inside it; `None` is not read.
+        processes: the server's processes on this host, read if `facts` names them.
+        facts: the server.
+        record: takes each sample as it comes; a `KvdiagError` of its own ends the sampler.
+        pace, clock: the interval of each source in seconds, and the time of each sample.
+        load: our own requests at this moment; `None` where there are none.
+        counted: ticks of each source so far, which are added to.
+
+    A source that fails, or does not answer in time, is a sample with a `Gap`; no other source waits for it.
     """
 
     engine: EngineClient | None
