@@ -56,7 +56,7 @@ HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may read. `allow` is asked for the Authorization of a request and the client's IP address.
+    """Who may read. `allow` decides by a request's Authorization header and the client's IP address.
 
     It returns `None` if it cannot decide now.
     """
