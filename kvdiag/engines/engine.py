@@ -19,14 +19,14 @@ from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page
 
 SOURCE = "engine"
-"""The engine's readings in gaps and evidence, whichever engine it is."""
+"""The source name of every engine's figures in gaps and evidence."""
 
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine reports and accepts, so that what needs more can say so."""
+    """What an engine reports and accepts, so that verdicts that need more can report `unknown`."""
 
     has_usage: bool
     """Reports the share of its KV pool in use."""
@@ -38,7 +38,7 @@ class Capabilities:
     """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
 
     has_sleep: bool
-    """Has a sleep mode, in which it gives its memory back."""
+    """Has a sleep mode, in which it releases its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class EngineClient(Protocol):
         """
 
     async def read(self) -> EngineReading:
-        """Return the engines now, or `None` with a gap that says why not; never raises for what the server does."""
+        """Return the engines now, or `None` with a gap that says why not; no behaviour of the server makes it raise."""
 
     async def lengths(self) -> Lengths | None:
         """Return how long finished requests were; `None` where the server does not report it.
@@ -106,10 +106,10 @@ class EngineAdapter:
     """
 
     name: str
-    """As `Facts.engine_name` and traces have it."""
+    """The name in `Facts.engine_name` and in traces."""
 
     title: str
-    """As texts write it."""
+    """The name in texts."""
 
     capabilities: Capabilities
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
@@ -131,7 +131,7 @@ class EngineAdapter:
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
     tested_versions: tuple[tuple[int, int], tuple[int, int]]
-    """The oldest and the newest whose metrics stand in the tests."""
+    """The oldest and the newest version whose metrics are tested."""
 
     parse_version: Callable[[str | None], tuple[int, int, int] | None]
     """Major, minor and patch of a version; `None` where it has none."""
@@ -173,7 +173,7 @@ class EngineAdapter:
     """The settings that a log's lines show; all `None` if they are not of this engine."""
 
     failed_pool_bytes: Callable[[str], int | None]
-    """How far a log says that the memory for the KV pool falls short; `None` where it does not."""
+    """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
     request_body: RequestBody
     completions_path: str

@@ -29,10 +29,10 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LENGTHS_PACE = 10
-"""Readings of the engine for each of its histograms."""
+"""Engine samples for each read of its histograms."""
 
 CLOCK_SECONDS = 1.0
-"""How often the clock is checked, and how far it must have been set: what NTP does stays within that."""
+"""How often the clock is checked, and how far it must have been set: NTP's corrections are smaller."""
 
 
 def _pace(tick_seconds: float) -> Pace:
@@ -48,7 +48,7 @@ def _pace(tick_seconds: float) -> Pace:
 
 
 class Watch:
-    """One server's history, newest readings and newest diagnosis. `run` fills it, `snapshot` shows it.
+    """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
 
     It begins before there is a server, outlives it, and follows the next one at the same place with an empty history.
     """
