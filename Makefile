@@ -77,7 +77,7 @@ screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, light and dark: OUT=folder
 	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
 
-pictures: $(VENV)/.dev  ## Renew the pictures of README and the boards in .assets (20 minutes)
+pictures: $(VENV)/.dev  ## Renew the pictures of README and the boards (20 minutes)
 	@$(BIN)/python -m tests.integration.dashboards.pictures .assets
 
 docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline

@@ -90,7 +90,13 @@ class OpenAIClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series; Unreadable if it has none, TooMuchError if it is too large."""
+        """The metrics endpoint's series, only `names` if the server can filter.
+
+        Raises:
+            Unreadable: there are no metrics.
+            TooMuchError: the response is too large.
+
+        """
         # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)

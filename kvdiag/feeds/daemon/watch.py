@@ -50,7 +50,7 @@ def _pace(tick_seconds: float) -> Pace:
 class Watch:
     """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
 
-    It begins before there is a server, outlives it, and follows the next one at the same place with an empty history.
+    It starts before the server does, outlives it, and follows the next one at the same place with an empty history.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[i
 class TimelineBuilder:
     """The growing timeline of a run: kept in memory, written to a trace if there is one, and awaited by the steps.
 
-    A run keeps all of it; a daemon keeps a day in little memory instead (`Retention`).
+    A daemon keeps a day in little memory instead (`Retention`).
     """
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
