@@ -29,8 +29,8 @@ from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 

@@ -32,8 +32,8 @@ from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG
 from kvdiag.sources.prometheus_text import Page

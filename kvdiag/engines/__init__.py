@@ -13,7 +13,7 @@ from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
 DEFAULT = ENGINES[0]
-"""The engine that a server is taken for until it says otherwise."""
+"""The engine that is assumed until a server reports another one."""
 
 OTHER_IMAGES = ("sglang",)
 """Engines that are recognised by the name of their image alone: their host caches are known, their metrics are not."""
@@ -51,5 +51,5 @@ def engine_of_image(image: str) -> str | None:
 
 
 def is_server_title(title: str) -> bool:
-    """Whether a process is an engine's, by the title that it gives itself."""
+    """Whether a process is an engine's, by its title."""
     return any(engine.process_title.search(title) for engine in ENGINES)

@@ -16,27 +16,27 @@ from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
 
 WHOLE_EVERY = 10
-"""Filtered answers without an engine for each unfiltered one that is requested."""
+"""Filtered responses without an engine before the next unfiltered request."""
 
 MAX_PARSE_SECONDS = 0.5
-"""CPU for one page: a whole one of vLLM takes 0.007, as each engine adds; on a busy machine several times as much."""
+"""CPU time to parse one response: 0.007 s for all metrics of vLLM 0.32 per engine, several times that when busy."""
 
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
 
 
 def _text(value: object) -> str | None:
-    """A text that can be shown and sent back; `None` for anything else."""
+    """A text that can be shown and sent in a request; `None` for anything else."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
         return None
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-async def in_turns(steps: Generator[None, None, Page], *, max_seconds: float = MAX_PARSE_SECONDS) -> Page:
-    """The page that the steps come to; other tasks have their turn between them.
+async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: float = MAX_PARSE_SECONDS) -> Page:
+    """The result of a parser's steps; other tasks run between them.
 
     Raises:
-        TooLargeError: they take more of the processor than any server's page.
+        TooLargeError: they take more CPU time than any server's metrics.
 
     """
     spent_seconds = 0.0
@@ -79,7 +79,7 @@ class OpenAIClient:
             found = self._http.decode(answer)
             version = found.get("version") if isinstance(found, dict) else None
         except Unreadable:
-            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
+            pass  # /version is optional: the names of the metrics show the dialect as well.
         longest = first.get("max_model_len")
         return Identity(
             version=_text(version),
@@ -90,14 +90,20 @@ class OpenAIClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series, only `names` if the server can filter; Unreadable if it has none."""
-        # Servers that know no filter answer with the whole page.
+        """The metrics endpoint's series, only `names` if the server can filter.
+
+        Raises:
+            Unreadable: there are no metrics.
+            TooMuchError: the response is too large.
+
+        """
+        # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
         if "html" in answer.content_type:
             raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
         try:
-            return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
+            return await cooperatively(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
         except TooLargeError as error:
             reason = f"the metrics page is too large: {error}"
             self._http.rest(path, params, reason)
@@ -106,7 +112,7 @@ class OpenAIClient:
             raise Unreadable("failed", f"the metrics are malformed: {str(error)[:120]}") from error
 
     async def read(self) -> EngineReading:
-        """The engines now, or a gap that says why not."""
+        """The engines now, or a gap with the reason why not."""
         try:
             engines, gaps = self.engine.parse_engines(
                 await self.page(self.engine.polled_metrics if self._filtered else ())
@@ -123,7 +129,7 @@ class OpenAIClient:
         return self.engine.parse_lengths(await self.page(names)) if names else None
 
     async def _unfiltered(self) -> EngineReading:
-        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
+        """The engines if a filtered response has none: the server cannot filter, or no engine has started."""
         if self._empty % WHOLE_EVERY == 0:
             engines, self._why_none = self.engine.parse_engines(await self.page())
             if engines is not None:

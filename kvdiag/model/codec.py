@@ -36,7 +36,12 @@ MAX_ITEMS = 16_384
 
 
 def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
-    """The model value of class `kind` that `plain` describes; `lenient` skips fields that are not known.
+    """Return the model value that a plain one describes.
+
+    Args:
+        kind: the class, a dataclass of the model; its annotations say what its fields must be.
+        plain: what `json.loads` returned, of whatever origin.
+        lenient: skip fields that are not known, for documents that are shown and not judged.
 
     Raises:
         ValueError: a field is missing, of another type, impossible, or (unless lenient) unknown.

@@ -121,8 +121,8 @@ def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
 
 
 def spaced(name: str) -> str:
-    """A name of ours as words: `torch_other` as `torch other`."""
-    return name.replace("_", " ")
+    """A name of ours as words: `torch_other` as `torch other`, `kv_pool` as `KV pool`."""
+    return " ".join("KV" if word == "kv" else word for word in name.split("_"))
 
 
 def signed(text: str) -> str:
@@ -150,8 +150,8 @@ def evidence_value(evidence: Evidence) -> str:
     if unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else format_count(value)
-    if evidence.name.endswith(unit):
-        return shown  # the label beside it ends with the unit
+    if unit in evidence.name.split("_"):
+        return shown  # the label beside it has the unit
     return f"{shown} {_singular(unit) if shown == '1' else unit}".rstrip()
 
 

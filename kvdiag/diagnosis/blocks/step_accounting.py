@@ -116,7 +116,8 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
-        return ": ".join(filter(None, (NOT_RUN, gap_reason(timeline, facts, "engine"))))
+        reason = gap_reason(timeline, facts, "engine")
+        return f"the step did not run: {reason}" if reason else NOT_RUN
     outcome = span.outcome
     if outcome is not None and outcome.failed:
         return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
@@ -175,7 +176,7 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a load by its peak."""
     need = growth.need.most_blocks
     tolerance = limits.blocks_per_request_tolerance * growth.requests
-    held = f"{plural(growth.held_blocks, 'block')} in use, {format_count(need)} needed"
+    held = f"{plural(growth.held_blocks, 'block')} in use under load, {format_count(need)} needed"
     who = f"{plural(growth.tokens, 'token')} of {plural(growth.requests, 'request')}"
     if abs(growth.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"

@@ -31,7 +31,8 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     sampled = f"only {format_duration(seconds)}" if seconds >= MINUTE_SECONDS else "less than a minute"
     hours = limits.window_hours[0]
     rate = format_rate(limits.least_gain_bytes / hours)
-    return f"{what} was sampled for {sampled}; sample {hours:.0f} h without long gaps to detect growth of {rate}"
+    how = f"sample {hours:.0f} h without gaps (`kvdiag serve`) to detect growth of {rate}"
+    return f"{what} was sampled for {sampled}; {how}"
 
 
 def decisive(

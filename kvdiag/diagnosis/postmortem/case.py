@@ -195,7 +195,7 @@ def asked_for(case: Case) -> str:
     shortage = failure.shortage
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
     who = f" by {failure.process}" if failure.process else ""
-    asked = "memory was requested"
+    asked = "out of memory"
     if shortage.asked_bytes is not None:
         asked = f"{format_bytes(shortage.asked_bytes)} requested"
     elif shortage.kind == "masked":

@@ -95,10 +95,11 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     needs = " does not fit:" if needed is None else f" needs {format_bytes(needed)} of KV cache, and"
     has = "" if available is None else f" has {format_bytes(available)} and"
     fits = "less" if fitting is None else f"{fitting:,} tokens"
+    twice = tokens is None or fitting is None or 2 * fitting >= tokens
     remedy = joined(
         f"lower {case.flag('max_model_len')}" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),
         raise_fraction(case, missing) if missing else None,
-        f"{case.flag('kv_dtype')} fp8 holds twice the tokens",
+        f"set {case.flag('kv_dtype')} fp8, which holds twice the tokens" if twice else None,
         f"split the model over more GPUs: {format_bytes(missing)} are missing" if missing else None,
     )
     return Finding(CONTEXT, "fault", f"{asked}{needs} the pool{has} holds {fits}", evidence(case), remedy=remedy)

@@ -55,7 +55,8 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     rank, short = case.rank, failure.shortage.short_bytes
     estimate = None if rank is None else rank.graphs_estimate
     remedy = joined(
-        lower_fraction(case, short) + (" (a minimum: further graphs need more)" if short is not None else ""),
+        lower_fraction(case, short)
+        + ("; this is a minimum, since further graphs need more" if short is not None else ""),
         f"capture fewer sizes ({case.flag('graph_sizes')})",
         _fewer_sequences(case),
         f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
@@ -255,7 +256,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        return Holes("slight" if slight else "confirmed", "the unallocated bytes alone would have been enough", figures)
+        return Holes(
+            "slight" if slight else "confirmed",
+            "the unallocated bytes would be enough if they were in one piece",
+            figures,
+        )
     if free + unallocated < asked:
         return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
     return Holes("unknown", f"enough in total, but not in one piece; {SNAPSHOT}", figures)

@@ -31,7 +31,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        return unknown(ID, "too few equal cycles with device samples; pause traffic for the run")
+        if not timeline.marks:
+            return unknown(ID, "the first requests after the start were not observed; run `kvdiag run` after a restart")
+        return unknown(ID, "device memory was sampled after too few equal requests; pause traffic for the run")
     before = _before_first_request(timeline, facts, limits)
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)

@@ -77,9 +77,11 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        needed = f"fewer than {limits.cycles.judged_cycles + 2} equal cycles with device samples"
-        instead = "" if timeline.marks else f", or take {limits.growth.window_hours[0]:.0f} h of samples"
-        return _both("unknown", f"{needed}; pause traffic for the run{instead}")
+        few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
+        hours = f"{limits.growth.window_hours[0]:.0f} h"
+        short = f"no test run was made, and less than {hours} of device samples is usable"
+        how = "pause traffic for the run" if timeline.marks else f"run `kvdiag run`, or sample for {hours}"
+        return _both("unknown", f"{few if timeline.marks else short}; {how}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
@@ -148,19 +150,19 @@ def _outside_torch_by_device(
         reason = gap_reason(timeline, facts, "nvml") or unread
         return Finding(NON_TORCH, "unknown", reason)
     most, rest = max(beside, key=lambda one: one[1])
-    where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} cycles"
+    where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} equal requests"
     status: Status
     if rest < limits.device_quantum_bytes:
         summary, status = f"{where} grows by no more than torch reserves: outside torch it is flat", "ok"
     elif most.leaking:
-        summary, status = f"{where} grows with each request and is not released, {amount} of it outside torch", "fault"
+        summary, status = f"{where} grows with each request and is not released: {amount} outside torch", "fault"
     else:
         summary, status = f"outside torch {where} rose {amount}, {UNSTEADY}", "unknown"
     return Finding(NON_TORCH, status, summary, _evidence(most, limits))
 
 
 def _amount(growth: DeviceGrowth | Climb) -> str:
-    return f"{format_bytes(growth.judged_bytes)} in {growth.judged_cycles} cycles"
+    return f"{format_bytes(growth.judged_bytes)} in {growth.judged_cycles} equal requests"
 
 
 def _grows(bytes_per_cycle: float) -> str:
@@ -168,7 +170,7 @@ def _grows(bytes_per_cycle: float) -> str:
 
 
 def _flat(what: str, cycles: int, limit_bytes: int) -> str:
-    return f"{what} flat over {cycles} equal cycles (detection limit {format_bytes(limit_bytes)} per request)"
+    return f"{what} flat over {cycles} equal requests (detection limit {format_bytes(limit_bytes)} per request)"
 
 
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:

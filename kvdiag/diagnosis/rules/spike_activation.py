@@ -65,7 +65,7 @@ def _of_request(span: Span, shortage: Shortage) -> Finding:
         summary = f"enough memory was free for the failed allocation of {asked}, but not in one piece"
         return Finding(ID, "ok", summary, evidence)
     if span.workload is not None and span.workload.requests == 1:
-        summary = f"the failed allocation of {asked} was for a single long request, which no headroom is meant for"
+        summary = f"the failed allocation of {asked} was for one long request: a context limit, not a spike"
         return Finding(ID, "ok", summary, evidence)
     if room is None:
         summary = f"an allocation of {asked} failed{free}; run the agent in the server to see why (`kvdiag agent`)"
@@ -121,6 +121,8 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
         unread = "no GPU of the server was read under load; run kvdiag in its PID namespace"
+        if timeline.samples and not any(sample.engines_idle is False for sample in timeline.samples):
+            return Finding(ID, "unknown", "no request ran while the GPUs were sampled; sample the server under load")
         return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or unread)
     deepest = min(dips, key=lambda dip: (_free(dip.fullest), dip.fullest.index))
     gpu, least = deepest.fullest.index, _free(deepest.fullest)

@@ -20,7 +20,7 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LOST_SEARCH_SECONDS = 10.0
-"""Between searches for a server that is lost, or whose processes are not found any more."""
+"""Between searches for a server that is lost, or whose processes are no longer found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,10 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LENGTHS_PACE = 10
-"""Readings of the engine for each of its histograms."""
+"""Engine samples for each read of its histograms."""
 
 CLOCK_SECONDS = 1.0
-"""How often the clock is checked, and how far it must have been set: what NTP does stays within that."""
+"""How often the clock is checked, and how far it must have been set: NTP's corrections are smaller."""
 
 
 def _pace(tick_seconds: float) -> Pace:
@@ -48,7 +48,10 @@ def _pace(tick_seconds: float) -> Pace:
 
 
 class Watch:
-    """One server's history, newest readings and newest diagnosis. `run` fills it, `snapshot` shows it."""
+    """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
+
+    It starts before the server does, outlives it, and follows the next one at the same place with an empty history.
+    """
 
     def __init__(
         self,
@@ -62,10 +65,16 @@ class Watch:
         clock: Clock | None = None,
         retention: Retention | None = None,
     ) -> None:
-        """Read nothing yet. The GPUs are those of `finder`, until the server reports which are its own.
+        """Read nothing yet.
 
-        `recorder` gets every sample, and what it has kept of an earlier run is continued. `schedule` makes the
-        schedule of diagnoses from their subject, a callback and the clock.
+        Args:
+            finder: finds the server, again and again, and has its GPUs until it reports which are its own.
+            agents: the allocators inside the server's processes; `None` where there is no agent.
+            limits, tick_seconds: the thresholds of diagnoses, and the interval of samples.
+            recorder: gets every sample; what it has kept of an earlier run is continued. `None` keeps nothing on disk.
+            clock, retention: the time of samples, and the history in memory.
+            schedule: makes the schedule of diagnoses from their subject, a callback and the clock.
+
         """
         self.limits = limits
         """Of diagnoses from now on."""

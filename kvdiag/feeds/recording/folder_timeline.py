@@ -2,7 +2,7 @@
 
 Each segment is a trace of its own (`kvdiag.feeds.recording.trace`). A recorder that was killed leaves a segment
 without its end, whose last line may be torn: what stood before it counts. One that is damaged is left out, and so are
-the oldest where there are more than can be read; what is left out is a gap that says so.
+the oldest if there are more than can be read; what is left out is reported as a gap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Segment(NamedTuple):
 
 
 def read_recorded(path: Path) -> tuple[Timeline, Facts]:
-    """What a recorder has kept: a trace, or a folder of its segments.
+    """The timeline and facts of a recording: a trace, or a folder of its segments.
 
     Raises:
         KvdiagError: as `read_trace` and `read_segments`.
@@ -103,10 +103,10 @@ def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeli
 
 
 def behind(paths: Iterable[Path]) -> dict[Path, float]:
-    """By how much the clock of each segment was behind that of the last one, as the headers between them tell.
+    """By how much the clock of each segment was behind that of the last one, by the headers between them.
 
     `paths` are in the order in which they were begun, which is that of a recorder's names. A header that cannot be read
-    tells of no clock that was set.
+    counts as no change of the clock.
     """
     found: dict[Path, float] = {}
     seconds = 0.0
@@ -118,7 +118,7 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
 
 
 def of_it(error: KvdiagError, path: Path) -> str:
-    """An error of a segment that is named already."""
+    """The message of an error whose segment is already named."""
     return str(error).replace(str(path), "it")
 
 
@@ -162,7 +162,7 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
                 f"{before.name} and {after.name} in {folder} cover the same time, so they are of several servers: "
                 "give the files instead of the folder, and each is diagnosed separately"
             )
-    # By the newest pools the usage of others cannot be read.
+    # The usage ratio of a pool of another size cannot be read by the newest pools.
     first = next(
         place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])
     )

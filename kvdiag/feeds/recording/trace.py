@@ -1,11 +1,11 @@
 """Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
 
-A header may say `about` itself what it likes, where it comes from for one; nothing of it is judged.
-The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
-last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+A header may have free metadata `about` the trace, such as its origin; it is not judged.
+The last line has the number of entries. A trace without it was cut off, which becomes a gap of its facts, and a torn
+last line is dropped: a kill leaves both. Any other bad line is an error that names it.
 
-Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a line that
-reads as well as before. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
+Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a valid
+line. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         clock_set_seconds: float = 0.0,
         opened: Callable[[Path], int] = files.emptied,
     ) -> None:
-        """Begin a trace in a new file or over an old one of ours; `about` is kept in its header for people to read.
+        """Begin a trace in a new file or over an old one of ours; `about` is metadata for its header.
 
-        `opened` gives the descriptor of the file, emptied.
-        `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
+        `opened` returns the descriptor of the file, emptied.
+        `clock_set_seconds` is how far the clock was set between the recording before this one and this one.
 
         Raises:
             KvdiagError: the file cannot be written.
-            ValueError: what it says about itself is no JSON, or too long.
+            ValueError: `about` is no JSON, or too long.
 
         """
         self._path = path
@@ -106,7 +106,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
             header[CLOCK_SET] = clock_set_seconds
         if about is not None:
             if (length := len(json.dumps(about, allow_nan=False))) > MAX_ABOUT_CHARACTERS:
-                raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
+                raise ValueError(f"`about` has {length} characters; at most {MAX_ABOUT_CHARACTERS} are allowed")
             header["about"] = about
         with self._recording():
             self._raw = os.fdopen(opened(path), "wb")
@@ -160,7 +160,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
             self._raw.close()
 
     def drop(self) -> None:
-        """Close after an error: what the file still held cannot be written, which has been said already."""
+        """Close after an error: what the file still buffers cannot be written, which was reported already."""
         for file in (self._file, self._raw):
             with contextlib.suppress(OSError):
                 file.close()
@@ -182,8 +182,7 @@ def read_trace(
 ) -> tuple[Timeline, Facts]:
     """The timeline and facts of a trace file; samples before `from_seconds` are left out, which takes little time.
 
-    `share` gives for each sample an equal one that takes less memory; `budget` is what is left of one that several
-    files have together.
+    `share` returns for each sample an equal one that takes less memory; `budget` is shared by several files.
 
     Raises:
         KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).

@@ -119,7 +119,7 @@ def bytes_problem(facts: Facts) -> str | None:
         if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
             return "block sizes differ between pipeline stages; see `kvdiag audit`"
         if model.block_bytes is None:
-            return "its tensor-parallel size is not known; run kvdiag in the server's PID namespace"
+            return "the tensor-parallel size is not known; run kvdiag in the server's PID namespace"
     return None
 
 

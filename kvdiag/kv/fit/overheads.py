@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from kvdiag.kv.layout.layers import Architecture
 
 GIB = 1 << 30
+
+ESTIMATE = "estimate"
+"""The source of overheads that were not measured."""
+
 GENERIC_ENGINE = "generic"
 """`--engine` for any engine that is not modelled: no overheads but a rule of thumb."""
 
@@ -66,7 +70,7 @@ def vllm_overheads(
         context_bytes=_CONTEXT_BYTES + doublings * _NCCL_BYTES_PER_DOUBLING,
         activation_bytes=max(layer, sampler) + GIB // 4,
         graph_bytes=_GRAPH_BYTES if graphs else 0,
-        source="estimate",
+        source=ESTIMATE,
     )
 
 

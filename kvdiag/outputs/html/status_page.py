@@ -51,7 +51,7 @@ LINKS = (
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),
-    ("/-/ready", "readiness: something has been read"),
+    ("/-/ready", "readiness: a first sample has been read"),
 )
 
 SERVER: Mapping[ServerState, str] = {
@@ -146,7 +146,7 @@ def chart(title: str, readings: Readings, names: Mapping[str, str], start_second
     plot = Plot(
         key=title.lower().replace(" ", "-"),
         title=f"{title}{more}",
-        description="Ratios over time; a break is time without samples.",
+        description="Share in use over time; a gap is time without samples.",
         start_seconds=start_seconds,
         end_seconds=end_seconds,
         scale=shares(),

@@ -93,7 +93,7 @@ def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: flo
     headroom = f"{format_bytes(plan.headroom_bytes)} per GPU"
     if plan.keeps_cache:
         need = plural(plan.demand.requests, "request needs", "requests need")
-        headroom += f"; {need} a KV pool of {format_bytes(plan.needed_bytes)}"
+        headroom += f"; {need} {format_bytes(plan.needed_bytes)} of KV pool on each"
     rows = [("model", f"{origin}: {kinds} layers"), ("headroom", headroom)]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
@@ -109,7 +109,7 @@ def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
         ("max context", f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once"),
-        ("pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
+        ("KV pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
         ("vLLM will report", f"{reported}, concurrency {capacity.max_concurrency:.2f}x"),
     ]
 
@@ -136,7 +136,7 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
             marked(part, ascii_only=ascii_only), shown, format_bytes(share), format_ratio(share / budget.total_bytes)
         )
     if budget.shortfall_bytes:
-        table.add_row("!", "missing", format_bytes(budget.shortfall_bytes), "")
+        table.add_row("!", "missing for weights and overheads", format_bytes(budget.shortfall_bytes), "")
     return indented(table)
 
 
@@ -144,9 +144,10 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
     rows = []
     for lever in levers:
         plan = lever.plan
-        effect = f"+{format_bytes(lever.gained_bytes)} headroom per GPU"
+        effect = f"{format_bytes(lever.gained_bytes)} more headroom per GPU"
         if plan.keeps_cache:
             effect += f", {plural(plan.max_requests, 'request')} at once"
         change = Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim"))
-        rows.append((Text(MARKS[plan.outcome], style=STYLES[plan.outcome]), change))
+        mark = Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) if lever.supported else Text("n/a", style="dim")
+        rows.append((mark, change))
     return grid(rows)

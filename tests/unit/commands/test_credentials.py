@@ -15,7 +15,7 @@ from kvdiag.commands.options import report_file
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.listening_ports import PORTS, candidates
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.model_files import read_model
 from tests.fixtures.hostile import Hostile, Peer, reply
 

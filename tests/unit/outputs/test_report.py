@@ -13,7 +13,7 @@ from kvdiag.formatting import format_bytes
 from kvdiag.model import Diagnosis, Facts, FailedAllocation, Gap, Sample, Timeline
 from kvdiag.outputs.html.report_page import render
 from kvdiag.outputs.html.report_series import failures
-from kvdiag.outputs.presentation import evidence_value
+from kvdiag.outputs.presentation import evidence_value, spaced
 from tests.builders.runs import judged, run
 from tests.builders.values import GIB, allocator, device, engine
 from tests.builders.worlds import WORLDS, World, facts
@@ -45,7 +45,7 @@ def test_a_report_has_all_that_was_judged(name: str) -> None:
     for number, step in enumerate(diagnosis.steps, start=1):
         assert f"{number} {step.id.replace('_', ' ')}" in text
         assert step.summary in text
-    assert all(line.component.replace("_", " ") in text for line in diagnosis.ledger)
+    assert all(spaced(line.component) in text for line in diagnosis.ledger)
     assert all(gap.reason in text for gap in diagnosis.gaps)
 
 

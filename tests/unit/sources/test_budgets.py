@@ -83,7 +83,7 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         answer = await http.get("/metrics/")
         parser = prometheus_text.PageParser()
         task = asyncio.create_task(others())
-        await openai_client.in_turns(parser.parsing(answer.text), max_seconds=600.0)
+        await openai_client.cooperatively(parser.parsing(answer.text), max_seconds=600.0)
         task.cancel()
         return turns
 
@@ -105,7 +105,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up() -> None:
         return {}
 
     with pytest.raises(TooLargeError):
-        asyncio.run(openai_client.in_turns(parsing(), max_seconds=0.0))
+        asyncio.run(openai_client.cooperatively(parsing(), max_seconds=0.0))
     assert 1 == pieces
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from kvdiag.sources.listening_ports import PORTS, candidates
+from kvdiag.sources.host import PORTS, candidates
 
 pytestmark = pytest.mark.xdist_group("usual ports")
 

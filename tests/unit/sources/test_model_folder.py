@@ -14,7 +14,8 @@ import pytest
 
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts
-from kvdiag.sources.host import model_config, model_folder, program, read
+from kvdiag.sources.host import program, read
+from kvdiag.sources.served_model import model_config, model_folder
 from tests.fixtures.hostile import LONG_SECONDS, reply_json
 from tests.unit.commands.bad_input.refusals import MODEL, SERVER
 from tests.unit.feeds.live.test_facts import gathered
