@@ -60,8 +60,12 @@ def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     return Check("engine.series", "pass", found)
 
 
-def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds: float) -> Check:
-    """Check whether the server sends only the series that `name[]` selects."""
+def name_filter(
+    engine: EngineAdapter, *, whole_bytes: int | None, some_bytes: int | None, took_seconds: float
+) -> Check:
+    """Check whether the server sends only the series that `name[]` selects, if its engine can."""
+    if not engine.polled_metrics:
+        return Check("engine.name_filter", "skip", f"{engine.title} has no filter: all metrics are read")
     if whole_bytes is None or some_bytes is None:
         return Check("engine.name_filter", "skip", "no server reachable")
     found = f"{format_bytes(some_bytes)} of {format_bytes(whole_bytes)} of metrics sent, {took_seconds * 1e3:.0f} ms"

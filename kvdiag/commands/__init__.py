@@ -34,7 +34,8 @@ COMMANDS: Mapping[str, str] = {
     "diagnose": "Diagnose a recorded trace, a Prometheus history, or a crash.",
     "baseline": "Compare two engine versions or configurations; the exit code suits CI.",
     "doctor": "Check access to GPUs, server, agents and Prometheus.",
-    "explain": "Explain a verdict: symptom, likely cause, how to confirm, what to change.",
+    "explain": "Explain a verdict or an alert, or print its runbook.",
+    "alerts": "Print the alerting rules for Prometheus, with your addresses in their links.",
     "agent": "Install the agent that reports torch's memory from inside a server.",
     "drill": "Run a simulated server with a chosen fault.",
 }

@@ -1,11 +1,13 @@
-"""`kvdiag explain ID`: what a verdict means, without a server."""
+"""`kvdiag explain ID`: what a verdict or an alert means, without a server."""
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
 
 import click
 
+from kvdiag.alert_files import runbooks, runbooks_of
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
@@ -14,16 +16,40 @@ from kvdiag.outputs.terminal import explanation
 
 
 @click.command()
-@click.argument("verdict", metavar="[ID]", required=False)
+@click.argument("name", metavar="[ID|ALERT|WORD]", required=False)
+@click.option("--runbook", "whole", is_flag=True, help="Print the whole runbook.")
 @output_option
-def command(verdict: str | None, output: str) -> None:
-    """Explain the verdict ID: symptom, likely cause, how to confirm it, what to change. Without ID, list all."""
-    if verdict is not None and verdict not in KNOWLEDGE:
-        near = get_close_matches(verdict, KNOWLEDGE, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise KvdiagError(f"unknown verdict {verdict!r}{meant}; kvdiag explain lists all")
-    known = KNOWLEDGE if verdict is None else {verdict: KNOWLEDGE[verdict]}
-    if output == "json":
-        print_json(explanation.document(known) if verdict is None else explanation.one(verdict, KNOWLEDGE[verdict]))
+def command(name: str | None, output: str, *, whole: bool) -> None:
+    """Explain a verdict: symptom, likely cause, how to confirm it, what to change. Without ID, list all.
+
+    ALERT is an alert's name, WORD a part of an id, such as `oom`. An alert without a verdict has a runbook alone.
+    """
+    if name is None:
+        if whole:
+            raise click.UsageError("--runbook needs an ID; kvdiag explain lists all")
+        document, shown = explanation.document(KNOWLEDGE), explanation.listing(KNOWLEDGE)
+    elif (found := _found(name)) in KNOWLEDGE and not whole:
+        document, shown = explanation.one(found, KNOWLEDGE[found]), explanation.render(found, KNOWLEDGE[found])
     else:
-        print_text(explanation.listing(known) if verdict is None else explanation.render(verdict, KNOWLEDGE[verdict]))
+        text = runbooks()[found].read_text(encoding="utf-8")
+        document = {"schema_version": explanation.SCHEMA_VERSION, "id": found, "text": text}
+        shown = text
+    if output == "json":
+        print_json(document)
+    elif isinstance(shown, str):
+        sys.stdout.write(shown)  # never wrapped, so that commands can be copied
+    else:
+        print_text(shown)
+
+
+def _found(name: str) -> str:
+    """Return the id that a name means: an id, an alert's name, or a part of one id alone."""
+    known = sorted(runbooks())
+    found = [name] if name in known else runbooks_of(name) or [one for one in known if name.lower() in one]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise KvdiagError(f"{name!r} means several: {', '.join(found)}; give one of them")
+    near = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise KvdiagError(f"unknown verdict {name!r}{meant}; kvdiag explain lists all")

@@ -31,7 +31,7 @@ MAX_FILES = 64
 def gather(
     files: Sequence[Path], *, logs: Sequence[Path] = (), boxes: Sequence[Path] = (), traces: Sequence[Path] = ()
 ) -> Case:
-    """Read everything that is given; each of `files` is what its content says it is.
+    """Read everything that is given; the kind of each of `files` is detected from its content.
 
     Raises:
         KvdiagError: one of them cannot be read or is nothing of the kind, or there is more than one trace.
@@ -149,7 +149,7 @@ def _with_report(case: Case, text: str) -> Case:
 
 
 def _with_box(case: Case, boxes: list[Account]) -> Case:
-    """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
+    """The black box of the failure in the log, else the oldest: those after it are its consequences."""
     if not boxes:
         return case
     reported = case.accounts

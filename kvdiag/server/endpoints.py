@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
+from kvdiag.alert_files import runbooks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.model.codec import to_plain
@@ -39,7 +40,7 @@ STATUS_HEADERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An HTTP response."""
+    """An HTTP response to a GET; to a HEAD it is sent without its body."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -49,7 +50,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Pages:
-    """Answers requests from snapshots."""
+    """Answers the daemon's HTTP requests from its newest snapshot: it reads nothing and waits for nothing.
+
+    `newest` returns the snapshot as of now, the same object until something changes: what was rendered of it is kept.
+    """
 
     newest: Callable[[], Snapshot]
     history: Callable[[], tuple[Sample, ...]] = tuple
@@ -68,7 +72,7 @@ class Pages:
         self._registry = registry(self._shown)
 
     def answer(self, request: Request) -> Answer:
-        """The answer to a request."""
+        """The answer to a request: 404 for a path that there is not, 405 for a method that changes something."""
         if request.method not in ("GET", "HEAD"):
             return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported", ("Allow", "GET, HEAD"))
         if request.path == "/metrics":
@@ -96,9 +100,12 @@ class Pages:
             if self.newest().newest.at_seconds:
                 return Answer(body=b"kvdiag is ready.\n")
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
+        if request.path == "/runbooks" or request.path.startswith("/runbooks/"):
+            runbook = runbooks().get(request.path[len("/runbooks/") :].removesuffix(".md") or "README")
+            return _no_page() if runbook is None else Answer(body=runbook.read_bytes())
         if request.path == "/":
             return self._status_page()
-        return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
+        return _no_page()
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total)
@@ -148,6 +155,10 @@ def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
 def _json(value: Any, *headers: tuple[str, str]) -> Answer:
     body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
     return Answer(body=body, content_type="application/json", headers=headers)
+
+
+def _no_page() -> Answer:
+    return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
 
 def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:

@@ -154,8 +154,7 @@ def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Ite
             yield from ((part, each.who, size) for part, size in torch_components(each) if part in ORDER)
     for device in server_devices(floor.devices, own):
         if device.memory is not None:
-            who = f"GPU {device.index}" if device.mig_parent_uuid is None else f"GPU {device.index} {device.uuid}"
-            used, mine = device.memory.used_bytes, server_bytes(device, facts.server_pids)
+            who, used, mine = device.who, device.memory.used_bytes, server_bytes(device, facts.server_pids)
             yield Part.DEVICE, who, used
             if mine is not None:
                 yield Part.SERVER, who, mine

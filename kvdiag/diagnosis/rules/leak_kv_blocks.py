@@ -28,8 +28,8 @@ from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
-from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
+from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
 
 ID = "leak.kv_blocks"
 
@@ -82,8 +82,37 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("leaked_ratio", held / total, "ratio", "engine"),
         Evidence("requests_until_pool_full", left, "requests", "computed"),
     )
+    growth = None if timeline.marks or size is None else _growth(floors, size, (total - held) * size, limits)
+    if growth is not None and growth.exhaustion_seconds is not None:
+        grows = format_rate(growth.bytes_per_second * HOUR_SECONDS)
+        rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
     summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
-    return (Finding(ID, "fault", summary, evidence),)
+    return (Finding(ID, "fault", summary, evidence, growth=growth),)
+
+
+def _growth(floors: Sequence[IdleFloor], block_bytes: int, room_bytes: int, limits: Limits) -> GrowthFigures | None:
+    """The mean growth since the pool was last empty, and when it fills the pool; `None` over too few idle intervals.
+
+    The bounds are the slowest and the fastest of two halves, since load differs from one to the next.
+    """
+    held = floors[-len(tuple(takewhile(lambda floor: floor.blocks, reversed(floors)))) - 1 :]
+    first, middle, last = held[0], held[len(held) // 2], held[-1]
+    if len(held) < limits.kv_growth_intervals or (last.blocks or 0) <= (first.blocks or 0):
+        return None
+    rates = [
+        ((after.blocks or 0) - (before.blocks or 0)) * block_bytes / (after.at_seconds - before.at_seconds)
+        for before, after in ((first, middle), (first, last), (middle, last))
+    ]
+    slowest, fastest = max(min(rates), 0.0), max(rates)
+    return GrowthFigures(
+        bytes_per_second=rates[1],
+        low_bytes_per_second=slowest,
+        high_bytes_per_second=fastest,
+        room_bytes=room_bytes,
+        exhaustion_seconds=room_bytes / rates[1],
+        exhaustion_low_seconds=room_bytes / fastest,
+        exhaustion_high_seconds=room_bytes / slowest if slowest else None,
+    )
 
 
 def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:

@@ -38,8 +38,8 @@ _PARTS = {
     "pool_bytes": Kind(title="KV pool", mark="▓", ascii_mark="%"),
     "activation_bytes": Kind(title="activation", mark="▒", ascii_mark="~"),
     "context_bytes": Kind(title="CUDA context", mark="░", ascii_mark="+"),
-    "graph_bytes": Kind(title="graphs", mark="▒", ascii_mark="*"),
-    "overhead_bytes": Kind(title="overhead", mark="░", ascii_mark=":"),
+    "graph_bytes": Kind(title="graphs", mark="+", ascii_mark="*"),
+    "overhead_bytes": Kind(title="overhead", mark="=", ascii_mark=":"),
     "reserve_bytes": Kind(title="kept free", mark="·", ascii_mark="."),
 }
 

@@ -35,7 +35,10 @@ STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red",
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """The whole diagnosis."""
+    """Render a diagnosis for rich, at any width: verdict and server, steps, problems, checks, ledger, missing data.
+
+    Text from a server is escaped: it acts neither as markup nor as control characters.
+    """
     parts: list[RenderableType] = [
         headed(diagnosis.worst, sentence(diagnosis)),
         _subject(diagnosis.facts, sampled=bool(diagnosis.samples)),

@@ -69,6 +69,11 @@ class Chain:
         result = _json(f"{self.prometheus}/api/v1/query?{urlencode({'query': query})}")["data"]["result"]
         return float(result[0]["value"][1]) if result else None
 
+    def label(self, query: str, label: str) -> str:
+        """A label of the first series that there is now."""
+        result = _json(f"{self.prometheus}/api/v1/query?{urlencode({'query': query})}")["data"]["result"]
+        return str(result[0]["metric"][label])
+
     def inhibited(self, name: str, severity: str) -> bool:
         """Whether Alertmanager has this alert, and keeps it back because of another."""
         return any(

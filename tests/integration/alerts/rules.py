@@ -55,7 +55,7 @@ class _Written(yaml.SafeDumper):
 
 def wrapped_text() -> str:
     """What alerts/prometheusrule.yaml holds."""
-    return HEADER + yaml.dump(prometheus_rule(), Dumper=_Written, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + yaml.dump(prometheus_rule(), Dumper=_Written, sort_keys=False, width=4096, allow_unicode=True)
 
 
 if __name__ == "__main__":

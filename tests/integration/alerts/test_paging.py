@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -57,8 +58,11 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         assert expected.items() <= page["labels"].items()
         assert watched.client.host == page["labels"]["instance"]
         assert re.search(r"0\.\d+%.*\dm \d+s;", page["annotations"]["description"])
-        assert "alerts/runbooks/leak.kv_blocks.md" == page["annotations"]["runbook_url"]
-        assert "/d/kvdiag" == page["annotations"]["dashboard_url"]
+        model = beside.label("kvdiag_server_info", "model_name")
+        assert page["annotations"]["summary"].startswith(f"llm/vllm-0 ({model}): leak.kv_blocks, 0.")
+        with urlopen(page["annotations"]["runbook_url"]) as answer:
+            assert answer.read().startswith(b"# leak.kv_blocks: ")
+        assert f"http://{watched.client.host}/" == page["annotations"]["dashboard_url"]
         assert eventually(lambda: beside.inhibited(LEAK, "warning"))
 
         # vLLM's own metrics have gone through the recording rules.

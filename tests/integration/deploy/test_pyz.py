@@ -58,6 +58,7 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_file_runs_where_nothing_is_installed(pyz: Run, tmp_path: Path) -> None:
     """Version, a plan, a look at a server, a simulated one, and the agent that it brings along."""
     first = pyz("--version")
+    assert pyz("explain", "--runbook", "leak.host").stdout == (ROOT / "alerts/runbooks/leak.host.md").read_text()
     assert f"kvdiag, version {kvdiag.__version__}\n" == first.stdout, first.stderr
     assert pyz("fit", "llama_70b", "--tp", "4").stdout.startswith("FITS")
     with Drill(SCENARIOS["healthy"]) as drill:

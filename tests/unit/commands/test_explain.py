@@ -6,9 +6,11 @@ from dataclasses import asdict
 
 import pytest
 
+from kvdiag.alert_files import runbooks
 from kvdiag.commands import main
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.outputs.terminal import explanation
+from tests.integration.alerts.rules import alerts
 from tests.unit.commands.bad_input.refusals import call as kvdiag
 
 
@@ -43,3 +45,31 @@ def test_document_of_one_and_of_all() -> None:
 
     assert {"schema_version": 1, "id": "leak.kv_blocks", **asdict(KNOWLEDGE["leak.kv_blocks"])} == one
     assert [{"id": verdict, **asdict(entry)} for verdict, entry in KNOWLEDGE.items()] == every["verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("KvdiagLeakKvBlocks", "leak.kv_blocks"),
+        ("kvdiagoomseen", "alert.oom"),
+        ("KvdiagPreemptionThrash", "capacity.concurrency"),
+        ("oom", "alert.oom"),
+        ("kv_blocks", "leak.kv_blocks"),
+    ],
+)
+def test_an_alert_or_a_word_finds_its_runbook(name: str, expected: str) -> None:
+    """The name of an alert and a part of an id mean the runbook that the alert links to, or that has it in its id."""
+    assert expected == kvdiag("explain", name, "--output", "json").document["id"]
+
+
+@pytest.mark.parametrize("name", sorted({rule["alert"] for rule in alerts()}))
+def test_no_alert_is_unknown(name: str) -> None:
+    """Every alert has a runbook, or says between which it is."""
+    actual = kvdiag("explain", "--runbook", name)
+    assert 0 == actual.code or any(verdict in actual.stderr for verdict in KNOWLEDGE)
+
+
+@pytest.mark.parametrize("name", sorted(runbooks()))
+def test_a_runbook_is_printed_as_it_is(name: str) -> None:
+    """No line of it is wrapped: commands in it can be copied."""
+    assert runbooks()[name].read_text(encoding="utf-8") == kvdiag("explain", "--runbook", name).stdout

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.alert_files import runbooks
 from tests.unit.outputs.test_metrics import page, snapshot
 from tests.unit.server.shell import STARTING, Shell, shell
 
@@ -168,3 +169,12 @@ def test_garbage_is_refused(serving: Shell, sent: bytes) -> None:
         status = 0  # closed while more was being sent
     assert status in (0, 400)
     assert 200 == serving.ask("GET /-/ready").status
+
+
+def test_runbooks_are_served(serving: Shell) -> None:
+    """Each runbook is at its id, with and without `.md`, and so is their index; no other file is."""
+    for name, file in runbooks().items():
+        assert {file.read_bytes()} == {serving.ask(f"GET /runbooks/{name}{end}").body for end in ("", ".md")}
+    assert runbooks()["README"].read_bytes() == serving.ask("GET /runbooks").body
+    absent = ("leak.nothing", "../alerting-rules.yaml", "%2e%2e/README", "leak.host.md.md", "/etc/passwd")
+    assert {404} == {serving.ask(f"GET /runbooks/{name}").status for name in absent}
