@@ -118,6 +118,11 @@ class Limits:
     late_blocks_fault_ratio: float = 0.25
     """Share of the pool that is a fault when it is released later twice: a server of three quarters, for minutes."""
 
+    connector_timeout_seconds: float = 480.0
+    """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
+    """
+
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time by which a server that is never idle is judged under its load: a few hours may be one of its loads."""
 
