@@ -122,6 +122,11 @@ class Limits:
     """Share of the pool that is a fault if it is released later twice: the server has three quarters of its pool for
     minutes."""
 
+    connector_timeout_seconds: float = 480.0
+    """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
+    """
+
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
 

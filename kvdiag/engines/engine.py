@@ -166,6 +166,9 @@ class EngineAdapter:
     parallel_ranks: Callable[[Iterable[str]], tuple[int, int] | None]
     """Tensor-parallel and pipeline-parallel ranks of one engine, from the command lines of the server's processes."""
 
+    kv_connector: Callable[[Iterable[str], Iterable[str]], str | None]
+    """The KV connector that the names of the server's metrics, or its command lines, show."""
+
     parse_startup_log: Callable[[str], EngineReport]
     """The memory figures that a server printed at start; raises `KvdiagError` if the text has none of this engine."""
 

@@ -75,7 +75,7 @@ class Facts(Checked):
     command lines, `None` if these are not readable. `tensor_parallel` and `pipeline_parallel` are ranks of one
     engine, `None` if unknown. `forced`: the run was started despite other traffic. `started_seconds` is the start of
     the server's process, if reported. `device_uuids` are the devices assigned to the server (its pod's), `None` if
-    only its processes show them.
+    only its processes show them. `kv_connector` moves KV blocks to other servers or tiers; `None` if none is visible.
     """
 
     url: str | None = None
@@ -91,6 +91,7 @@ class Facts(Checked):
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     host_caches: tuple[HostCache, ...] | None = None
+    kv_connector: str | None = None
     forced: bool = False
     started_seconds: float | None = None
     device_uuids: tuple[str, ...] | None = None

@@ -1,7 +1,11 @@
 """capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
-Decided in this order: any preemption is a fault; a queue in front of a full pool is suspect, and a fault where the
-server meanwhile does less than half of its usual work; requests that ran together without either are ok.
+Decided in this order: any preemption for lack of room is a fault; a queue in front of a full pool is suspect, and a
+fault where the server meanwhile does less than half of its usual work; requests that ran together without either are
+ok.
+
+vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
+preemption counts only where the samples around it do not both show a pool with room.
 
 Requests wait well below a usage of 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three running and
 five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is not enough: it also counts
@@ -23,6 +27,9 @@ from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 ID = "capacity.concurrency"
 STEP = "concurrent"
 
+PREEMPTED_ROOM_RATIO = 0.25
+"""A pool with this share free both before and after was not filled and emptied within a sample of a second."""
+
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for KV blocks."""
@@ -38,6 +45,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("max_usage", totals.highest_usage, "ratio", "engine"),
         Evidence("capacity", _capacity_tokens(facts), "tokens", "engine"),
     )
+    if totals.preempted_with_room:
+        evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
@@ -57,6 +66,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, "concurrent requests of the run failed; resolve their failure and repeat `kvdiag run`")
     if not worked and totals.most_running <= 1:
         return unknown(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
+    if totals.preempted_with_room:
+        paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
+        return (Finding(ID, "ok", f"no request waited for KV blocks; {paused}", evidence),)
     return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
@@ -67,6 +79,7 @@ class _Totals:
     samples: int = 0
     counted: int = 0
     preempted: int = 0
+    preempted_with_room: int = 0
     longest_wait: int = 0
     most_waiting: int = 0
     most_running: int = 0
@@ -76,7 +89,7 @@ class _Totals:
 def _totals(timeline: Timeline, facts: Facts) -> _Totals:
     """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
     totals, streak = _Totals(), 0
-    last: dict[str, int] = {}
+    last: dict[str, tuple[int, bool]] = {}
     for sample in timeline.samples:
         engines = sample.engines
         if not engines:
@@ -96,9 +109,13 @@ def _totals(timeline: Timeline, facts: Facts) -> _Totals:
         if counts:
             totals.counted += 1
             for engine in engines:
-                count = engine.preemptions_total or 0
-                totals.preempted += max(count - last.get(engine.engine, count), 0)
-                last[engine.engine] = count
+                count, room = engine.preemptions_total or 0, _has_room(engine, facts)
+                before, had_room = last.get(engine.engine, (count, room))
+                if room and had_room:
+                    totals.preempted_with_room += max(count - before, 0)
+                else:
+                    totals.preempted += max(count - before, 0)
+                last[engine.engine] = (count, room)
     return totals
 
 
@@ -141,6 +158,15 @@ def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
         return None
     steps = [last[key] - count for key, count in first.items()]
     return sum(steps) if min(steps) >= 0 else None
+
+
+def _has_room(engine: Engine, facts: Facts) -> bool:
+    """Whether requests run and the pool surely has room for one more, twice as large as those that run."""
+    pool, usage, running = facts.pool(engine.engine), engine.kv_usage_ratio, engine.requests_running
+    if pool is None or usage is None or not running:
+        return False
+    held = pool.used_blocks(usage)
+    return pool.usable_blocks - held > max(2 * held / running, PREEMPTED_ROOM_RATIO * pool.usable_blocks)
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:

@@ -5,7 +5,8 @@ The usage gauge counts blocks with a live reference only; cached blocks without 
 Decided in this order:
 
 1. Idle intervals of the engine that runs now: blocks in use at the end of the last one are a leak, unless they are
-   fewer than before (still being released) or the pool had not settled (unknown).
+   fewer than before (still being released) or the pool had not settled (unknown). A KV connector may hold the blocks
+   of finished requests until its timeout: suspect until then.
 2. Nothing in use at the end: blocks that a timeout released late, then a prefix cache whose hits collapsed.
 3. Never idle: blocks that nobody returns are held at every moment, so the lowest usage over hours bounds them exactly,
    and where they grow, the lowest readings beside equal numbers of running requests rise. That proves no leak, since
@@ -87,6 +88,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         grows = format_rate(growth.bytes_per_second * HOUR_SECONDS)
         rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
     summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
+    if facts.kv_connector is not None and _held_seconds(last, timeline, facts) < limits.connector_timeout_seconds:
+        timeout = format_duration(limits.connector_timeout_seconds)
+        summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"
+        return (Finding(ID, "suspect", summary, evidence, growth=growth),)
     return (Finding(ID, "fault", summary, evidence, growth=growth),)
 
 
@@ -120,7 +125,11 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
     most, longest = max(hold.blocks for hold in late), max(hold.seconds for hold in late)
     total = sum(pool.usable_blocks for pool in facts.pools)
     times = "once" if len(late) == 1 else f"{len(late)} times"
-    large = [hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total]
+    # A connector holds the blocks of a finished prefill until they are fetched: what its timeout freed was not.
+    least_seconds = 0.0 if facts.kv_connector is None else limits.connector_timeout_seconds
+    large = [
+        hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total and hold.seconds >= least_seconds
+    ]
     return Finding(
         ID,
         # Once may be a peer that was lost; what happens again is how this server works.
@@ -201,6 +210,17 @@ def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> flo
     since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
     held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
     return min((blocks for blocks in held if blocks is not None), default=0)
+
+
+def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
+    """How long blocks had been in use without a pause, nothing running beside them, at the end of an idle interval."""
+    since = floor.at_seconds
+    for sample in reversed(timeline.between(timeline.samples[0].at_seconds, floor.at_seconds)):
+        if sample.engines is not None:
+            if not _held_idle(sample, facts):
+                break
+            since = sample.at_seconds
+    return floor.at_seconds - since
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:

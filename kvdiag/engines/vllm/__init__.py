@@ -32,6 +32,7 @@ ENGINE = EngineAdapter(
     # A tag such as vllm/vllm-openai:v0.11.0; a digest has no version.
     image=re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=settings.parallel_ranks,
+    kv_connector=settings.kv_connector,
     parse_startup_log=startup_log.parse_log,
     parse_settings=settings.parse_settings,
     failed_pool_bytes=startup_log.failed_pool_bytes,

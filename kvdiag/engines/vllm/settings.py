@@ -113,6 +113,18 @@ def _value(form: str, text: str) -> Any:
     return number if 0 < (number := int(text)) <= _MOST else None
 
 
+_CONNECTOR = re.compile(r"\bkv_connector[\"'\s:=]{1,8}([A-Za-z]\w{0,60})")
+_CONNECTOR_METRICS = re.compile(r"vllm:(nixl|mooncake)_")
+"""distributed/kv_transfer/kv_connector/v1/nixl/stats.py and mooncake/store/metrics.py; other connectors have none."""
+
+
+def kv_connector(names: Iterable[str], commands: Iterable[str]) -> str | None:
+    """The connector of --kv-transfer-config, or the one whose metrics there are; `None` where neither shows one."""
+    found = next(filter(None, map(_CONNECTOR.search, commands)), None)
+    found = found or next(filter(None, map(_CONNECTOR_METRICS.match, names)), None)
+    return None if found is None else found[1]
+
+
 def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
     """Tensor-parallel and pipeline-parallel ranks of one engine; `None` where the processes do not show them.
 

@@ -55,8 +55,8 @@ def held(of: Facts, blocks: int, *, running: int = 3, waiting: int = 0) -> Engin
 
 
 def preempted(*counts: int) -> Timeline:
-    """Two requests running beside so many preemptions."""
-    return seen(*(engine(running=2, preemptions=count) for count in counts))
+    """Two requests that fill the pool beside so many preemptions."""
+    return seen(*(engine(usage=0.9, running=2, preemptions=count) for count in counts))
 
 
 ONE, SHORT = held(HUNDRED, 99, running=4), held(HUNDRED, 99, waiting=1)
@@ -120,8 +120,8 @@ def test_samples_get_their_status(timeline: Timeline, of: Facts, status: str) ->
     assert status == verdict(timeline, of).status
 
 
-SECOND = engine(label="1", running=2, preemptions=50)
-FIRST = engine(running=2, preemptions=3)
+SECOND = engine(usage=0.9, label="1", running=2, preemptions=50)
+FIRST = engine(usage=0.9, running=2, preemptions=3)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,37 @@ def test_preemptions_are_counted_by_engine_and_from_0_after_a_restart(
     """Each engine's counter is compared with its own; all of them are added up."""
     actual = verdict(timeline, of)
     assert expected == (actual.status, evidence(actual)["preemptions"])
+
+
+def stopped(*usages: float, running: int = 4, of: Facts = ONE_POOL) -> Finding:
+    """Requests that stay as they are, but that each sample counts four more preemptions."""
+    pages = [engine(usage=usage, running=running, preemptions=4 * at) for at, usage in enumerate(usages)]
+    return verdict(seen(*pages), of)
+
+
+@pytest.mark.parametrize(
+    ("usages", "running", "status"),
+    [
+        pytest.param((0.1, 0.1), 4, "ok", id="paused and resumed"),
+        pytest.param((0.74, 0.74), 20, "ok", id="three quarters in use"),
+        pytest.param((0.76, 0.76), 20, "fault", id="a quarter is not free"),
+        pytest.param((0.6, 0.6), 2, "fault", id="less than twice a request is free"),
+        pytest.param((0.9, 0.1), 4, "fault", id="full before"),
+        pytest.param((0.1, 0.9), 4, "fault", id="full after"),
+        pytest.param((0.0, 0.0), 0, "fault", id="a burst between two samples"),
+    ],
+)
+def test_a_preemption_with_room_is_a_pause(usages: tuple[float, ...], running: int, status: str) -> None:
+    """VLLM preempts all that runs when paused with `mode=keep` or at a cache reset, however empty its pool is."""
+    actual = stopped(*usages, running=running)
+    counts = (0, 4) if status == "ok" else (4, None)
+    figures = evidence(actual)
+    assert (status, *counts) == (actual.status, figures["preemptions"], figures.get("preemptions_with_room"))
+
+
+def test_where_the_pool_is_unknown_every_preemption_counts() -> None:
+    """Without its size nothing says that there was room."""
+    assert "fault" == stopped(0.1, 0.1, of=Facts()).status
 
 
 def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from tests.builders.answers import containing
@@ -136,3 +137,27 @@ def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expect
         for number, size in enumerate(sizes)
     )
     assert expected == [cache.limit_bytes for cache in parse_caches(parse_page(f"{lines}\n"))]
+
+
+@pytest.mark.parametrize(
+    ("names", "commands", "expected"),
+    [
+        (
+            (),
+            ['vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector"}'],
+            "NixlConnector",
+        ),
+        ((), ["vllm serve m --kv-transfer-config.kv_connector MooncakeConnector"], "MooncakeConnector"),
+        (
+            (),
+            ["vllm serve m --kv-transfer-config={'kv_role': 'kv_both', 'kv_connector': 'P2p'}"],
+            "P2p",
+        ),
+        (("vllm:nixl_bytes_transferred_sum",), ["VLLM::EngineCore"], "nixl"),
+        (("vllm:num_requests_running",), ['vllm serve m --x {"kv_connector_extra_config": {"a": 1}}'], None),
+        ((), [], None),
+    ],
+)
+def test_a_kv_connector_is_visible(names: tuple[str, ...], commands: list[str], expected: str | None) -> None:
+    """On the command line, or by its metrics where the server's processes are not visible."""
+    assert expected == ENGINE.kv_connector(names, commands)

@@ -216,6 +216,33 @@ def test_a_quarter_of_the_pool_twice_is_how_the_server_works(holds: tuple[tuple[
     assert status == of_readings(*late(*holds)).status
 
 
+CONNECTED = replace(ONE_POOL, kv_connector="MooncakeConnector")
+
+
+@pytest.mark.parametrize(
+    ("holds", "status"),
+    [
+        (((3_072, 9), (3_072, 9)), "suspect"),
+        (((3_072, 15), (3_072, 15)), "suspect"),
+        (((3_072, 16), (3_072, 16)), "fault"),
+    ],
+    ids=["for 270 s", "a tick before the timeout", "by the timeout"],
+)
+def test_a_connector_may_hold_until_its_timeout(holds: tuple[tuple[int, int], ...], status: str) -> None:
+    """A disaggregated prefill holds blocks until they are fetched; what the timeout of 480 s freed was not."""
+    assert status == verdict(every_half_minute(*late(*holds)), CONNECTED).status
+
+
+@pytest.mark.parametrize(
+    ("ticks", "status", "without"), [(9, "suspect", "fault"), (15, "suspect", "fault"), (16, "fault", "fault")]
+)
+def test_blocks_that_a_connector_may_hold_are_suspect(ticks: int, status: str, without: str) -> None:
+    """Until its timeout has passed on an idle server; without a connector nothing may hold them."""
+    pages = (*idle(0), *busy(readings=2), *[holding(40)] * (ticks + 1))
+    assert status == verdict(every_half_minute(*pages), CONNECTED).status
+    assert without == verdict(every_half_minute(*pages), ONE_POOL).status
+
+
 def test_late_frees_have_their_figures() -> None:
     """The longest and the most of them, which need not be the same; blocks under load are no late ones."""
     assert "ok" == of_readings(*busy(3072, 30), *idle(0), engine()).status
