@@ -84,7 +84,6 @@ def baseline_of(timeline: Timeline, diagnosis: Diagnosis) -> Baseline:
 
     Raises:
         ValueError: it has none.
-
     """
     if not diagnosis.steps:
         raise ValueError("no test step was run: a baseline is made from `kvdiag run --record`")
@@ -197,7 +196,6 @@ def parse(value: Any) -> Baseline:
 
     Raises:
         ValueError: it is none.
-
     """
     if not isinstance(value, dict) or value.get("kvdiag_baseline") != VERSION:
         raise ValueError(f"it has no kvdiag_baseline of version {VERSION}")

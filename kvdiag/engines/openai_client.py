@@ -37,7 +37,6 @@ async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: floa
 
     Raises:
         TooLargeError: they take more CPU time than any server's metrics.
-
     """
     spent_seconds = 0.0
     while True:
@@ -95,7 +94,6 @@ class OpenAIClient:
         Raises:
             Unreadable: there are no metrics.
             TooMuchError: the response is too large.
-
         """
         # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]

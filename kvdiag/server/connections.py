@@ -120,7 +120,6 @@ class WebServer:
 
         Raises:
             OSError: it is in use, or not permitted.
-
         """
         # Not with the server's own TLS: connections whose handshake does not end would not be counted.
         self._tls = tls
@@ -238,7 +237,6 @@ class WebServer:
 
         Raises:
             OSError, TimeoutError, asyncio.IncompleteReadError: the client disconnected, or takes too long.
-
         """
         keeps = bodiless = False
         async with asyncio.timeout(self._request_seconds):

@@ -50,7 +50,6 @@ def parse_request(head: bytes) -> Request:
 
     Raises:
         BadRequestError: it is not a valid request.
-
     """
     # h11 accepts a bare line feed as the end of a line; a proxy in front may not, and then reads other headers.
     if head.count(b"\n") != head.count(b"\r\n"):

@@ -91,7 +91,6 @@ class HttpReader:
         Raises:
             Unreadable: no connection, no certificate, no permission, too large, too slow, or an error status.
             TooMuchError: it is over a budget, or was within the last minute.
-
         """
         until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
         if self._clock() < until_seconds:
@@ -158,7 +157,6 @@ class HttpReader:
 
         Raises:
             Unreadable: as `get`, or it is not JSON.
-
         """
         return self.decode(await self.get(path, body=body))
 
@@ -168,7 +166,6 @@ class HttpReader:
 
         Raises:
             Unreadable: it is not JSON.
-
         """
         try:
             return decode(answer.text)
@@ -183,7 +180,6 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
 
     Raises:
         Unreadable: it is packed. A few bytes can unpack to any size, without a pause in which a timeout could act.
-
     """
     packing = response.headers.get("content-encoding", "identity")
     if packing.lower() != "identity":
@@ -198,7 +194,6 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
 
     Raises:
         TooMuchError: it is larger, or comes in more pieces than any server sends.
-
     """
     content = bytearray()
     count = 0

@@ -128,7 +128,6 @@ class PageParser:
         Raises:
             ValueError: it is not in Prometheus's text format.
             TooLargeError: it has more lines or series than any server's.
-
         """
         split = _split(text)
         heads, values = split or ([], [])
