@@ -17,7 +17,7 @@ HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom screenshots docs check format lock clean
+.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom pictures screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -76,6 +76,9 @@ sbom: $(VENV)/.dev  ## Write dist/kvdiag.cdx.json: what kvdiag depends on, as Cy
 screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, light and dark: OUT=folder
 	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
+
+pictures: $(VENV)/.dev  ## Renew the pictures of README and the boards (20 minutes)
+	@$(BIN)/python -m tests.integration.dashboards.pictures .assets
 
 docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
 	@$(UV) sync --quiet --frozen --inexact --group docs

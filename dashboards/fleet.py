@@ -90,7 +90,8 @@ def _replicas() -> Row:
             table(
                 "Replicas now",
                 "One line per replica: a pod, or a host where there are no pods. Click it to open its own "
-                "board. *In flight* is running and waiting requests relative to the pool's capacity.\n\n"
+                "board. *Problems* are verdicts that are suspect or fault. *In flight* is running and waiting requests "
+                "relative to the pool's capacity.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
@@ -100,13 +101,13 @@ def _replicas() -> Row:
                 keys={"replica": "Replica", "kvdiag": "kvdiag", "vllm": "vLLM"},
                 columns={
                     "Verdict": _BY_REPLICA,
-                    "Wrong": each("sum", "", own("finding", WRONG)),
-                    "Not judged": each("sum", "", own("finding", UNKNOWN)),
+                    "Problems": each("sum", "", own("finding", WRONG)),
+                    "Unknown": each("sum", "", own("finding", UNKNOWN)),
                     "Pressure": each("max", "", own("memory_pressure_ratio")),
                     "Pool in use": each("max", "", own("kv_usage_ratio")),
                     "Waiting": each("sum", "", own("requests_waiting")),
                     "In flight": ratio(each("sum", "", in_flight), each("sum", "", CONCURRENCY)),
-                    "Lasts": each("min", "", own("time_to_exhaustion_seconds")),
+                    "Exhausted in": each("min", "", own("time_to_exhaustion_seconds")),
                     "Targets": each("count", "kvdiag", beside),
                     "Engines": each("count", "vllm", engine),
                 },
@@ -120,7 +121,7 @@ def _replicas() -> Row:
                     by_name("Pressure", unit="percentunit", thresholds=FULL, **words),
                     by_name("Pool in use", unit="percentunit"),
                     by_name("In flight", unit="percentunit", thresholds=FULL, **words),
-                    by_name("Lasts", unit="s", thresholds=TIME_LEFT, **words),
+                    by_name("Exhausted in", unit="s", thresholds=TIME_LEFT, **words),
                 ),
             ),
             timeline(

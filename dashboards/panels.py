@@ -7,6 +7,8 @@ from typing import Any
 
 from dashboards.grafana import Json, Panel, Target
 
+NEEDS_AGENT = "No data: needs the agent in the server"
+
 
 def thresholds(*steps: tuple[float | None, str]) -> Json:
     """Colours from a value on, ascending; the first from `None`, which is everything below."""
@@ -80,19 +82,28 @@ def graph(
     least: float | None = 0,
     most: float | None = None,
     steps: Json | None = None,
+    span_seconds: int = 0,
+    legend_right: bool = False,
+    no_value: str = "No data",
     overrides: Sequence[Json] = (),
 ) -> Panel:
-    """Lines over time, or areas on one another; `steps` are drawn as lines across."""
-    custom: Json = {"fillOpacity": 60 if stacked else 8, "lineWidth": 1, "showPoints": "never", "spanNulls": False}
+    """Lines over time, or areas on one another; `steps` are drawn as lines across.
+
+    A line goes on over gaps up to `span_seconds`. Without `least` the axis begins at 0, or below negative values.
+    """
+    custom: Json = {"fillOpacity": 60 if stacked else 8, "lineWidth": 1, "showPoints": "never"}
+    custom["spanNulls"] = span_seconds * 1000 or False
     if stacked:
         custom["stacking"] = {"mode": "normal", "group": "A"}
     if steps is not None:
         custom["thresholdsStyle"] = {"mode": "dashed"}
-    defaults: Json = {"color": {"mode": "palette-classic"}, "custom": custom, "noValue": "No data", "unit": unit}
+    defaults: Json = {"color": {"mode": "palette-classic"}, "custom": custom, "noValue": no_value, "unit": unit}
     if steps is not None:
         defaults["thresholds"] = steps
     if least is not None:
         defaults["min"] = least
+    else:
+        custom["axisSoftMin"] = 0
     if most is not None:
         defaults["max"] = most
     return Panel(
@@ -107,7 +118,7 @@ def graph(
             "legend": {
                 "calcs": ["lastNotNull", "max"],
                 "displayMode": "table",
-                "placement": "bottom",
+                "placement": "right" if legend_right else "bottom",
                 "showLegend": True,
             },
             "tooltip": {"mode": "multi", "sort": "desc"},
@@ -144,7 +155,7 @@ def timeline(
         },
         options={
             "alignValue": "left",
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
             "mergeValues": True,
             "rowHeight": 0.85,
             "showValue": "never",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import Row, Target
-from dashboards.panels import graph, timeline
+from dashboards.panels import NEEDS_AGENT, graph, timeline
 from dashboards.queries import (
     each,
     gpu,
@@ -57,6 +57,7 @@ def holders() -> Row:
                     expr=each("max", "gpu, rank, process", gpu("torch_allocated_bytes")),
                     legend="{{replica}} rank {{rank}} {{process}}",
                 ),
+                no_value=NEEDS_AGENT,
                 unit="bytes",
             ),
             graph(
@@ -67,6 +68,7 @@ def holders() -> Row:
                     expr=each("max", "gpu, rank, process", gpu("torch_reserved_bytes")),
                     legend="{{replica}} rank {{rank}} {{process}}",
                 ),
+                no_value=NEEDS_AGENT,
                 unit="bytes",
             ),
         ),

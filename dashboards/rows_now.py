@@ -189,20 +189,37 @@ def wrong() -> Row:
 
 
 def ledger_graph(width: int) -> Panel:
-    """The ledger of the chosen GPUs over time."""
+    """The ledger of the chosen GPUs over time.
+
+    Without an agent the ledger has the pool as a whole: it is divided by the usage of the engines, where that is known.
+    """
+    pool, rest = (gpu("memory_component_bytes", f'component{sign}"kv_pool"') for sign in ("=", "!="))
+    usage = f"avg by (instance) ({own('kv_usage_ratio')})"
+    held, free = (
+        f'label_replace({pool} * on (instance) group_left () ({share}), "component", "{name}", "", "")'
+        for share, name in ((usage, "kv_held"), (f"1 - {usage}", "kv_free"))
+    )
     return graph(
         "Memory by component",
         "Used bytes of the devices by component, stacked, with the capacity. *unaccounted* is the unexplained "
         "rest; *other_process* does not belong to the server.\n\n"
-        "Metrics: `kvdiag_memory_component_bytes`, `kvdiag_gpu_memory_total_bytes`",
-        Target(expr=f"sum by (component) ({gpu('memory_component_bytes')})", legend="{{component}}"),
+        "Metrics: `kvdiag_memory_component_bytes`, `kvdiag_kv_usage_ratio`, `kvdiag_gpu_memory_total_bytes`",
+        Target(
+            expr=f"sum by (component) ({rest} or {held} or {free} or {pool} unless on (instance) {usage})",
+            legend="{{component}}",
+        ),
         Target(expr=f"sum({gpu('gpu_memory_total_bytes')})", legend="capacity"),
         unit="bytes",
         width=width,
         height=11,
         stacked=True,
         least=None,
-        overrides=(*(by_name(name, color=fixed(color)) for name, color in _COMPONENTS.items()), _CAPACITY),
+        legend_right=True,
+        overrides=(
+            *(by_name(name, color=fixed(color)) for name, color in _COMPONENTS.items()),
+            by_name("kv_free", custom_fillOpacity=15),
+            _CAPACITY,
+        ),
     )
 
 

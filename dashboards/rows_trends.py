@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.grafana import Row, Target
-from dashboards.panels import by_name, fixed, graph
+from dashboards.panels import NEEDS_AGENT, by_name, fixed, graph
 from dashboards.queries import (
     CONCURRENCY,
     each,
@@ -34,11 +34,12 @@ def growth() -> Row:
             graph(
                 "KV cache in use while idle",
                 "Bytes of the pool in use although no request is running or waiting. 0 on a healthy "
-                "server; a rising minimum is a leak of blocks. Gaps are times under load.\n\n"
+                "server; a line that rises is a leak of blocks. The line is straight while the server is busy.\n\n"
                 "Metrics: `kvdiag_kv_used_bytes`, `kvdiag_requests_running`, `kvdiag_requests_waiting`",
                 Target(expr=each("max", "engine", _IDLE), legend="{{replica}} engine {{engine}}"),
                 unit="bytes",
                 width=8,
+                span_seconds=3600,
             ),
             graph(
                 "Growth per hour",
@@ -73,6 +74,7 @@ def growth() -> Row:
                     expr=each("min", "id", own("time_to_exhaustion_low_seconds")), legend="{{replica}} {{id}} at least"
                 ),
                 unit="s",
+                no_value="No growth found",
                 width=8,
                 steps=TIME_LEFT,
             ),
@@ -89,6 +91,7 @@ def growth() -> Row:
                     for bound, words in (("", ""), ("_low", " at least"), ("_high", " at most"))
                 ),
                 unit="bytes",
+                no_value="No growth found",
                 width=8,
             ),
             graph(
@@ -102,6 +105,7 @@ def growth() -> Row:
                     legend="{{replica}} GPU {{gpu}} stranded",
                 ),
                 unit="bytes",
+                no_value=NEEDS_AGENT,
                 width=8,
                 steps={
                     "mode": "absolute",
@@ -122,6 +126,7 @@ def growth() -> Row:
                     legend="{{replica}} out of memory",
                 ),
                 unit="short",
+                no_value=NEEDS_AGENT,
                 width=8,
             ),
             graph(
@@ -133,6 +138,7 @@ def growth() -> Row:
                 ),
                 Target(expr=each("max", "gpu, process", gpu("oom_free_bytes")), legend="{{replica}} {{process}} free"),
                 unit="bytes",
+                no_value="No failed allocation, or no agent",
                 width=12,
             ),
             graph(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.grafana import Json
 from dashboards.panels import thresholds
 from dashboards.queries import CODES
+from kvdiag.diagnosis.limits import PRESSURE
 
 TEXTS = {
     "ok": ("Nothing found", "green"),
@@ -39,8 +40,8 @@ UP_MAPPINGS: list[Json] = [
 UP_STEPS: Json = thresholds((None, "red"), (1, "green"))
 
 PLAIN: Json = thresholds((None, "blue"))
-FULL: Json = thresholds((None, "green"), (0.8, "orange"), (0.9, "red"))
-"""80 and 90 %, of memory pressure and of requests in flight."""
+FULL: Json = thresholds((None, "green"), (PRESSURE.warning_ratio, "orange"), (PRESSURE.critical_ratio, "red"))
+"""Of memory pressure and of requests in flight."""
 
 ANY: Json = thresholds((None, "green"), (1, "orange"))
 ANY_UNKNOWN: Json = thresholds((None, "green"), (1, TEXTS["unknown"][1]))

@@ -1,7 +1,8 @@
 """What is known of each engine's memory beyond its KV pool, for the judge, which may import no engine.
 
-The data is engines/memory.json: the engines whose device memory torch allocates, and the host caches of programs, with
-the flags that limit them and their defaults. A limit on the command line is known; a default is assumed.
+The data is engines/NAME/memory.json, also of engines whose metrics are not read: whether torch allocates the engine's
+device memory, whether `kvdiag fit` models its block manager, and its host caches, with the flags that limit them and
+their defaults. A limit on the command line is known; a default is assumed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CacheOption:
 @cache
 def host_caches() -> tuple[CacheOption, ...]:
     """Every known host cache."""
-    return tuple(from_plain(CacheOption, row) for row in _data()["host_caches"])
+    return tuple(from_plain(CacheOption, row) for engine in _engines().values() for row in engine["host_caches"])
 
 
 def host_cache_set_by(flag: str) -> CacheOption:
@@ -58,7 +59,12 @@ def allocates_by_torch(engine_name: str | None) -> bool:
 
     Of six reported leaks of such engines that NVML alone saw, four were torch's.
     """
-    return engine_name in _data()["torch_engines"]
+    return bool(_engines().get(engine_name or "", {}).get("allocates_by_torch"))
+
+
+def modelled_engines() -> tuple[str, ...]:
+    """The engines whose block manager `kvdiag.kv` computes, and whose overheads it estimates."""
+    return tuple(name for name, engine in _engines().items() if engine["modelled_by_fit"])
 
 
 def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
@@ -74,7 +80,8 @@ def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
 
 
 @cache
-def _data() -> dict[str, Any]:
-    text = resources.files("kvdiag").joinpath("engines", "memory.json").read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data
+def _engines() -> dict[str, dict[str, Any]]:
+    """The data of each engine by its name, which is its folder's."""
+    folders = sorted(resources.files("kvdiag").joinpath("engines").iterdir(), key=lambda folder: folder.name)
+    found = {folder.name: folder.joinpath("memory.json") for folder in folders if folder.is_dir()}
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in found.items() if file.is_file()}

@@ -11,6 +11,8 @@ _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _LAST_SECONDS = 253_402_300_799
 """The end of Python's calendar: a trace or a daemon may report any time."""
 
+_LEAST_P_VALUE = 0.001
+
 _TIMES = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -66,9 +68,16 @@ def format_duration(seconds: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """A share from 0 to 1 in percent: `92 %`; below ten percent with one decimal: `0.4 %`."""
+    """A share from 0 to 1 in percent: `92 %`; below ten percent with one decimal: `0.4 %`; `0 %` only for 0."""
     percent = 100 * ratio
+    if 0 < abs(percent) < 0.05:  # noqa: PLR2004 - would show as 0.0
+        return "< 0.1 %" if percent > 0 else "> -0.1 %"
     return f"{percent:.1f} %" if 0 < abs(percent) < 9.95 else f"{percent:.0f} %"  # noqa: PLR2004 - would show as 10.0
+
+
+def format_p_value(p_value: float) -> str:
+    """A p-value in three decimals; smaller ones are not distinguished: `0.012`, `< 0.001`."""
+    return f"{p_value:.3f}" if p_value >= _LEAST_P_VALUE else f"< {_LEAST_P_VALUE}"
 
 
 def format_time(epoch_seconds: float) -> str:

@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
 from kvdiag.engines.engine import EngineAdapter, Identity
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_bytes, plural
 from kvdiag.sources.prometheus_text import Page
 
 APART_SECONDS = 5.0
@@ -60,11 +60,15 @@ def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     return Check("engine.series", "pass", found)
 
 
-def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds: float) -> Check:
-    """Check whether the server sends only the series that `name[]` selects."""
+def name_filter(
+    engine: EngineAdapter, *, whole_bytes: int | None, some_bytes: int | None, took_seconds: float
+) -> Check:
+    """Check whether the server sends only the series that `name[]` selects, if its engine can."""
+    if not engine.polled_metrics:
+        return Check("engine.name_filter", "skip", f"{engine.title} has no filter: all metrics are read")
     if whole_bytes is None or some_bytes is None:
         return Check("engine.name_filter", "skip", "no server reachable")
-    found = f"{some_bytes:,} bytes of {whole_bytes:,} in {took_seconds * 1e3:.1f} ms"
+    found = f"{format_bytes(some_bytes)} of {format_bytes(whole_bytes)} of metrics sent, {took_seconds * 1e3:.0f} ms"
     if some_bytes >= whole_bytes:
         fix = "let the query `name[]` through (a proxy or old version drops it); until then all metrics are read"
         return Check("engine.name_filter", "warn", found, fix)

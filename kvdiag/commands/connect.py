@@ -20,7 +20,7 @@ import httpx2
 import kvdiag
 from kvdiag.commands.options.addresses import pasted
 from kvdiag.commands.options.common import ServerAccess
-from kvdiag.engines import DEFAULT
+from kvdiag.engines import recognise
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
@@ -29,8 +29,8 @@ from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -134,7 +134,7 @@ class Finder:
 
     async def _ask(self, url: str) -> FoundServer:
         # One reader for each address: it remembers which requests that server does not answer.
-        engine = DEFAULT.open(self._readers.setdefault(url, HttpReader(self.client(url))))
+        engine = await recognise(self._readers.setdefault(url, HttpReader(self.client(url))))
         facts, identity = await gather_facts(engine, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
             return FoundServer(facts=facts, engine=engine, nvml=self.nvml)

@@ -27,13 +27,13 @@ from kvdiag.commands.options.common import ServerAccess, agent_option, collected
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.engines import DEFAULT, ENGINES
+from kvdiag.engines import ENGINES, recognise
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG
 from kvdiag.sources.prometheus_text import Page
@@ -150,7 +150,8 @@ def _no_server(url: str | None, problem: str) -> list[Check]:
 
 async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill."""
-    source = DEFAULT.open(http)
+    source = await recognise(http)
+    engine = source.engine
     try:
         identity = await source.identify()
     except Unreadable as error:
@@ -161,16 +162,17 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         page = await source.page()
     except Unreadable as error:
         problem = str(error)
-    whole, _ = await _answer(http, ())
+    whole, _ = await _answer(http, engine.metrics_path, ())
     now_seconds = time.time()
-    some, took_seconds = await _answer(http, DEFAULT.polled_metrics)
-    pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
+    some, took_seconds = await _answer(http, engine.metrics_path, engine.polled_metrics)
+    pids, gaps = await asyncio.to_thread(host.find_server, url, engine.program)
     readable, _ = host.read(pids or ())
     checks = [
         engine_check.answers(url, identity, None),
-        engine_check.version(DEFAULT, identity),
-        engine_check.series(DEFAULT, page, problem),
+        engine_check.version(engine, identity),
+        engine_check.series(engine, page, problem),
         engine_check.name_filter(
+            engine,
             whole_bytes=None if whole is None else len(whole.text),
             some_bytes=None if some is None else len(some.text),
             took_seconds=took_seconds,
@@ -181,10 +183,10 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     return checks, identity.server_header == DRILL_HEADER
 
 
-async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | None, float]:
+async def _answer(http: HttpReader, path: str, names: tuple[str, ...]) -> tuple[Answer | None, float]:
     begun_seconds = time.perf_counter()
     try:
-        answer = await http.get("/metrics/", params=[("name[]", name) for name in names])
+        answer = await http.get(path, params=[("name[]", name) for name in names])
     except Unreadable:
         return None, 0.0
     return answer, time.perf_counter() - begun_seconds

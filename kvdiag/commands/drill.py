@@ -22,15 +22,20 @@ from kvdiag.sim import SCENARIOS, Drill, Scenario
 STOP_SECONDS = 5.0
 
 
-@click.command()
+class _WithScenarios(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's form
+        with formatter.section("Scenarios"):
+            formatter.write_dl([(one.name, one.summary) for one in SCENARIOS.values()])
+
+
+@click.command(cls=_WithScenarios)
 @click.argument("scenario", default="healthy")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Loopback port; 0 picks a free one.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="Also stop when standard input ends.")
 def command(scenario: str, port: int, until_eof: bool) -> int:
     """Run a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
 
-    It serves vLLM's completions and metrics endpoints on loopback, and has a simulated GPU. `kvdiag run --help` lists
-    the scenarios.
+    It serves vLLM's completions and metrics endpoints on loopback, and has a simulated GPU.
     """
     chosen = _scenario(scenario)
     try:

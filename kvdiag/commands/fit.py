@@ -27,7 +27,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, plural
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
-from kvdiag.kv.fit.overheads import GENERIC_ENGINE, architecture_note
+from kvdiag.kv.fit.overheads import ESTIMATE, GENERIC_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
@@ -41,6 +41,7 @@ from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 GRID_REQUESTS = (1, 4, 16, 64, 256)
+MEASURE = "; --calibrate URL measures them on a running server"
 
 
 @click.command()
@@ -148,9 +149,10 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
         most_context_tokens=architecture.max_context_tokens,
     )
     plan = scenario_plan(scenario)
+    estimated = scenario.overheads.source == ESTIMATE
     levers = find_levers(scenario, plan) if plan.outcome is not Outcome.FITS else ()
     notes = [
-        f"source of CUDA context, activation and graphs: {scenario.overheads.source}",
+        f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *_profile_notes(profile),
         *filter(
             None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -25,11 +26,11 @@ from kvdiag.commands.connect import Finder, agent_reader, base_url, without_cred
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO
-from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
+from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
-from kvdiag.feeds.recording.restore import Before, reload
+from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
@@ -78,20 +79,16 @@ class Daemon:
         self._reread = reread
         self._web_config = WebConfig() if options.web_config is None else read_web_config(options.web_config)
         self._tls: ssl.SSLContext | None = self._web_config.tls()
-        self._recorder, before = _recorder(options)
+        self._recorder = _recorder(options)
         self._finder = Finder(options.url, options.access, own_port=options.address[1])
         self._agents = agent_reader(options.agent_dir)
         self._watch = Watch(
-            find=self._finder.find,
-            nvml=self._finder.nvml,
+            self._finder,
             agents=self._agents,
             limits=options.limits,
-            pace=pace_of(options.tick_seconds or 1.0),
-            diagnosis_seconds=options.tick_seconds or DIAGNOSIS_SECONDS,
-            # A test sets its own interval, and wants verdicts that often whatever they cost.
-            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if options.tick_seconds is None else 1.0,
+            tick_seconds=options.tick_seconds or 1.0,
             recorder=self._recorder,
-            before=before,
+            schedule=_schedule(options.tick_seconds),
         )
         self._web = WebServer(Pages(newest=self._watch.snapshot, history=self._watch.history))
         self._passwords: Passwords
@@ -179,13 +176,13 @@ class Daemon:
                 closing.add_done_callback(self._closing.discard)
             self._retired = [self._finder]
             self._finder = finder
-            self._watch.look_elsewhere(finder.find, finder.nvml)
+            self._watch.look_elsewhere(finder)
         if options.agent_dir != old.agent_dir:
             agents: ThreadedReader[AllocatorReading] | None = agent_reader(options.agent_dir)
             if self._agents is not None:
                 self._agents.close()
             self._agents = agents
-            self._watch.ask_agents(agents)
+            self._watch.read_agents(agents)
         if self._recorder is not None and options.record_max_size != old.record_max_size:
             self._recorder.resize(options.record_max_size)
         self._watch.limits = options.limits
@@ -219,14 +216,21 @@ def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
 
 
-def _recorder(options: ServeOptions) -> tuple[DiskRecorder | None, Before | None]:
-    """Return the recorder, and what its directory holds of earlier runs."""
+def _schedule(tick_seconds: float | None) -> Callable[..., DiagnosisSchedule]:
+    """Return the usual schedule; a test that sets its own interval wants a diagnosis that often, whatever it costs."""
+    if tick_seconds is None:
+        return DiagnosisSchedule
+    return partial(DiagnosisSchedule, every_seconds=tick_seconds, cpu_ratio=1.0)
+
+
+def _recorder(options: ServeOptions) -> DiskRecorder | None:
+    """Return the recorder, with what its directory holds of earlier runs."""
     if options.record_dir is None:
-        return None, None
+        return None
     url = None if options.url is None else without_credentials(base_url(options.url))
     segments = SegmentStore(options.record_dir, max_bytes=options.record_max_size)
     before = reload(options.record_dir, now_seconds=time.time(), url=url)
-    return DiskRecorder(segments), before
+    return DiskRecorder(segments, before)
 
 
 def _reason(error: OSError) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlunsplit
 
@@ -29,8 +30,9 @@ from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
-from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import ticks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample, Snapshot
@@ -153,13 +155,13 @@ def command(options: TopOptions) -> int:
                 if attach is not None or (daemon.is_there if url is None else daemon.has_answered):
                     feed = Feed(run=daemon.run, newest=daemon.newest)
                     return await (_live(feed, console) if live else _once(feed, at_once=True))
-        async with _sampling(
-            url,
-            options,
-            diagnosis_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
+        schedule = partial(
+            DiagnosisSchedule,
+            every_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
             # A single frame is made of seconds, and a pace of its own is a test's: neither has to last.
-            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
-        ) as feed:
+            cpu_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
+        )
+        async with _sampling(url, options, schedule) as feed:
             return await (_live(feed, console) if live else _once(feed, at_once=False))
 
     return asyncio.run(show())
@@ -257,19 +259,17 @@ class _Daemon:
 
 @asynccontextmanager
 async def _sampling(
-    url: str | None, options: TopOptions, *, diagnosis_seconds: float, diagnosis_ratio: float
+    url: str | None, options: TopOptions, schedule: Callable[..., DiagnosisSchedule]
 ) -> AsyncIterator[Feed]:
     """A feed that samples a server as `kvdiag serve` does."""
     agents = agent_reader(options.agent_dir)
     finder = Finder(url, options.access, own_port=0)
     watch = Watch(
-        find=finder.find,
-        nvml=finder.nvml,
+        finder,
         agents=agents,
         limits=limits_of(options.reserved_gap_bytes),
-        pace=pace_of(options.tick_seconds or 1.0),
-        diagnosis_seconds=diagnosis_seconds,
-        diagnosis_ratio=diagnosis_ratio,
+        tick_seconds=options.tick_seconds or 1.0,
+        schedule=schedule,
     )
 
     def newest() -> View:

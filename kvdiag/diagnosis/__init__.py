@@ -23,7 +23,20 @@ __all__ = ["diagnose", "informed"]
 
 
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
-    """The judgement of a timeline by every test step in it and every rule; `_worst` has the order of statuses."""
+    """Judge a timeline by every test step in it and by every rule.
+
+    Args:
+        timeline: samples in ascending time, and the marks of test steps if there were any; from a live server, a
+            recording or Prometheus.
+        facts: what does not change over the timeline: the server, its pools, its processes.
+        limits: the thresholds.
+
+    Returns:
+        A result for each step that the marks name, one finding for each verdict id (`unknown` where its evidence is
+        missing), the memory ledger of the newest samples, all gaps, and the worst status, in the order of `_worst`.
+
+    It never raises for what a timeline holds: impossible values cannot be built (`Checked`).
+    """
 
     def judged(timeline: Timeline) -> Judged:
         stepped = bool(timeline.marks) or _cut_off(facts)

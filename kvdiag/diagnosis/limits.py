@@ -13,58 +13,58 @@ from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
 PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)
-"""A fifth that is free takes a burst; with a tenth the next requests wait. The figures of the alerts' own rules."""
+"""A free fifth absorbs a burst; with a free tenth the next requests wait. The alerts use the same figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLimits:
-    """From when on replicas are compared, and what growth of theirs counts."""
+    """When replicas are compared, and which growth counts."""
 
     replicas: int = 6
     """Replicas of one version without which it is not judged: five that all grow are 1 in 32 by chance, six 1 in 64."""
 
     preferred_replicas: int = 12
-    """From here on 20 MB/h show among level steps and wandering memory, too, and among many components."""
+    """From here on 20 MB/h are detected even with level steps, random drift and many components."""
 
     first_seconds: float = 3600.0
-    """Life of each replica that is left out: after an hour 9 % of a warm-up of 25 minutes are still to come."""
+    """Uptime of each replica that is left out: after an hour 9 % of a 25-minute warm-up are still to come."""
 
     least_seconds: float = 6 * 3600.0
-    """Life after that hour without which a replica is not compared: the later half of a warm-up is flat by then."""
+    """Uptime after that hour without which a replica is not compared: a warm-up has ended by its later half."""
 
     certain_seconds: float = 20 * 3600.0
     """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot distinguish."""
 
     idle_settle_seconds: float = 5.0
-    """A reading counts as idle so long after the last request: freed memory is returned late."""
+    """Time after the last request from which a sample counts as idle: freed memory is returned late."""
 
     blocks: int = 48
-    """Medians that stand for a replica's life: half hours of a day, each of 60 readings at a scrape in 30 s."""
+    """Bins of a replica's uptime, each with its median: half hours of a day, each of 60 samples at a scrape in 30 s."""
 
     idle_blocks_ratio: float = 0.25
-    """Share of them that must hold idle readings, for blocks held at idle: they are exact, and nights are enough."""
+    """Share of them that must have idle samples, for blocks held at idle: they are exact, and nights are enough."""
 
     least_bytes_per_hour: float = 2e6
-    """Growth of the later half from which it counts: what wanders for a day stays below it in the middle of six."""
+    """Growth of the later half from which it counts: random drift of a day stays below it in the median of six."""
 
     least_blocks_per_hour: float = 0.25
     """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
 
     steps_p: float = 0.01
-    """p-value of so many steps up and so few down from which they are the growth, and not events beside it."""
+    """p-value of so many steps up and so few down from which the steps are the growth itself."""
 
     significance: float = 0.02
-    """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""
+    """p-value of the replicas' growth (Wilcoxon signed-rank test)."""
 
     falls_significance: float = 0.1
-    """Chance of so many falls beside the rises of all replicas up to which they are the rule: garbage that is collected
-    every few hours only rises once its falls are taken for jumps."""
+    """p-value of the number of falls among all steps above which falls are part of the pattern: garbage that is
+    collected every few hours would only rise if its falls were taken for jumps."""
 
     discovery_ratio: float = 0.05
     """Share of false ones among the components of all versions that are called (Benjamini and Hochberg)."""
 
     bounds_ratio: float = 0.9
-    """Probability that the bounds beside a version's growth hold it."""
+    """Confidence level of the bounds of a version's growth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +92,9 @@ ADMISSION_LIMITS = AdmissionLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is still normal. Every judgement takes its thresholds from here and from nowhere else."""
+    """What is still normal. Every verdict takes its thresholds from here."""
 
-    # Every rule: what counts as a sample
+    # All rules: samples
     idle_samples: int = 2
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
@@ -102,21 +102,25 @@ class Limits:
     """Samples with all requests of a load in the pool without which its step is unknown."""
 
     lost_readings: int = 3
-    """Readings in a row that failed up to the end before a source counts as lost: one may be late on a busy machine."""
+    """Failed samples in a row at the end from which a source counts as lost: one may be late on a busy machine."""
 
     process_lists_seconds: float = 15.0
-    """Age of a device reading with process lists that the ledger prefers to a newer one without: they come every 5 s,
-    and after three that are missing their processes may be gone."""
+    """Age up to which the ledger prefers a device sample with process lists to a newer one without: they come every 5
+    s, and after three missing ones the processes may have exited."""
 
     # leak.kv_blocks
+    kv_growth_intervals: int = 3
+    """Idle intervals without which growth of the blocks in use has no bounds, and no time to exhaustion."""
+
     late_blocks_seconds: float = 60.0
     """Time in which blocks of finished requests are released: transfers to another instance take seconds."""
 
     late_blocks_ratio: float = 0.02
-    """Share of the pool that is noticed when it is released later."""
+    """Share of the pool that is reported if it is released later, or stays in use at a busy server's lowest load."""
 
     late_blocks_fault_ratio: float = 0.25
-    """Share of the pool that is a fault when it is released later twice: a server of three quarters, for minutes."""
+    """Share of the pool that is a fault if it is released later twice: the server has three quarters of its pool for
+    minutes."""
 
     connector_timeout_seconds: float = 480.0
     """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
@@ -124,13 +128,13 @@ class Limits:
     """
 
     busy_floor_seconds: float = 6.0 * 3600.0
-    """Least time by which a server that is never idle is judged under its load: a few hours may be one of its loads."""
+    """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
 
     busy_floor_p: float = 0.01
-    """p-value of a rise of its lowest readings as steep without growth, under autocorrelation."""
+    """p-value of the slope of its lowest samples, corrected for autocorrelation."""
 
     busy_floor_ratio: float = 0.05
-    """Share of the pool that a leak below the detection limit may have taken from a busy server that is called flat."""
+    """Detection limit, as a share of the pool, up to which a busy server is called flat."""
 
     busy_floor_cells: int = 60
     """Bins of that time, each with its lowest sample: enough to test a slope, wide enough to hold a low one."""
@@ -142,19 +146,19 @@ class Limits:
     """Pieces of equal traffic over which the share of prefix hits has to fall, one after the other."""
 
     hit_tokens: int = 100_000
-    """Prompt tokens looked up in each of them: fewer are a handful of prompts, and those differ."""
+    """Prompt tokens looked up in each of them: fewer are a handful of prompts, which differ."""
 
     hit_seconds: float = 7200.0
-    """Least time over which that is looked at: a batch of other prompts is over within an hour or two."""
+    """Least time over which this is judged: a batch of other prompts ends within an hour or two."""
 
     hit_noise_ratio: float = 0.03
-    """Share by which a piece may be above the one before."""
+    """By how much a piece's hit rate may be above the one before."""
 
     hit_first_ratio: float = 0.2
-    """Share of hits at first, below which prompts share too little for a fall to say anything."""
+    """First hit rate below which prompts share too little for a fall to be significant."""
 
     hit_left_ratio: float = 0.1
-    """What is left of it at last: traffic that changes lowers it, and seldom to a tenth, step by step."""
+    """Last hit rate over the first: changing traffic rarely lowers it to a tenth, step by step."""
 
     hit_full_ratio: float = 0.9
     """Usage of the pool from which kept prefixes make room for requests."""
@@ -167,16 +171,16 @@ class Limits:
     """Torch counts to the 512 bytes; below this per cycle eight cycles cannot separate a leak from tables that fill."""
 
     growth: growth_limits.GrowthLimits = growth_limits.GROWTH_LIMITS
-    """When readings over hours keep growing."""
+    """When memory over hours counts as growing."""
 
     cycles: growth_limits.CycleLimits = growth_limits.CYCLE_LIMITS
-    """When readings after equal test cycles keep growing."""
+    """When memory after equal test cycles counts as growing."""
 
     soak: growth_limits.SoakLimits = growth_limits.SOAK_LIMITS
-    """When readings after a soak's load and idle cycles keep growing."""
+    """When memory after a soak's load and idle cycles counts as growing."""
 
     fleet: FleetLimits = FleetLimits()
-    """What the replicas of one version, taken together, have to show."""
+    """When the replicas of one version, taken together, count as growing."""
 
     # fragmentation.kv_waste and the steps' blocks
     blocks_per_request_tolerance: int = 1
@@ -189,10 +193,10 @@ class Limits:
     """Window in which one request's blocks are compared with the counters: traffic of one kind, many requests."""
 
     metrics_changes: int = 8
-    """Readings after which more or fewer requests run, without which their median says nothing of one request."""
+    """Samples at which the number of running requests changed, without which their median is not used."""
 
     metrics_prompts: int = 8
-    """Prompts that must have come at least: fewer may all be still resident."""
+    """Prompts that must have come at least: fewer may all still be resident."""
 
     metrics_tail_factor: float = 10.0
     """Most that a request generates over the mean: lengths of answers are spread over one order of magnitude."""
@@ -204,52 +208,53 @@ class Limits:
     """The same for a fault, where a second counter of the engine agrees on the prompts' tokens."""
 
     metrics_windows: int = 3
-    """Windows in a row that must all show such waste for a fault, where it is less than that."""
+    """Windows in a row that must all show such waste for a fault, if it is less than that."""
 
     metrics_agreement_ratio: float = 2.0
-    """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
+    """Tolerance of that counter: it counts repeated look-ups again, and leaves out prompts without a look-up."""
 
     # fragmentation.allocator
     large_request_bytes: int = 512 * MIB
-    """A block that should still find room in torch's holes, as the agents look for one (activations of a batch)."""
+    """Block size for which the agents look for room between live blocks (activations of a batch)."""
 
     reserved_gap_bytes: int = 2 * 10**9
-    """The rule of thumb "reserved - allocated > 2 GB": from here on the gap is shown by its parts. Cached activations
-    and graph pools exceed it on healthy servers (1.3 to 37 GiB in public logs), so that it alone is no fault."""
+    """The rule of thumb "reserved - allocated > 2 GB": above it the gap is broken down into its parts. Cached
+    activations and graph pools exceed it on healthy servers (1.3 to 37 GiB in public logs), so that it alone is no
+    fault."""
 
     stranded_ratio: float = 0.1
-    """Share of torch's reserved bytes that lie free beside live blocks, from which retried allocations are theirs."""
+    """Share of torch's reserved bytes free between live blocks, from which they explain retried allocations."""
 
     holes_ratio: float = 0.01
-    """Share of the device that torch's message has to call unallocated before holes are the cause. Servers that fill a
-    device die with 0.1 to 0.8 % of it unallocated, now and then more than was asked for; those that holes killed, with
-    2 % and more (public threads, tests/fixtures/failures)."""
+    """Unallocated share of the device in torch's message from which fragmentation is the cause. Servers that fill a
+    device run out of memory with 0.1 to 0.8 % unallocated, sometimes more than requested; fragmented ones with 2 % and
+    more (public threads, tests/fixtures/failures)."""
 
     async_rest_ratio: float = 0.5
     """Share of the device in use and not counted by torch from which cudaMallocAsync's pool is suspect."""
 
     failure_seconds: float = 3600.0
-    """Age of a black box that still speaks of the server as it is: holes stay until the process is restarted, the
-    requests that met them do not."""
+    """Age up to which a black box describes the present server: fragmentation lasts until a restart, the requests that
+    failed by it do not."""
 
     retry_window_seconds: float = 300.0
     """Flushes of torch's cache within five minutes count together: while a model is loaded they are normal."""
 
     idle_gap_seconds: float = 600.0
-    """Ten minutes without a request, after which what lies unused is not between two of them."""
+    """Time without a request after which unused memory is not just between two requests."""
 
     window_margin_seconds: float = 60.0
     """A window is complete with a sample up to this much before its start: the slowest agents publish by then."""
 
     idle_gap_bytes: int = GIB
     idle_gap_ratio: float = 0.02
-    """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
+    """Normal unused memory through that time, on top of activations: a gigabyte, or this share of the device."""
 
     left_over_seconds: float = 3600.0
-    """An hour since a server's start in which no request used what its loading left: from then on it is a fault."""
+    """Time since the start from which memory left over from loading, unused by any request, is a fault."""
 
     begun_seconds: float = 300.0
-    """What a server may have served at the first sample, in time at its later rate, to count as observed from its
+    """Traffic before the first sample, as time at the later rate, up to which a server counts as observed since its
     start."""
 
     # baseline.*: what a server may use
@@ -257,23 +262,23 @@ class Limits:
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
 
     least_context_bytes: int = 250 * MIB
-    """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
+    """Lower end of the same: memory beyond pool, weights and this is something else."""
 
     activation_ratio: float = 0.08
-    """Share of the device that activations, CUDA graphs and allocator slack may take beside weights and pool."""
+    """Share of the device that activations, CUDA graphs and allocator slack may take on top of weights and pool."""
 
     driver_reserved_bytes: int = GIB
-    """Most that a driver keeps of a device, where it is not reported (464 to 640 MiB observed)."""
+    """Largest reservation of a driver, if it is not reported (464 to 640 MiB observed)."""
 
     # baseline.foreign_memory
     foreign_suspect_bytes: int = 256 * MIB
-    """The smallest CUDA context of somebody else; a desktop's display server stays below."""
+    """The smallest CUDA context of another process; a desktop's display server stays below."""
 
     foreign_fault_ratio: float = 0.02
-    """Share of the device that others may hold before it costs the server a noticeable part of its pool."""
+    """Share of the device that other processes may use before it costs the server a noticeable part of its pool."""
 
     neighbour_seconds: float = 60.0
-    """A process counts as a neighbour that two process lists so far apart show: what starts a server comes and goes."""
+    """Time between two process lists that must both show another process: launchers of a server exit soon."""
 
     unlisted_bytes: int = 2 * GIB
     unlisted_ratio: float = 0.1
@@ -287,7 +292,7 @@ class Limits:
     """Equal samples that make a level of memory; more of them add nothing."""
 
     copy_size_ratio: float = 0.03
-    """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
+    """How far a step may differ from the checkpoint's size and still be a copy of it: padding, scales, and pages."""
 
     # baseline.misconfigured, spike.*
     headroom_bytes: int = 300 * 10**6
@@ -302,24 +307,27 @@ class Limits:
     """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
 
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
-    """Most that the engine's own figures may differ from those that its model's config gives; rounding, and a last
+    """Most that the engine's own figures may differ from those predicted from its model's config; rounding, and a last
     block that is not full, stay far below."""
 
     exit_freed_ratio: float = 0.1
-    """Share of a device that comes free with a server that ends; a context and activations alone are less."""
+    """Share of a device that is freed when a server exits; a context and activations alone are less."""
+
+    least_fraction_ratio: float = 0.1
+    """Smallest memory fraction that is advised: a tenth of a device rarely holds weights, activations and a pool."""
 
     max_fraction_ratio: float = 0.97
-    """Largest memory fraction that is advised: beyond it, what libraries take outside any budget does not fit."""
+    """Largest memory fraction that is recommended: above it, library memory outside any budget does not fit."""
 
     # capacity.*
     waiting_samples: int = 3
-    """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
+    """Samples in a row with requests waiting for room, from which it counts: admission takes some steps."""
 
     queue_seconds: float = 600.0
-    """Time with requests that wait for room, and time without, from which the work done in both is compared."""
+    """Least time with requests waiting for room, and without, for comparing throughput."""
 
     queue_collapse_ratio: float = 0.5
-    """Work done while requests wait for room, over that at other times: a full server does more, not half."""
+    """Throughput while requests wait for room, over that at other times: a full server has more, not half."""
 
     stuck_seconds: float = 120.0
     """Time without a token in which a request that has all of the pool is stuck: a step of the longest prefill takes
@@ -327,16 +335,16 @@ class Limits:
 
     # imbalance.rank
     imbalance_ratio: float = 0.02
-    """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
+    """Share of the device that one rank may use beyond the others, as for other processes."""
 
     imbalance_fault_ratio: float = 0.05
-    """The same for a fault, beside ranks that agree: more than any two contexts and their libraries."""
+    """The same for a fault, if the other ranks agree: more than any two contexts and their libraries."""
 
     agreeing_ranks: int = 3
-    """Ranks that hold the same, to less than a context, beside which another stands out with less."""
+    """Number of ranks within a context of one another for which a smaller excess of another rank counts."""
 
     standing_out_bytes: int = GIB
-    """What it then may hold beyond them: a context and its libraries, once."""
+    """That smaller excess: a context and its libraries, once."""
 
     uneven_pools_ratio: float = 0.1
     """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
@@ -346,12 +354,12 @@ class Limits:
 
     # isolation.prefix_cache
     isolation_rounds: int = 3
-    """Requests of each kind of the isolation probe without which it does not decide: one that comes to another replica
-    or engine misses whatever the cache does."""
+    """Requests of each kind of the isolation probe without which it does not decide: a request that reaches another
+    replica or engine misses in any case."""
 
     isolation_significance: float = 0.01
-    """p-value of times to first token that far apart where hits and misses are alike (Mann-Whitney): with six new
-    prompts and six repeated ones it can reach 1 in 924."""
+    """p-value of the difference between times to first token (Mann-Whitney): with six new prompts and six repeated ones
+    it can reach 1 in 924."""
 
     # Post-mortem
     same_ratio: float = 0.01
@@ -363,7 +371,7 @@ class Limits:
 
     # Alerts
     pressure: PressureThresholds = PRESSURE
-    """Memory pressure that is not normal any more: shown, and for alerts; no verdict rests on it."""
+    """Memory pressure above normal: displayed, and used by alerts; no verdict depends on it."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -8,7 +8,12 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.model import Facts, Finding, Status, Timeline
 
 Rule = Callable[[Timeline, Facts, Limits], tuple[Finding, ...]]
-"""A rule returns each of its ids every time: `ok` was looked for and not found, `unknown` names what is missing."""
+"""The `judge` of a module in `rules/`: `judge(timeline, facts, limits)`.
+
+It returns one finding for each of its ids, every time: `fault` or `suspect` with the evidence; `ok` if it was looked
+for and not found, with the detection limit; `unknown` with what is missing and how to get it. Cause, confirmation,
+remedy and runbook may be left out: `diagnose` adds them from knowledge.json. It is pure, and raises nothing.
+"""
 
 SEVERITY: tuple[Status, ...] = ("ok", "unknown", "suspect", "fault")
 

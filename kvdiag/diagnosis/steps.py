@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.diagnosis.blocks.step_accounting import (
+    CUT_SHORT,
+    NOT_RUN,
     blind_spot,
     compare,
     fill_quantity,
@@ -64,7 +66,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     """Compare blocks in use while idle with 0, and used device bytes with what can be explained."""
     span = next(iter(timeline.spans("baseline")), None)
     if span is None or span.end_seconds is None:
-        return unknown("baseline", "the step did not finish" if span else "the step did not run", span)
+        return unknown("baseline", CUT_SHORT if span else NOT_RUN, span)
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
     samples = timeline.between(span.begin_seconds, span.end_seconds)
     if floor is None:
@@ -83,7 +85,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     status: Status = "ok"
     parts: list[str] = []
     if floor.blocks is None:
-        status, parts = "unknown", ["the pool's usage is not reported or did not settle"]
+        status, parts = "unknown", ["the pool's usage is not reported or did not settle; check the engine's /metrics"]
     elif floor.blocks > 0:
         status, parts = "fault", [f"{plural(floor.blocks, 'block is', 'blocks are')} in use while idle"]
     else:
@@ -98,7 +100,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        parts.append(f"{format_bytes(used)} of GPU memory used, {format_bytes(used - explained)} unexplained")
+        more = f"{format_bytes(used - explained)} more than pool, weights and usual overhead"
+        parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)
@@ -150,7 +153,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     problems = [blind_spot(timeline, facts, span, limits) for span in later]
     judged = [span for span, problem in zip(later, problems, strict=True) if problem is None]
     if not judged:
-        return unknown("single_request", next(filter(None, problems), "it did not run"), spans[-1] if spans else None)
+        return unknown("single_request", next(filter(None, problems), NOT_RUN), spans[-1] if spans else None)
     first, last = floor_before(timeline, facts, judged[0], limits), floor_after(timeline, facts, judged[-1], limits)
     peaks = [
         growth
@@ -159,7 +162,9 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         and (growth := measure(timeline, facts, span, floor)) is not None
     ]
     if first is None or last is None or not peaks:
-        return unknown("single_request", "the pool did not settle between the requests", judged[-1])
+        return unknown(
+            "single_request", "the pool did not settle between the requests; pause other traffic", judged[-1]
+        )
     peak = max(peaks, key=lambda growth: abs(growth.excess_blocks))
     status, sentence = compare(peak, limits)
     kept = last - first
@@ -246,7 +251,7 @@ def _judge_isolation(timeline: Timeline, facts: Facts, limits: Limits) -> StepRe
     found = probed(timeline, facts)
     spans = timeline.spans(ISOLATION_ID)
     if found is None:
-        return unknown(ISOLATION_ID, "it did not run", spans[0] if spans else None)
+        return unknown(ISOLATION_ID, NOT_RUN, spans[0] if spans else None)
     status, summary = isolation_verdict(found, limits)
     note = timing(found, limits)
     shares = (("other_salt_hit_ratio", found.salted), ("other_unsalted_hit_ratio", found.unsalted))
@@ -278,9 +283,7 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     found = soaked(timeline, facts, limits)
     spans = timeline.spans(SOAK_ID)
     if found is None or found.problem is not None:
-        return unknown(
-            SOAK_ID, found.problem if found and found.problem else "it did not run", spans[0] if spans else None
-        )
+        return unknown(SOAK_ID, found.problem if found and found.problem else NOT_RUN, spans[0] if spans else None)
     first = worst(found.components, limits)
     judged = [soak_verdict(one, limits) for one in found.components]
     status = max((one for one, _ in judged), key=SEVERITY.index)

@@ -156,6 +156,12 @@ def most_waiting(timeline: Timeline, span: Span) -> int:
     return max(waiting, default=0)
 
 
+def most_running(timeline: Timeline, span: Span) -> int:
+    """The most requests running in any sample of a span's load; 0 where the engines do not count them."""
+    running = (sum(one.requests_running or 0 for one in sample.engines or ()) for sample in under_load(timeline, span))
+    return max(running, default=0)
+
+
 def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
     """The most requests of all clients that ran or waited in so many samples in a row of a span's load.
 

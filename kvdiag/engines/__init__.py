@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from kvdiag.engines import vllm
-from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.engine import EngineAdapter, EngineClient
+from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
 DEFAULT = ENGINES[0]
-"""The engine that a server is taken for until it says otherwise."""
+"""The engine that is assumed until a server reports another one."""
 
 OTHER_IMAGES = ("sglang",)
 """Engines that are recognised by the name of their image alone: their host caches are known, their metrics are not."""
@@ -27,6 +29,21 @@ def engine_with_metrics(names: Iterable[str]) -> EngineAdapter | None:
     return next((engine for engine in ENGINES if not present.isdisjoint(engine.metrics)), None)
 
 
+async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES) -> EngineClient:
+    """The client for the server at the base address of `http`: of the engine whose metrics it exports, else `DEFAULT`.
+
+    A server that does not answer is taken for the default: its client says why it cannot be read.
+    """
+    if len(engines) > 1:
+        for path in dict.fromkeys(engine.metrics_path for engine in engines):
+            with contextlib.suppress(Unreadable):
+                text = "\n" + (await http.get(path, [])).text
+                for engine in engines:
+                    if engine.metrics_path == path and f"\n{engine.metric_prefix}" in text:
+                        return engine.open(http)
+    return DEFAULT.open(http)
+
+
 def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
@@ -34,5 +51,5 @@ def engine_of_image(image: str) -> str | None:
 
 
 def is_server_title(title: str) -> bool:
-    """Whether a process is an engine's, by the title that it gives itself."""
+    """Whether a process is an engine's, by its title."""
     return any(engine.process_title.search(title) for engine in ENGINES)

@@ -19,14 +19,14 @@ from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page
 
 SOURCE = "engine"
-"""The engine's readings in gaps and evidence, whichever engine it is."""
+"""The source name of every engine's figures in gaps and evidence."""
 
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine reports and accepts, so that what needs more can say so."""
+    """What an engine reports and accepts, so that verdicts that need more can report `unknown`."""
 
     has_usage: bool
     """Reports the share of its KV pool in use."""
@@ -38,7 +38,7 @@ class Capabilities:
     """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
 
     has_sleep: bool
-    """Has a sleep mode, in which it gives its memory back."""
+    """Has a sleep mode, in which it releases its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class EngineClient(Protocol):
         """
 
     async def read(self) -> EngineReading:
-        """Return the engines now, or `None` with a gap that says why not; never raises for what the server does."""
+        """Return the engines now, or `None` with a gap that says why not; no behaviour of the server makes it raise."""
 
     async def lengths(self) -> Lengths | None:
         """Return how long finished requests were; `None` where the server does not report it.
@@ -98,38 +98,61 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAdapter:
-    """One engine: its names, formats and flags, and the functions that read them."""
+    """One engine: its names, formats and flags, and the functions that read them.
+
+    A second engine is a folder `kvdiag/engines/NAME/` with an `ENGINE`, and `ENGINE` in `ENGINES`. The functions are
+    pure and take what a server or a user sent: a figure that is missing or impossible is `None` with a `Gap`, and none
+    raises unless it says so. What the engine has no notion of is empty: `()`, `None`, a function that returns it.
+    """
 
     name: str
-    """As `Facts.engine_name` and traces have it."""
+    """The name in `Facts.engine_name` and in traces."""
 
     title: str
-    """As texts write it."""
+    """The name in texts."""
 
     capabilities: Capabilities
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
+    """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""
+
+    metrics_path: str
+    """Where its metrics are, without a redirect."""
 
     metrics: Mapping[str, Meaning]
-    """Name in Prometheus to the field that it reports."""
+    """Name in Prometheus to the field that it reports, for `diagnose --prometheus`."""
 
     metric_prefix: str
+    """How its metrics' names begin: by this `recognise` knows the engine."""
+
     polled_metrics: tuple[str, ...]
-    """Requested at each tick."""
+    """Requested at each tick, by `name[]`; empty where the server cannot filter, and all of it is read."""
 
     needed_metrics: Mapping[str, tuple[str, ...]]
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
     tested_versions: tuple[tuple[int, int], tuple[int, int]]
-    """The oldest and the newest whose metrics stand in the tests."""
+    """The oldest and the newest version whose metrics are tested."""
 
     parse_version: Callable[[str | None], tuple[int, int, int] | None]
+    """Major, minor and patch of a version; `None` where it has none."""
 
     config_metric: str
     """The metric whose labels describe the KV pool."""
 
     parse_engines: Callable[[Page], EngineReading]
+    """The engines of a page now, one for each data-parallel rank; `None` with a gap `absent` if it shows none."""
+
     parse_pools: Callable[[Page, str | None], tuple[tuple[KvPool, ...], tuple[Gap, ...]]]
+    """The KV pool of each of them, from the page and the version; one that cannot be used is left out, with a gap."""
+
     parse_caches: Callable[[Page], tuple[HostCache, ...]]
+    """The host caches whose size limit the page reports."""
+
+    length_metrics: tuple[str, ...]
+    """Those of the lengths of finished requests; empty where there are none."""
+
+    parse_lengths: Callable[[Page], Lengths | None]
+    """How long finished requests were, all engines together; `None` where the page does not say."""
 
     program: str
     """Part of the command line of the server's own processes."""
@@ -147,17 +170,23 @@ class EngineAdapter:
     """The KV connector that the names of the server's metrics, or its command lines, show."""
 
     parse_startup_log: Callable[[str], EngineReport]
+    """The memory figures that a server printed at start; raises `KvdiagError` if the text has none of this engine."""
+
     parse_settings: Callable[[Iterable[str]], EngineSettings]
+    """The settings that a log's lines show; all `None` if they are not of this engine."""
+
     failed_pool_bytes: Callable[[str], int | None]
-    """How far a log says that the memory for the KV pool falls short; `None` where it does not."""
+    """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
     request_body: RequestBody
     completions_path: str
+    """Where completions are requested; the answer is OpenAI's stream of events."""
+
     first_engine_headers: Mapping[str, str]
     """Request headers that send a request to the first of several data-parallel engines."""
 
     flags: Mapping[str, str]
-    """Setting to the command-line flag that changes it."""
+    """Setting to the command-line flag (or environment variable) that changes it, as remedies name it."""
 
     def open(self, http: HttpReader) -> EngineClient:
         """A client for the server at the base address of `http`."""

@@ -31,7 +31,7 @@ MAX_FILES = 64
 def gather(
     files: Sequence[Path], *, logs: Sequence[Path] = (), boxes: Sequence[Path] = (), traces: Sequence[Path] = ()
 ) -> Case:
-    """Read everything that is given; each of `files` is what its content says it is.
+    """Read everything that is given; the kind of each of `files` is detected from its content.
 
     Raises:
         KvdiagError: one of them cannot be read or is nothing of the kind, or there is more than one trace.
@@ -45,7 +45,8 @@ def gather(
         raise KvdiagError(f"{len(named)} files: give those of one failure, {MAX_FILES} at most")
     if sum(kind == "trace" for _, kind in named) > 1:
         raise KvdiagError("more than one trace: give the one that ends with the failure")
-    case = Case()
+    # A bare message of torch does not say which engine it was.
+    case = Case(flags=ENGINES[0].flags)
     found: list[Account] = []
     for path, kind in named:
         if kind == "trace":
@@ -121,8 +122,7 @@ def _with_log(case: Case, path: Path) -> Case:
         reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
         gaps = (*gaps, Gap("log", "absent", reason))
     if failure is None:
-        reason = f"{origin} reports no out-of-memory failure"
-        return replace(_with_report(case, text), gaps=(*gaps, Gap("log", "absent", reason)))
+        return replace(_with_report(case, text), gaps=gaps, clean_logs=(*case.clean_logs, origin))
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
@@ -138,17 +138,18 @@ def _with_report(case: Case, text: str) -> Case:
         return case
     for engine in ENGINES:
         try:
-            return replace(case, report=engine.parse_startup_log(text), engine_name=engine.name)
+            return replace(case, report=engine.parse_startup_log(text), engine_name=engine.name, flags=engine.flags)
         except KvdiagError:
             # The server exited before it printed its memory figures; its settings may be printed all the same.
             settings = engine.parse_settings(text.splitlines())
             if settings != EngineSettings():
-                return replace(case, report=EngineReport(settings=settings), engine_name=engine.name)
+                report = EngineReport(settings=settings)
+                return replace(case, report=report, engine_name=engine.name, flags=engine.flags)
     return case
 
 
 def _with_box(case: Case, boxes: list[Account]) -> Case:
-    """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
+    """The black box of the failure in the log, else the oldest: those after it are its consequences."""
     if not boxes:
         return case
     reported = case.accounts

@@ -1,8 +1,8 @@
-"""The values that everything else makes, judges or shows: frozen, keyword-only, refusing the impossible.
+"""The values that everything else makes, judges or shows: frozen, keyword-only, checked.
 
-Rules of this package: a missing reading is `None`, never 0 or nan; a name carries its unit (`_bytes`, `_ratio`,
-`_seconds`, `_tokens`, `_blocks`, `_total` for a counter); a value that cannot be (free > total, time running
-backwards) cannot be built, so that a source which reads one has to say so with a `Gap`.
+Rules of this package: a missing figure is `None`, never 0 or nan; a name carries its unit (`_bytes`, `_ratio`,
+`_seconds`, `_tokens`, `_blocks`, `_total` for a counter); an impossible value (free > total, descending times)
+cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvdiag.model.readings import (
 )
 from kvdiag.model.request_lengths import Lengths
 from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, SourceHealth
-from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
+from kvdiag.model.timeline import PARTS, Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.torch_memory import INSIDE, NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import (

@@ -36,7 +36,12 @@ MAX_ITEMS = 16_384
 
 
 def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
-    """The model value of class `kind` that `plain` describes; `lenient` skips fields that are not known.
+    """Return the model value that a plain one describes.
+
+    Args:
+        kind: the class, a dataclass of the model; its annotations say what its fields must be.
+        plain: what `json.loads` returned, of whatever origin.
+        lenient: skip fields that are not known, for documents that are shown and not judged.
 
     Raises:
         ValueError: a field is missing, of another type, impossible, or (unless lenient) unknown.
@@ -44,9 +49,6 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
     """
     if not isinstance(plain, Mapping):
         raise ValueError(f"{kind.__name__} must be an object, not {type(plain).__name__}")  # noqa: TRY004 - as the rest
-    for (name, old), new in _RENAMED.get(kind.__name__, {}).items():
-        if plain.get(name) == old:
-            plain = {**plain, name: new}
     hints = _FIELDS.get(kind) or _FIELDS.setdefault(kind, _fields(kind))
     unknown = sorted(str(name) for name in plain if name not in hints)
     if unknown and not lenient:
@@ -65,9 +67,6 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
         )
         raise ValueError(f"{kind.__name__.lstrip('_')}: {f'{missing} missing' if missing else error}") from error
 
-
-_RENAMED: Mapping[str, Mapping[tuple[str, str], str]] = {"Gap": {("source", "vllm"): "engine"}}
-"""Values that earlier versions wrote: by class, the field and its old value, and what it is called now."""
 
 _FIELDS: dict[type[Any], Mapping[str, Any]] = {}
 """Resolved annotations by class: resolving them for each of 86,400 samples would take a minute."""

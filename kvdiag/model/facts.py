@@ -1,4 +1,4 @@
-"""What does not change while a timeline is made: the server, its KV pools, its processes."""
+"""Properties that are constant over a timeline: the server, its KV pools, its processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_RANKS = 4096
 class KvPool(Checked):
     """One engine's KV-cache pool as the engine itself reports it.
 
-    `block_tokens` is what one block holds, context parallelism included. `usable_blocks` is what requests can hold:
+    `block_tokens` is the capacity of one block, context parallelism included. `usable_blocks` can be held by requests:
     vLLM V1 never hands out its null block (id 0). `usage_blocks` is the denominator of the engine's own usage gauge;
-    where it is larger than `usable_blocks` (V1 before 0.10.2) an idle pool shows the null block as used. `pool_bytes`
-    and every count of blocks are per rank. `state_cache_mode` and `state_dtype` are what is kept of recurrent states
+    if it is larger than `usable_blocks` (V1 before 0.10.2), an idle pool shows the null block as used. `pool_bytes`
+    and every count of blocks are per rank. `state_cache_mode` and `state_dtype` describe the recurrent states kept
     (labels mamba_cache_mode and mamba_ssm_cache_dtype).
     """
 

@@ -1,4 +1,4 @@
-"""What the sources read: devices and their processes, engines, host processes, and what was not seen."""
+"""What the sources read: devices and their processes, engines, host processes, and gaps where they could not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GapKind = Literal["absent", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that was looked for and not seen.
+    """Something that could not be read.
 
     `absent`: it does not exist here (no GPU, no such metric). `failed`: it should be there and did not answer.
     """
@@ -53,7 +53,7 @@ class Memory(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Checked):
-    """A process that NVML lists on a device. `used_bytes` is `None` where the driver does not tell."""
+    """A process that NVML lists on a device. `used_bytes` is `None` if the driver does not report it."""
 
     pid: int
     used_bytes: int | None
@@ -67,7 +67,7 @@ class Process(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Checked):
-    """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had.
+    """A GPU or a MIG slice. `memory` and `processes` are `None` if they were not or could not be read.
 
     `index` is the GPU's as `nvidia-smi -L` counts, so that slices of one GPU share it; `uuid` alone is unique.
     """
@@ -78,6 +78,11 @@ class Device(Checked):
     memory: Memory | None
     processes: tuple[Process, ...] | None = None
     mig_parent_uuid: str | None = None
+
+    @property
+    def who(self) -> str:
+        """The device in words: its index, and the UUID of a MIG slice."""
+        return f"GPU {self.index}" if self.mig_parent_uuid is None else f"GPU {self.index} {self.uuid}"
 
     def _problem(self) -> str | None:
         return None if self.uuid else "no uuid"
@@ -98,7 +103,7 @@ def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Checked):
-    """One engine (data-parallel rank) as its page shows it; `engine` is the page's label, "0" where it has none."""
+    """One engine (data-parallel rank), from the metrics endpoint; `engine` is its label there, "0" if it has none."""
 
     engine: str
     kv_usage_ratio: float | None = None
@@ -114,7 +119,7 @@ class Engine(Checked):
 
     @property
     def idle(self) -> bool | None:
-        """Whether the engine says that nothing runs and nothing waits; `None` where it does not say."""
+        """Whether no request runs or waits; `None` if the engine does not report it."""
         if self.requests_running is None or self.requests_waiting is None:
             return None
         return self.requests_running == 0 and self.requests_waiting == 0

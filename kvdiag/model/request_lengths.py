@@ -1,4 +1,4 @@
-"""How long finished requests were: what the next ones will probably take."""
+"""The lengths of finished requests, from which those of the next ones are estimated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 GRID = 64
-"""Moments at which growth is looked at, closer together where they are near."""
+"""Moments at which growth is evaluated, denser in the near future."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """What finished requests were like: a histogram of their output tokens, and the mean of their prompts.
+    """A histogram of finished requests' output tokens, and the mean of their prompts.
 
     `upper_tokens` ascend and may end with infinity; `counts` are per bucket, not cumulated.
     """
@@ -23,7 +23,7 @@ class Lengths:
     mean_prompt_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse buckets that are none."""
+        """Refuse invalid buckets."""
         if len(self.upper_tokens) != len(self.counts) or any(a >= b for a, b in pairwise(self.upper_tokens)):
             raise ValueError("buckets must ascend, with one count each")
         if any(count < 0 for count in self.counts) or any(not upper > 0 for upper in self.upper_tokens):
@@ -31,11 +31,11 @@ class Lengths:
 
     @property
     def finished(self) -> int:
-        """Requests that are counted."""
+        """The number of finished requests."""
         return sum(self.counts)
 
     def quantile_tokens(self, ratio: float, most_tokens: int) -> int:
-        """The length that this share of them stays within, at most `most_tokens`; lengths lie evenly in a bucket."""
+        """The quantile of the lengths, at most `most_tokens`; lengths are taken as uniform within a bucket."""
         wanted = ratio * self.finished
         lower, before = 0.0, 0
         for upper, count in zip(self.upper_tokens, self.counts, strict=True):
@@ -50,16 +50,16 @@ class Lengths:
         return self.beyond_tokens(0.0, most_tokens)
 
     def peak_growth_tokens(self, held_tokens: float, most_tokens: int) -> float:
-        """How much more a running request will hold than now, at the worst moment, in the mean over many of them.
+        """How much more a running request will hold than now, at the worst moment, on average over many of them.
 
-        Each writes on, and the finished ones give all of theirs back. A request that is met at a random moment still
-        writes t tokens and more with probability R(t), the mean length beyond t over the mean length (the residual life
+        Each continues to write, and finished ones release all of their tokens. A request at a random moment still
+        writes t tokens or more with probability R(t), the mean length beyond t over the mean length (the residual life
         of renewal theory; Feller, vol. 2, XI.4): together they hold (held + t) R(t) each after t steps.
         """
         return _peak_growth_tokens(self, held_tokens, most_tokens)
 
     def beyond_tokens(self, tokens: float, most_tokens: int) -> float:
-        """The mean of what a request writes after its first `tokens`: the integral of the share that is longer."""
+        """The mean tokens that a request writes after its first `tokens`: the integral of the share that is longer."""
         total, lower, longer = 0.0, 0.0, self.finished
         for upper, count in zip(self.upper_tokens, self.counts, strict=True):
             end, begin = min(upper, float(most_tokens)), max(lower, tokens)
@@ -73,7 +73,7 @@ class Lengths:
 
 @lru_cache(maxsize=16)
 def _peak_growth_tokens(lengths: Lengths, held_tokens: float, most_tokens: int) -> float:
-    """The same for everybody who asks between two readings."""
+    """Cached: it is the same for all calls between two samples."""
     mean_tokens = lengths.mean_tokens(most_tokens)
     if mean_tokens <= 0.0:
         return 0.0

@@ -1,9 +1,9 @@
-"""What is judged: samples and the marks of the test steps, in ascending time."""
+"""Timelines, which the diagnosis judges: samples and the marks of the test steps, in ascending time."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
@@ -39,11 +39,15 @@ class Load(Checked):
         return None
 
 
+PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
+"""The part of a `Sample` that each source fills. What keeps, thins and shows samples goes through these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Checked):
-    """Everything seen at one moment. A part not due on this tick is `None`; one due and not seen is a `Gap`.
+    """Everything read at one moment. A part not due on this tick is `None`; one that could not be read is a `Gap`.
 
-    `load` is what our own requests held right after the engines answered, `load_before` right before they were asked.
+    `load` is what our own requests held right after the engines answered, `load_before` right before the request.
     """
 
     at_seconds: float
@@ -57,7 +61,7 @@ class Sample(Checked):
 
     @property
     def engines_idle(self) -> bool | None:
-        """Whether every engine says that it is idle; `None` where one does not say or was not seen."""
+        """Whether every engine is idle; `None` if one does not report it or was not read."""
         idle = [engine.idle for engine in self.engines or ()]
         if False in idle:
             return False
@@ -65,16 +69,16 @@ class Sample(Checked):
 
     @property
     def open_requests(self) -> int:
-        """Requests that run or wait in the engines, whosesoever, as far as they are counted."""
+        """Requests of all clients that run or wait in the engines, as far as they are reported."""
         return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in self.engines or ())
 
     def sees_whole(self, requests: int) -> bool:
-        """Whether all `requests` of a load of our own were resident in the engines from before to after the reading."""
-        # A preempted request has had its first token, and waits: its tokens are not resident any more.
+        """Whether all `requests` of a load of our own were resident in the engines while they were read."""
+        # A preempted request has had its first token, and waits: its tokens are no longer resident.
         if self.engines is None or any(engine.requests_waiting for engine in self.engines):
             return False
         running = [engine.requests_running for engine in self.engines]
-        # On a busy machine the end of a stream is read late: what the page says itself is as old as its usage.
+        # On a busy machine the end of a stream is read late: the engine's own count is as old as its usage.
         if None not in running and sum(count or 0 for count in running) < requests:
             return False
         after, before = self.load, self.load_before
@@ -87,7 +91,7 @@ class Sample(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one request of the isolation probe asks of a prefix cache; `other_key`: with another tenant's API key."""
+    """How one request of the isolation probe tests the prefix cache; `other_key`: with another tenant's API key."""
 
     kind: ProbeKind
     other_key: bool = False
@@ -97,8 +101,8 @@ class Probe:
 class Workload(Checked):
     """Requests that a test step offers at once: unique random prompts, all generating `max_tokens`.
 
-    `hold_seconds` is how long all of them should be resident together, so that several samples see them. `repeated`:
-    the prompts are the same at each such workload, salt and all. `probe`: one request that says itself whose it is.
+    `hold_seconds` is how long all of them should be resident together, so that several samples show them. `repeated`:
+    the prompts and salts are the same for each such workload. `probe`: one request, of the tenant that it names.
     """
 
     requests: int
@@ -116,7 +120,7 @@ class Workload(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Checked):
-    """What became of a step's requests. `errors` are the distinct messages of those that failed, bounded in length.
+    """The outcome of a step's requests. `errors` are the distinct messages of those that failed, bounded in length.
 
     `first_token_seconds` is the time to the first token, of a single request whose time is judged.
     """
@@ -164,7 +168,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Samples and marks in ascending time: all that is judged, whatever feed made it."""
+    """Samples and marks in ascending time: the input of the diagnosis, from any feed."""
 
     samples: tuple[Sample, ...]
     marks: tuple[Mark, ...] = ()
@@ -172,7 +176,7 @@ class Timeline:
     _known: dict[Hashable, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse time that runs backwards."""
+        """Refuse times that are not ascending."""
         times = tuple(sample.at_seconds for sample in self.samples)
         for name, series in (("samples", times), ("marks", tuple(mark.at_seconds for mark in self.marks))):
             if any(later < earlier for earlier, later in pairwise(series)):
@@ -181,7 +185,7 @@ class Timeline:
         object.__setattr__(self, "_known", {})
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` gives of this timeline, worked out the first time alone; `key` names it."""
+        """The result of `make`, computed once for this timeline and cached under `key`."""
         if key not in self._known:
             self._known[key] = make()
         return cast("Made", self._known[key])

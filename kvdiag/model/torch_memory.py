@@ -8,7 +8,7 @@ from kvdiag.model.readings import Device, Memory, cuda_uuid
 from kvdiag.model.validation import Checked
 
 NATIVE = "native"
-"""torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
+"""torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes are not observable."""
 
 INSIDE = "GPU"
 """Name of a device that only agents report; the real name comes from NVML."""
@@ -16,12 +16,12 @@ INSIDE = "GPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedSplit(Checked):
-    """The reserved bytes by what they are good for; the five parts add up to `reserved_bytes` exactly.
+    """The reserved bytes by their use; the five parts add up to `reserved_bytes` exactly.
 
     `pending`: freed, but another stream may still use it. `private`: free in a pool of its own, as CUDA graphs have.
-    `releasable`: the driver could have it back. `stranded`: free beside live blocks. `fits` and `unusable_ratio` are
-    for a request of `request_bytes`, and `None` where the device's free bytes were not known. Made once a minute:
-    `age_seconds` before the reading that it comes with.
+    `releasable`: can be returned to the driver. `stranded`: free between live blocks. `fits` and `unusable_ratio` are
+    for a request of `request_bytes`, and `None` if the device's free bytes were not known. It is made once a
+    minute, `age_seconds` before the sample that holds it.
     """
 
     age_seconds: float
@@ -47,9 +47,9 @@ class ReservedSplit(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAllocation(Checked):
-    """An allocation that torch gave up on, by the agent's black box: what was asked for, and what there was.
+    """An allocation that failed in torch, by the agent's black box: the bytes requested, and those free.
 
-    `age_seconds` before the sample; `split` is `None` where the blocks could not be looked at.
+    It failed `age_seconds` before the sample; `split` is `None` if the blocks could not be read.
     """
 
     age_seconds: float
@@ -63,10 +63,10 @@ class Allocator(Checked):
     """One process's allocator on one device, as its agent published it `age_seconds` before the sample.
 
     `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
-    which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process,
-    `failure` is the newest that it has met. `releasable_bytes` and `stranded_bytes` are the split's as a Prometheus has
-    kept them, where `split` itself is not there. `unverified` is True where it cannot be told that the process wrote
-    this. Ranks, where the server has them; `_total` counts since the process began.
+    which is also kvdiag's if `pid_seen`. `process_bytes` and `memory` are NVML's figures inside the process, `failure`
+    is its newest failed allocation. `releasable_bytes` and `stranded_bytes` are the split's as Prometheus stores them,
+    if `split` itself is missing. `unverified` is True if kvdiag cannot verify that the process wrote this. `_total`
+    counts since the process began.
     """
 
     device_uuid: str
@@ -104,7 +104,7 @@ class Allocator(Checked):
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """Which process on which device, by what stays the same from one reading to the next."""
+        """The process and device, by figures that are the same in every sample."""
         return self.device_uuid, self.pid, self.start_ticks
 
     @property
@@ -113,7 +113,7 @@ class Allocator(Checked):
         return f"{self.title or 'process'} {self.pid}"
 
     def is_on(self, device: Device) -> bool:
-        """Whether this is the device's."""
+        """Whether it allocates on this device."""
         return cuda_uuid(device.uuid) == self.device_uuid.lower()
 
     def may_be_of(self, pids: tuple[int, ...] | None) -> bool:
@@ -124,7 +124,7 @@ class Allocator(Checked):
     def outside_driver(self) -> bool | None:
         """Whether torch counts more than its process holds: a pluggable allocator, or pages that sleep mode unmapped.
 
-        Then what torch counts is not what is on the device; `None` where the process's bytes are not told.
+        Then torch's count is not the memory on the device; `None` if the process's bytes are not reported.
         """
         return None if self.process_bytes is None else self.reserved_bytes > self.process_bytes
 

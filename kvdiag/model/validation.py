@@ -1,4 +1,4 @@
-"""What a figure can be at all: bounds that follow from the unit in its name, by which values refuse the impossible."""
+"""Range checks of every figure: the range follows from the unit in its name, and impossible values are refused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import ClassVar
 
 MAX_BYTES = 2**50
-"""No memory of one host is larger (1 PiB); a larger figure is a wrong reading."""
+"""No memory of one host is larger (1 PiB); a larger figure is an error."""
 
 MAX_COUNT = 2**53
-"""Largest integer that a float on a metrics page can carry exactly."""
+"""Largest integer that a float in Prometheus's format represents exactly."""
 
 MAX_PID = 2**32
 MAX_INDEX = 1024
@@ -23,7 +23,11 @@ _FIGURES: dict[type[Checked], tuple[tuple[str, int], ...]] = {}
 
 
 class Checked:
-    """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing reading.
+    """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing figure.
+
+    The last word of a field's name is its unit: `used_bytes` is at most 1 PiB, `kv_usage_ratio` at most 1, other whole
+    numbers are counts. A subclass sets `MOST` where a name allows another one, and overrides `_problem` for figures
+    that contradict each other. A source that reads an impossible figure returns a `Gap` instead.
 
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
@@ -36,13 +40,13 @@ class Checked:
     """The largest value of fields whose names allow another one."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible figures."""
         kind = type(self)
         for name, most in _FIGURES.get(kind) or _FIGURES.setdefault(kind, _figures(kind)):
             value = getattr(self, name)
             if value is None or (type(value) is not tuple and 0 <= value <= most):
                 continue
-            # Plain loops, since every value that is made comes through here.
+            # Plain loops, since every value passes through here.
             for figure in value if isinstance(value, tuple) else (value,):
                 if not 0 <= figure <= most:
                     raise ValueError(f"{kind.__name__}: {name} is {figure}, not within 0..{most}")
@@ -50,11 +54,11 @@ class Checked:
             raise ValueError(f"{kind.__name__}: {problem}")
 
     def _problem(self) -> str | None:
-        """What else is impossible about these figures, `None` if nothing is."""
+        """What is impossible about the combination of figures; `None` if nothing is."""
         return None
 
     def _above(self, name: str, most: int) -> str | None:
-        """The problem of a figure that is larger than `most`, which another one allows it."""
+        """The problem of a figure that exceeds `most`, the value of another figure."""
         value = getattr(self, name)
         return None if value is None or value <= most else f"{name} is {value}, not within 0..{most}"
 

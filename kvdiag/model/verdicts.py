@@ -1,4 +1,4 @@
-"""What a judgement says: findings, step results, ledger lines, and the diagnosis that holds them."""
+"""The result of a diagnosis: findings, step results, ledger lines, and the `Diagnosis` that holds them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthFigures:
-    """How fast what a finding is about grows, and how long the room lasts: what outputs and alerts read.
+    """How fast the memory of a finding grows, and how long the room lasts, for outputs and alerts.
 
     `low` and `high` are bounds. `room_bytes` and the times are `None` where the room is not known, or nothing is being
     used up; `exhaustion_high_seconds` also where the growth may end before it.
@@ -70,7 +70,7 @@ class ImbalanceFigures:
 class Finding:
     """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
 
-    `holder` is whose memory it is about, where it is about one process or device. Outputs read `growth` and
+    `holder` names the process or device whose memory it is about, if it is one. Outputs read `growth` and
     `imbalance`, never a row of the evidence by its name.
     """
 
@@ -93,8 +93,8 @@ class LedgerLine:
     """One part of a device's used bytes. The lines of a device add up to its used bytes exactly.
 
     Only a residual (`unaccounted`, `server_other`, `torch_other`) may be negative: then a reported or computed line
-    claims more than was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` where no device was
-    seen.
+    claims more than was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` if no device was
+    observed.
     """
 
     gpu: int | None

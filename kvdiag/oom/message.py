@@ -35,6 +35,9 @@ Kind = Literal[
 ]
 
 MAX_MESSAGE_CHARACTERS = 3000
+ROUNDING_BYTES = 16 * 2**20
+"""What three sizes of torch's message may be off by together: each has two decimals in GiB."""
+
 SEGMENT_BYTES = 2 * 2**20
 """torch asks the driver for multiples of this (c10/core/AllocatorConfig.h)."""
 
@@ -105,7 +108,8 @@ class Shortage:
     def other_bytes(self) -> int | None:
         """Device memory that other processes use; `None` if unknown."""
         if self.process_bytes is not None and self.total_bytes is not None and self.free_bytes is not None:
-            return max(self.total_bytes - self.free_bytes - self.process_bytes, 0)
+            rest = self.total_bytes - self.free_bytes - self.process_bytes
+            return rest if rest >= ROUNDING_BYTES else 0
         return sum(size for _, size in self.others) if self.others and self.process_bytes is not None else None
 
 

@@ -6,7 +6,15 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
+from kvdiag.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_p_value,
+    format_rate,
+    format_ratio,
+    plural,
+)
 
 if TYPE_CHECKING:
     from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
@@ -17,9 +25,6 @@ ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 WORDS: Mapping[Status, str] = {"ok": "OK", "suspect": "SUSPECT", "fault": "FAULT", "unknown": "UNKNOWN"}
 
 NOT_REPORTED = "not reported"
-
-LEAST_RATIO = 0.001
-"""Smaller ratios, such as p-values, are not distinguished."""
 
 ADVICE = (("Likely cause", "likely_cause"), ("Confirm", "confirm"), ("Remedy", "remedy"), ("Runbook", "runbook"))
 """The headings of a finding's advice and its fields, in the order in which they are read."""
@@ -90,6 +95,9 @@ def sentence(diagnosis: Diagnosis) -> str:
     if step is not None:
         return f"step {step.id}: {step.summary}"
     if diagnosis.worst == "unknown":
+        reasons = unknown_by_reason(diagnosis.findings)
+        if len(reasons) == 1:
+            return next(iter(reasons))
         return "not enough data for a verdict; the unknown checks list what is missing"
     blind = "; device memory not observed" if all(part.gpu is None for part in diagnosis.ledger) else ""
     return f"no fault found{blind}"
@@ -113,13 +121,13 @@ def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
 
 
 def spaced(name: str) -> str:
-    """A name of ours as words: `torch_other` as `torch other`."""
-    return name.replace("_", " ")
+    """A name of ours as words: `torch_other` as `torch other`, `kv_pool` as `KV pool`."""
+    return " ".join("KV" if word == "kv" else word for word in name.split("_"))
 
 
 def signed(text: str) -> str:
     """A formatted figure with its sign: `+6.00 GiB`."""
-    return text if text.startswith("-") else f"+{text}"
+    return text if text.startswith(("-", "<", ">")) else f"+{text}"
 
 
 def evidence_value(evidence: Evidence) -> str:
@@ -134,14 +142,16 @@ def evidence_value(evidence: Evidence) -> str:
     if unit.startswith("bytes"):
         return f"{format_bytes(value)}{unit.removeprefix('bytes')}"
     if unit == "ratio":
-        return f"< {format_ratio(LEAST_RATIO)}" if 0 < value < LEAST_RATIO else format_ratio(value)
+        return format_ratio(value)
+    if unit == "p-value":
+        return format_p_value(value)
     if unit in ("s", "seconds"):
         return format_duration(value)
     if unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else format_count(value)
-    if evidence.name.endswith(unit):
-        return shown  # the label beside it ends with the unit
+    if unit in evidence.name.split("_"):
+        return shown  # the label beside it has the unit
     return f"{shown} {_singular(unit) if shown == '1' else unit}".rstrip()
 
 

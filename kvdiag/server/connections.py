@@ -1,6 +1,8 @@
 """The port of `kvdiag serve`, on the daemon's own event loop: connections bounded in size, in time and in number.
 
-A connection is kept for the next request, as scrapers expect, until its place is needed by another client.
+A connection is `receiving` (a TLS handshake or a request), then `answering`, then `idle` until its next request, as
+scrapers expect. When all places are taken, a new client gets the place of the connection that has been idle longest,
+else of the one that has been receiving longest and slowly; else it is refused. Nobody loses an answer in progress.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import Literal
 
 import structlog
 
@@ -29,24 +32,22 @@ REQUEST_SECONDS = 5.0
 """For a whole request; as long again for its answer."""
 
 SLOW_SECONDS = 1.0
-"""After which a request that is not whole gives way like a connection without any: scrapers send theirs at once."""
+"""Age from which an incomplete request gives way to another client: scrapers send theirs at once."""
 
 IDLE_SECONDS = 150.0
 """Until the next request of a connection: two of the slowest usual scrapes, each minute, and some to spare."""
 
 STOP_SECONDS = 0.5
-"""For answers that are being made when the port closes."""
+"""For answers in progress when the port closes."""
 
 MAX_CONNECTIONS = 256
-"""At once. One more takes the place of the one that has waited longest for its next request, or else for the rest of
-one, or is closed at the door. A Prometheus has one, a person's browser six."""
+"""At once. A Prometheus has one, a browser six."""
 
 MAX_TLS_CONNECTIONS = 64
-"""The same with TLS, where Python keeps some 280 KiB for each: 256 of them would take more than all else, and more than
-the manifests give."""
+"""The same with TLS, where Python keeps some 280 KiB for each: 256 of them would exceed the manifests' memory limit."""
 
-MOST_BROKEN_HANDSHAKES = 32
-"""Until what they leave behind is collected: as much again, in circles, which Python by itself looks for seldom."""
+MAX_BROKEN_HANDSHAKES = 32
+"""Until garbage is collected: each leaves 280 KiB in reference cycles, which Python by itself collects rarely."""
 
 
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
@@ -64,6 +65,28 @@ class Access:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A client's connection, with its state and since when it is in it."""
+
+    task: asyncio.Task[None]
+    transport: asyncio.WriteTransport
+    state: Literal["receiving", "answering", "idle"] = "receiving"
+    since_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def become(self, state: Literal["receiving", "answering", "idle"]) -> None:
+        """Enter a state now."""
+        self.state, self.since_seconds = state, asyncio.get_running_loop().time()
+
+    def hang_up(self) -> None:
+        """End the connection."""
+        if self.state == "receiving":
+            # asyncio treats a handshake whose transport is aborted as complete.
+            self.task.cancel()
+        else:
+            self.transport.abort()
+
+
 class WebServer:
     """Listens on one address within a running event loop."""
 
@@ -76,11 +99,7 @@ class WebServer:
         idle_seconds: float = IDLE_SECONDS,
         most_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """Answer with `pages`; `start` opens the port.
-
-        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one. A
-        request that takes `slow_seconds` loses its place where others want it.
-        """
+        """Answer with `pages`; `start` opens the port. The limits are those of the constants above."""
         self._pages = pages
         self.access = Access()
         """Who may read from now on; anyone unless set."""
@@ -88,11 +107,7 @@ class WebServer:
         self._slow_seconds = slow_seconds
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
-        self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        self._idle: dict[asyncio.Task[None], None] = {}
-        """Connections that wait for their next request, the longest waiting first."""
-        self._begun: dict[asyncio.Task[None], float] = {}
-        """Connections whose handshake or request is in progress, with its start, the oldest first."""
+        self._connections: list[_Connection] = []
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._loopback_name: str | None = None
@@ -122,10 +137,11 @@ class WebServer:
         """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            self._hang_up(task)
+        for connection in self._connections:
+            connection.hang_up()
         if self._connections:
-            _, answering = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
+            tasks = [connection.task for connection in self._connections]
+            _, answering = await asyncio.wait(tasks, timeout=STOP_SECONDS)
             for task in answering:
                 task.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
@@ -169,21 +185,20 @@ class WebServer:
             self._pages.refused_total += 1
             writer.transport.abort()
             return
-        self._connections[task] = writer.transport
-        self._begun[task] = asyncio.get_running_loop().time()
+        connection = _Connection(task, writer.transport)
+        self._connections.append(connection)
         try:
             if self._tls is not None:
                 self._broken_handshakes += 1
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
                 self._broken_handshakes -= 1
-                self._connections[task] = writer.transport
+                connection.transport = writer.transport
             begun = b""
-            while await self._exchange(task, begun, reader, writer):
-                self._idle[task] = None
+            while await self._exchange(connection, begun, reader, writer):
+                connection.become("idle")
                 async with asyncio.timeout(self._idle_seconds):
                     begun = await reader.readexactly(1)
-                self._idle.pop(task, None)
-                self._begun[task] = asyncio.get_running_loop().time()
+                connection.become("receiving")
             async with asyncio.timeout(self._request_seconds):
                 writer.close()
                 await writer.wait_closed()
@@ -192,40 +207,32 @@ class WebServer:
         except asyncio.CancelledError:
             pass  # closed by us; asyncio's streams before 3.12 report a cancelled task as an error
         finally:
-            self._idle.pop(task, None)
-            self._begun.pop(task, None)
-            self._connections.pop(task, None)
+            if connection in self._connections:
+                self._connections.remove(connection)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
-            if self._broken_handshakes - len(self._begun) >= MOST_BROKEN_HANDSHAKES:
-                self._broken_handshakes = len(self._begun)
+            in_progress = sum(one.state == "receiving" for one in self._connections)
+            if self._broken_handshakes - in_progress >= MAX_BROKEN_HANDSHAKES:
+                self._broken_handshakes = in_progress
                 gc.collect()
 
     def _has_room(self) -> bool:
         """Whether one more connection may be served; the one that was idle or slow for longest makes room for it."""
         if len(self._connections) < self._most_connections:
             return True
-        longest = next(iter(self._idle), None)
+        slow_seconds = asyncio.get_running_loop().time() - self._slow_seconds
+        idle = [one for one in self._connections if one.state == "idle"]
+        slow = [one for one in self._connections if one.state == "receiving" and one.since_seconds <= slow_seconds]
+        longest = min(idle or slow, key=lambda one: one.since_seconds, default=None)
         if longest is None:
-            longest, since_seconds = next(iter(self._begun.items()), (None, 0.0))
-            if longest is None or asyncio.get_running_loop().time() - since_seconds < self._slow_seconds:
-                return False
-            self._pages.refused_total += 1
-        self._hang_up(longest)
-        self._idle.pop(longest, None)
-        self._begun.pop(longest, None)
-        self._connections.pop(longest)
+            return False
+        self._pages.refused_total += longest.state == "receiving"
+        longest.hang_up()
+        self._connections.remove(longest)
         return True
 
-    def _hang_up(self, task: asyncio.Task[None]) -> None:
-        if task in self._begun:
-            # asyncio treats a handshake whose transport is aborted as complete.
-            task.cancel()
-        else:
-            self._connections[task].abort()
-
     async def _exchange(
-        self, task: asyncio.Task[None], begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: _Connection, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer a request whose first bytes were read; return whether the connection can serve another one.
 
@@ -237,7 +244,7 @@ class WebServer:
         async with asyncio.timeout(self._request_seconds):
             try:
                 head = begun + await reader.readuntil(b"\r\n\r\n")
-                self._begun.pop(task, None)
+                connection.become("answering")
                 request = parse_request(head)
                 bodiless = request.method == "HEAD"
                 address = str(writer.get_extra_info("peername", ("",))[0])

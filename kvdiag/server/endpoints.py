@@ -40,7 +40,7 @@ STATUS_HEADERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An HTTP response."""
+    """An HTTP response to a GET; to a HEAD it is sent without its body."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -50,7 +50,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Pages:
-    """Answers requests from snapshots."""
+    """Answers the daemon's HTTP requests from its newest snapshot: it reads nothing and waits for nothing.
+
+    `newest` returns the snapshot as of now, the same object until something changes: what was rendered of it is kept.
+    """
 
     newest: Callable[[], Snapshot]
     history: Callable[[], tuple[Sample, ...]] = tuple
@@ -69,7 +72,7 @@ class Pages:
         self._registry = registry(self._shown)
 
     def answer(self, request: Request) -> Answer:
-        """The answer to a request."""
+        """The answer to a request: 404 for a path that there is not, 405 for a method that changes something."""
         if request.method not in ("GET", "HEAD"):
             return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported", ("Allow", "GET, HEAD"))
         if request.path == "/metrics":

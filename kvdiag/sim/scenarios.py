@@ -99,7 +99,7 @@ _ALL = (
     ),
     Scenario(
         name="concurrency-thrash",
-        summary="The model leaves room for 900 blocks: ten requests of 2K tokens do not fit and preempt one another.",
+        summary="The model leaves room for about 900 blocks: ten requests of 2K tokens do not fit, and are preempted.",
         model=TEN_B,
         max_model_len_tokens=8192,
         max_batched_tokens=512,

@@ -1,25 +1,19 @@
-"""The server's processes as the host shows them: which they are, their resident memory, what its weights weigh.
+"""The server's processes on this host: open ports, the processes behind one, their memory and its limit.
 
-A server in another PID namespace or on another machine is not visible: that is a gap, and every judgement that needs
-to know which process is the server's then says so.
+A server in another PID namespace or on another machine is not visible: that is a gap, and verdicts that depend on the
+server's processes are then unknown.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import json
-import os
 import socket
-import stat
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-from kvdiag.kv.families.known_keys import known_part
 from kvdiag.model import Gap, HostProcess
 
 SOURCE = "host"
@@ -27,13 +21,7 @@ SOURCE = "host"
 MAX_PROCESSES = 512
 """A server of 16 engines with 16 workers each has fewer."""
 
-MAX_WEIGHT_FILES = 4096
-
 MAX_COMMAND_CHARACTERS = 2**14
-
-MAX_OPEN_FILES = 4096
-MAX_MAPS_BYTES = 8 * 2**20
-"""Limits for reading one process's files."""
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
@@ -51,8 +39,35 @@ def program(title: str) -> str:
     return word.partition("=")[0][:MAX_PROGRAM_CHARACTERS]
 
 
-MAX_CONFIG_BYTES = 256 * 2**10
-"""The longest config.json among those in wide use has 60 KB (a multimodal one with all its labels)."""
+PORTS = (8000, *range(8001, 8011), 8080)
+"""vLLM's default, the usual ports of further and data-parallel servers, and the usual one of containers."""
+
+PORT_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+MAX_PORT_TABLE_BYTES = 4 * 2**20
+"""Listening sockets come first; a line has 150 bytes."""
+
+LISTENING = "0A"
+"""TCP_LISTEN (include/net/tcp_states.h)."""
+
+
+def candidates(own_port: int) -> tuple[str, ...]:
+    """Addresses of the usual ports that are open on this host, except `own_port`, the likeliest first.
+
+    Other ports are not probed: they may belong to servers of another kind.
+    """
+    listening = {port for table in PORT_TABLES for port in _listening_ports(Path(table))}
+    return tuple(f"http://127.0.0.1:{port}" for port in PORTS if port in listening and port != own_port)
+
+
+def _listening_ports(table: Path) -> set[int]:
+    """The ports in a table of proc_pid_net(5); psutil would look into every process's files for their owners."""
+    try:
+        with table.open("rb") as file:
+            lines = file.read(MAX_PORT_TABLE_BYTES).decode("ascii", errors="replace").splitlines()
+    except OSError:
+        return set()
+    rows = [line.split() for line in lines[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == LISTENING}  # noqa: PLR2004 - the column
 
 
 def find_server(url: str, server_program: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
@@ -63,20 +78,21 @@ def find_server(url: str, server_program: str) -> tuple[tuple[int, ...] | None, 
     """
     parts = urlsplit(url)
     if not is_local(parts.hostname or ""):
-        return None, (_unseen(f"{parts.hostname} is another host: its processes are not visible here"),)
+        return None, (not_visible(f"{parts.hostname} is another host: its processes are not visible here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         listener = _listener(parts.hostname or "", port)
         if listener is None:
-            return None, (_unseen(f"no process in this PID namespace listens on port {port}"),)
+            return None, (not_visible(f"no process in this PID namespace listens on port {port}"),)
         top = _launcher(listener, server_program)
         family = [top, *top.children(recursive=True)]
     except psutil.Error as error:
-        return None, (_unseen(f"the processes of port {port} cannot be read: {type(error).__name__}"),)
+        return None, (not_visible(f"the processes of port {port} cannot be read: {type(error).__name__}"),)
     return tuple(sorted(process.pid for process in family[:MAX_PROCESSES])), ()
 
 
-def _unseen(reason: str) -> Gap:
+def not_visible(reason: str) -> Gap:
+    """The gap of something on this host that kvdiag cannot see."""
     return Gap(source=SOURCE, kind="absent", reason=reason)
 
 
@@ -184,90 +200,3 @@ def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:
         if text.isdecimal() and len(text) <= MAX_LIMIT_DIGITS:
             limits.append(int(text))
     return min(limits)
-
-
-def model_config(root: str | None) -> str | None:
-    """Return the known fields of a model's config.json, as JSON; `None` if it is not visible or not a config."""
-    path = Path(root or "") / "config.json"
-    if not root or not path.is_absolute():
-        return None
-    try:
-        file = os.open(_inside(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(file, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                return None  # a pipe would be waited for
-            content = opened.read(MAX_CONFIG_BYTES + 1)
-        kept = known_part(json.loads(content)) if len(content) <= MAX_CONFIG_BYTES else None
-        return None if kept is None else json.dumps(kept)
-    except (OSError, ValueError, RecursionError, RuntimeError):
-        return None
-
-
-def _inside(path: Path) -> Path:
-    """The file's real path, in its folder or among the blobs of a Hub cache snapshot; OSError for any other place."""
-    file = path.resolve(strict=True)
-    folder = path.parent.resolve()
-    if file.parent not in (folder, folder.parent.parent / "blobs"):
-        raise PermissionError(f"{path} is a link out of its folder")
-    return file
-
-
-def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
-    """Return the model folder that a server reports, if one of its processes was started with it or uses a file in it.
-
-    `None` for any other folder: an HTTP answer must not decide which files kvdiag reads.
-    """
-    try:
-        folder = Path(root or "").resolve(strict=True)
-        if not root or not Path(root).is_absolute() or not folder.is_dir():
-            return None
-    except (OSError, ValueError, RuntimeError):
-        return None
-    return root if any(_names(pid, root) or _has_open(pid, folder) for pid in pids) else None
-
-
-def _names(pid: int, root: str) -> bool:
-    """Return whether a process's command line names a folder, alone or as `--model=FOLDER`."""
-    try:
-        words = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
-    wanted = os.path.normpath(root)
-    return any(os.path.normpath(text) == wanted for word in words for text in (word, word.partition("=")[2]) if text)
-
-
-def _has_open(pid: int, folder: Path) -> bool:
-    """Return whether a process has a file of a folder open or mapped, as far as /proc shows it."""
-    own = Path("/proc") / str(pid)
-    files: set[str] = set()
-    with contextlib.suppress(OSError), os.scandir(own / "fd") as descriptors:
-        for descriptor in islice(descriptors, MAX_OPEN_FILES):
-            with contextlib.suppress(OSError):
-                files.add(os.readlink(descriptor.path))  # noqa: PTH115 - of thousands
-    with contextlib.suppress(OSError), (own / "maps").open("rb") as maps:
-        # proc_pid_maps(5): the path is the sixth field.
-        fields = [os.fsdecode(line).split(maxsplit=5) for line in maps.read(MAX_MAPS_BYTES).splitlines()]
-        files.update(each[5] for each in fields if len(each) > 5)  # noqa: PLR2004 - as above
-    return any(os.path.dirname(file) == str(folder) for file in files)  # noqa: PTH120 - as above
-
-
-def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:
-    """Size on disk of the checkpoint in the folder `root`; `None` with a gap if it is not visible here.
-
-    Sharded safetensors and torch files count; `consolidated*` repeats the same weights in Mistral's own layout
-    where sharded files are there too.
-    """
-    folder = Path(root or "")
-    try:
-        if not root or not folder.is_absolute() or not folder.is_dir():
-            return None, (_unseen("the model's files are not visible here: the weights' size is unknown"),)
-        with os.scandir(folder) as entries:
-            sizes = {entry.name: entry.stat().st_size for entry in list(entries)[:MAX_WEIGHT_FILES] if entry.is_file()}
-    except OSError as error:
-        return None, (_unseen(f"the model's files cannot be read: {error.strerror}"),)
-    for ending in (".safetensors", ".bin", ".pt", ".gguf"):
-        weights = {name: size for name, size in sizes.items() if name.endswith(ending)}
-        sharded = {name: size for name, size in weights.items() if not name.startswith("consolidated")}
-        if weights:
-            return sum((sharded or weights).values()), ()
-    return None, (_unseen("the model's folder has no weight files: the weights' size is unknown"),)

@@ -130,7 +130,7 @@ class HttpReader:
                 raise Unreadable("failed", reason, status=response.status_code)
             if response.status_code != httpx2.codes.OK:
                 kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"
-                reason = f"{response.status_code} on {path}: check the URL, is a vLLM server there?"
+                reason = f"{response.status_code} on {path}: check the URL, is an LLM server there?"
                 raise Unreadable(kind, reason, status=response.status_code)
             async with aclosing(unpacked(response, path)) as chunks:
                 content = await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: not a metrics page")
@@ -175,7 +175,7 @@ class HttpReader:
         except TooManyValuesError as error:
             raise TooMuchError("failed", str(error)) from error
         except ValueError as error:
-            raise Unreadable("failed", "the answer is not JSON: check the URL, is a vLLM server there?") from error
+            raise Unreadable("failed", "the answer is not JSON: check the URL, is an LLM server there?") from error
 
 
 def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:

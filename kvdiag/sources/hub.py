@@ -21,7 +21,7 @@ WHOLE_SECONDS = 30.0
 """For all of it, redirects and looking up names among it."""
 
 
-def read_config(model: str, limit_bytes: int) -> tuple[str, bytes]:
+def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SECONDS) -> tuple[str, bytes]:
     """Where the config of a Hub id is, and its content.
 
     Raises:
@@ -33,10 +33,10 @@ def read_config(model: str, limit_bytes: int) -> tuple[str, bytes]:
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token and endpoint.startswith("https://") else {}
     try:
-        return url, asyncio.run(_fetched(url, headers, limit_bytes))
+        return url, asyncio.run(_fetched(url, headers, limit_bytes, whole_seconds))
     except TimeoutError as error:
         raise KvdiagError(
-            f"{endpoint} has not sent all of {model}'s config within {WHOLE_SECONDS:.0f} s; "
+            f"{endpoint} has not sent all of {model}'s config within {whole_seconds:.0f} s; "
             "give a folder or a config.json"
         ) from error
     except Unreadable as error:
@@ -46,11 +46,11 @@ def read_config(model: str, limit_bytes: int) -> tuple[str, bytes]:
         raise KvdiagError(f"cannot reach {endpoint} for {model}: {reason}; give a folder or a config.json") from error
 
 
-async def _fetched(url: str, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+async def _fetched(url: str, headers: Mapping[str, str], limit_bytes: int, whole_seconds: float) -> bytes:
     # Looking up a name may hang longer than anything else here.
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     async with (
-        asyncio.timeout(WHOLE_SECONDS),
+        asyncio.timeout(whole_seconds),
         httpx2.AsyncClient(timeout=NETWORK_SECONDS, follow_redirects=True, headers=dict(headers)) as client,
         client.stream("GET", url, headers=UNPACKED) as response,
     ):

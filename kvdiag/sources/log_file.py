@@ -45,16 +45,21 @@ _LITERALS = (
 """Every message about device memory contains one of them; this test costs a hundredth of the patterns."""
 
 
-def read_long_log(path: Path) -> tuple[bytes, bool]:
+def read_long_log(
+    path: Path, *, silent_seconds: float = SILENT_SECONDS, whole_seconds: float = WHOLE_SECONDS
+) -> tuple[bytes, bool]:
     """The kept part of the file at `path` (`-` is standard input), and whether that is all of it.
+
+    A pipe may be silent for `silent_seconds`, and take `whole_seconds` to end.
 
     Raises:
         KvdiagError: it cannot be read, or a pipe stays silent.
 
     """
+    limits_seconds = silent_seconds, whole_seconds
     try:
         if str(path) == "-":
-            return _kept(chunks(sys.stdin.buffer.fileno(), "standard input"))
+            return _kept(_chunks(sys.stdin.buffer.fileno(), "standard input", *limits_seconds))
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if stat.S_ISDIR(os.fstat(file).st_mode):
@@ -65,8 +70,8 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
                     return _kept(_unpacked(opened))
             if stat.S_ISREG(os.fstat(file).st_mode):
                 os.lseek(file, 0, os.SEEK_SET)
-                return _kept(chain(chunks(file, str(path)), _end(file)))
-            return _kept(chunks(file, str(path)))
+                return _kept(chain(_chunks(file, str(path), *limits_seconds), _end(file)))
+            return _kept(_chunks(file, str(path), *limits_seconds))
         finally:
             os.close(file)
     except (OSError, ValueError, EOFError, zlib.error) as error:
@@ -74,7 +79,7 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
         raise KvdiagError(f"cannot read {path}: {reason}") from error
 
 
-def chunks(file: int, name: str) -> Iterator[bytes]:
+def _chunks(file: int, name: str, silent_seconds: float, whole_seconds: float) -> Iterator[bytes]:
     """Whole chunks except the last one; the wait for a pipe's writer is limited.
 
     Raises:
@@ -86,14 +91,14 @@ def chunks(file: int, name: str) -> Iterator[bytes]:
     unopened_until = begun_seconds + UNOPENED_SECONDS
     waits = os.get_blocking(file)
     while total < MAX_BYTES:
-        if time.monotonic() - begun_seconds > WHOLE_SECONDS:
-            raise KvdiagError(f"{name} has not ended within {WHOLE_SECONDS / 60.0:.0f} minutes: give a log that ends")
+        if time.monotonic() - begun_seconds > whole_seconds:
+            raise KvdiagError(f"{name} has not ended within {whole_seconds / 60.0:.0f} minutes: give a log that ends")
         if waits:
-            _wait(file, name)
+            _wait(file, name, silent_seconds)
         try:
             read = os.read(file, CHUNK_BYTES)
         except BlockingIOError:
-            _wait(file, name)
+            _wait(file, name, silent_seconds)
             continue
         if not read:
             # A named pipe without a writer reads as ended.
@@ -118,10 +123,10 @@ def _end(file: int) -> Iterator[bytes]:
             yield chunk
 
 
-def _wait(file: int, name: str) -> None:
+def _wait(file: int, name: str, silent_seconds: float) -> None:
     """Wait for a pipe's writer; KvdiagError if it stays silent."""
-    if not select.select([file], [], [], SILENT_SECONDS)[0]:
-        raise KvdiagError(f"{name} has sent nothing for {SILENT_SECONDS:.0f} s: give a log that ends")
+    if not select.select([file], [], [], silent_seconds)[0]:
+        raise KvdiagError(f"{name} has sent nothing for {silent_seconds:.0f} s: give a log that ends")
 
 
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:

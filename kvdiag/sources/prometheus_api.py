@@ -66,11 +66,17 @@ class PrometheusSource:
     """One server's API. The client's base URL is where `/api/v1` begins; its headers carry the credentials."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, seconds: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        client: httpx2.AsyncClient,
+        seconds: float,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Query through `client`, with a time limit of `seconds` per answer."""
         self._client = client
         self._seconds = seconds
+        self._patience_seconds = patience_seconds
         self._clock = clock
         self._until_seconds = clock() + MAX_SECONDS
         self._listed: dict[Labels, Labels] = {}
@@ -161,7 +167,7 @@ class PrometheusSource:
         except (TooMuchError, TooSlowError, RefusedError):
             raise
         except Unreadable:
-            await asyncio.sleep(PATIENCE_SECONDS)
+            await asyncio.sleep(self._patience_seconds)
             return await self._ask("/api/v1/query", form)
 
     async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:

@@ -1,6 +1,9 @@
-"""A metrics page in Prometheus's text format: bounded, and its labels parsed once while only its values change.
+"""Parses a metrics endpoint's response in Prometheus's text format, within limits.
 
-A page is parsed in pieces, so that the caller can run other tasks in between, and stop at a time limit.
+1. `parse_page` parses a response ("page") whole, by prometheus_client's parser, in pieces of bounded size: the caller
+   of `PageParser.parsing` can run other tasks between pieces, and stop at a time limit.
+2. `PageParser` parses the same endpoint repeatedly: the text before each value (name and labels) rarely changes from
+   one scrape to the next. If none has changed, it reads the values alone.
 """
 
 from __future__ import annotations
@@ -16,21 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 MAX_LINE_CHARACTERS = 16 * 2**10
 """The longest line of 0.32, vllm:cache_config_info, has 1,400. The parser takes the square of a line's length."""
 
-MOST_KEPT_CHARACTERS = 256 * 2**10
-"""Of a page that is kept until the next one: the whole page of 0.32 has 59 KB."""
-
 PIECE_CHARACTERS = 16 * 2**10
 """Of a page that is parsed at a time, in 2 to 20 ms."""
 
 MAX_PAGE_LINES = 100_000
 MAX_PAGE_SERIES = 40_000
 """Of all names together. A page of 0.32 has 450 for each engine; each takes 13 microseconds and 600 bytes."""
-
-_PLAIN = re.compile(
-    r"""([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ ])"""  # a name, and labels, some quoted
-    r"""([^\s_]+)\r?"""
-)
-"""A line with a name and a value alone: no timestamp, no exemplar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +57,70 @@ def parse_page(text: str) -> Page:
 
     """
     return _by_name(list(chain.from_iterable(_samples(text))))
+
+
+def _samples(text: str) -> Iterator[list[tuple[str, Series]]]:
+    """Name and series of each line that has one, in their order, for one piece of the page after the other."""
+    if (lines := text.count("\n")) > MAX_PAGE_LINES:
+        raise TooLargeError(f"{lines:,} lines; at most {MAX_PAGE_LINES:,} are read")
+    count = 0
+    for piece in _pieces(text):
+        found = _of_piece(piece)
+        count += len(found)
+        if count > MAX_PAGE_SERIES:
+            raise TooLargeError(f"more than {MAX_PAGE_SERIES:,} series")
+        yield found
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Pieces of whole lines, each after the last TYPE line: the parser names a counter's samples by it."""
+    start, under = 0, ""
+    while start < len(text):
+        end = text.find("\n", start + PIECE_CHARACTERS) + 1 or len(text)
+        piece = under + text[start:end]
+        yield piece
+        last = f"\n{piece}".rfind("\n# TYPE ")
+        under = piece[last:].partition("\n")[0] + "\n" if last >= 0 else ""
+        start = end
+
+
+def _of_piece(text: str) -> list[tuple[str, Series]]:
+    if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
+        raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
+    try:
+        return [
+            (sample.name, series(dict(sample.labels), _float(sample.value)))
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+    except (ValueError, IndexError, OverflowError) as error:
+        # IndexError: a label without a name; OverflowError: a timestamp of 400 digits.
+        raise ValueError(str(error) or "it is not in Prometheus's text format") from error
+
+
+def _by_name(samples: list[tuple[str, Series]]) -> Page:
+    found: dict[str, list[Series]] = {}
+    for name, one in samples:
+        found.setdefault(name, []).append(one)
+    return {name: tuple(lines) for name, lines in found.items()}
+
+
+def _float(value: float) -> float:
+    """The parser gives whole numbers as int, of which some are too long for a float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+MOST_KEPT_CHARACTERS = 256 * 2**10
+"""Of a page that is kept until the next one: the whole page of 0.32 has 59 KB."""
+
+_PLAIN = re.compile(
+    r"""([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ ])"""  # a name, and labels, some quoted
+    r"""([^\s_]+)\r?"""
+)
+"""A line with a name and a value alone: no timestamp, no exemplar."""
 
 
 class PageParser:
@@ -124,57 +182,3 @@ def _renewed(samples: list[tuple[str, Series]], values: list[str]) -> list[tuple
         (name, Series(engine=one.engine, labels=one.labels, value=number))
         for (name, one), number in zip(samples, numbers, strict=True)
     ]
-
-
-def _samples(text: str) -> Iterator[list[tuple[str, Series]]]:
-    """Name and series of each line that has one, in their order, for one piece of the page after the other."""
-    if (lines := text.count("\n")) > MAX_PAGE_LINES:
-        raise TooLargeError(f"{lines:,} lines; at most {MAX_PAGE_LINES:,} are read")
-    count = 0
-    for piece in _pieces(text):
-        found = _of_piece(piece)
-        count += len(found)
-        if count > MAX_PAGE_SERIES:
-            raise TooLargeError(f"more than {MAX_PAGE_SERIES:,} series")
-        yield found
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Pieces of whole lines, each after the last TYPE line: the parser names a counter's samples by it."""
-    start, under = 0, ""
-    while start < len(text):
-        end = text.find("\n", start + PIECE_CHARACTERS) + 1 or len(text)
-        piece = under + text[start:end]
-        yield piece
-        last = f"\n{piece}".rfind("\n# TYPE ")
-        under = piece[last:].partition("\n")[0] + "\n" if last >= 0 else ""
-        start = end
-
-
-def _of_piece(text: str) -> list[tuple[str, Series]]:
-    if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
-        raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
-    try:
-        return [
-            (sample.name, series(dict(sample.labels), _float(sample.value)))
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        ]
-    except (ValueError, IndexError, OverflowError) as error:
-        # IndexError: a label without a name; OverflowError: a timestamp of 400 digits.
-        raise ValueError(str(error) or "it is not in Prometheus's text format") from error
-
-
-def _by_name(samples: list[tuple[str, Series]]) -> Page:
-    found: dict[str, list[Series]] = {}
-    for name, one in samples:
-        found.setdefault(name, []).append(one)
-    return {name: tuple(lines) for name, lines in found.items()}
-
-
-def _float(value: float) -> float:
-    """The parser gives whole numbers as int, of which some are too long for a float."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

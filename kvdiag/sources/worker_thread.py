@@ -1,7 +1,7 @@
-"""Blocking calls that may hang: made on threads that are left behind where they do.
+"""Runs blocking calls that may hang on daemon threads, which are abandoned if they do.
 
-A driver call that hangs cannot be interrupted, only left behind. Its thread is a daemon, so that it never keeps the
-process from ending; there is one per reader, so that what hangs is never asked a second time beside itself.
+A driver call that hangs cannot be interrupted. Its thread is a daemon, so that it never keeps the process from ending;
+there is one thread per reader, so that a hung call is never repeated in parallel.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOST_THREADS = 32
 """Of an event loop. Each attempt to connect to a name looks it up on one, whether an earlier look-up hangs or not."""
 
 
-class ReadTimeout(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
+class ReadTimeout(Exception):  # noqa: N818  it is a result ("not yet"), not an error
     """The read has been running for `since_seconds` and has not returned."""
 
     def __init__(self, name: str, since_seconds: float) -> None:
-        """Say who has not answered, and since when."""
+        """Keep the reader's name, and how long it has been running."""
         super().__init__(name, since_seconds)
         self.name = name
         self.since_seconds = since_seconds
@@ -36,7 +36,7 @@ class ReadTimeout(Exception):  # noqa: N818  it is an answer ("not yet"), not a 
 
 
 class ThreadedReader(Generic[T]):
-    """Asks `read` from an event loop without ever blocking it; for any number of tasks of one loop."""
+    """Calls `read` from an event loop without blocking it; for any number of tasks of one loop."""
 
     def __init__(self, read: Callable[..., T], name: str) -> None:
         """Start nothing yet; `name` is what `ReadTimeout` and the thread are called after."""
@@ -49,7 +49,7 @@ class ThreadedReader(Generic[T]):
     async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
         """What `read(**kwargs)` returns or raises; `ReadTimeout` where this call or an earlier one takes longer.
 
-        An answer that came too late is dropped: it is as old as the call.
+        A result that arrives too late is dropped: it is as old as the call.
         """
         if self._closed:
             raise RuntimeError(f"{self._name} is closed")
@@ -74,7 +74,7 @@ class ThreadedReader(Generic[T]):
 
 
 class _Call(Generic[T]):
-    """One run of a read: the thread runs it, any number of tasks wait for it, for as long as each wants."""
+    """One run of a read: the thread runs it, any number of tasks wait for it, each with its own timeout."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self.begun_seconds = time.monotonic()
@@ -96,13 +96,13 @@ class _Call(Generic[T]):
     async def over(self, deadline_seconds: float) -> bool:
         """Wait until the read is over, at most until the deadline; whether it is.
 
-        asyncio.wrap_future is no help: a wait that is given up would cancel the outcome, or leave a callback behind for
-        every question asked while the read hangs.
+        asyncio.wrap_future does not work here: a wait that times out would cancel the outcome, or leave a callback for
+        every call made while the read hangs.
         """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            # The loop that asked may have ended long before the read did.
+            # The loop may have ended long before the read.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(woken.set)
 
@@ -121,7 +121,7 @@ class _Call(Generic[T]):
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """Runs calls, such as an event loop's name look-ups, on daemon threads: none that hangs keeps the process."""
+    """Runs calls, such as an event loop's name look-ups, on daemon threads: a hung call does not block exit."""
 
     def __init__(self, most_threads: int = MOST_THREADS, name: str = "loop") -> None:
         """Start nothing yet. Calls wait while `most_threads` are busy; `name` is what the threads are called after."""
@@ -133,7 +133,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Have it called on a thread."""
+        """Call `fn` on a thread."""
         outcome: Future[T] = Future()
         with self._guard:
             if self._idle:

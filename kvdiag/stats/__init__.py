@@ -1,7 +1,7 @@
-"""Numbers in, numbers out: what a series of readings says of its trend, and with what confidence.
+"""Statistics of time series: trends, jumps and random drift, with their confidence. Pure numbers.
 
 Nothing here knows what is measured, or judges it. Series are equally spaced, oldest first, without holes; a figure
-that cannot be had is `None`. Times are seconds of any origin: adding a constant to them changes nothing.
+that cannot be computed is `None`. Times are seconds of any origin: adding a constant to them changes nothing.
 """
 
 from __future__ import annotations

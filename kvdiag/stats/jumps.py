@@ -1,4 +1,4 @@
-"""Events in a series: the one step that explains it best, and its jumps, which are counted and not extrapolated."""
+"""Events in a series: the one step that explains it best, its jumps, and what follows other series."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from kvdiag.stats.series import FEWEST_FOR_CHANGE, deviation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The one step that explains a series best: it comes before `index`, and moves the mean by `step`.
+    """How well one step and a straight line explain a series, by the shares (0..1) of the variance that they leave.
 
-    `step_share` and `line_share` are the shares (0..1) of the variance that the step and a straight line leave
-    unexplained: a lower `step_share` is an event, a lower `line_share` a trend.
+    A lower `step_share` is an event, a lower `line_share` a trend.
     """
 
-    index: int
-    step: float
     step_share: float
     line_share: float
 
 
 def change(values: Sequence[float]) -> Change | None:
-    """The one level step that explains a series best, beside how well a straight line does; `None` where it is flat."""
+    """How well the best level step and a straight line explain a series; `None` if it is flat or too short."""
     count = len(values)
     middle = mean(values) if values else 0.0
     centred = [value - middle for value in values]
@@ -36,16 +33,12 @@ def change(values: Sequence[float]) -> Change | None:
         return None
     sums = list(accumulate(centred))
     # What a step before `index` explains: n a b / (a + b) times the squared difference of means, here in sums.
-    explained = [sums[index - 1] ** 2 * count / (index * (count - index)) for index in range(1, count)]
-    index = max(range(1, count), key=lambda place: explained[place - 1])
-    step = -sums[index - 1] * count / (index * (count - index))
+    step = max(sums[index - 1] ** 2 * count / (index * (count - index)) for index in range(1, count))
     offset = (count - 1) / 2.0
     product = sum((place - offset) * value for place, value in enumerate(centred))
     line = product * product / (count * (count * count - 1) / 12.0)
     return Change(
-        index=index,
-        step=step,
-        step_share=max(1.0 - explained[index - 1] / whole, 0.0),
+        step_share=max(1.0 - step / whole, 0.0),
         line_share=max(1.0 - line / whole, 0.0),
     )
 
@@ -59,23 +52,14 @@ class Levelled:
     downs: int
 
 
-def without_jumps(
-    values: Sequence[float], deviations: float, least: float, beside: Sequence[Sequence[float]] = ()
-) -> Levelled:
-    """The series without its jumps: steps of more than so many deviations of its steps, and more than `least`.
-
-    What follows `beside` step by step (the load) is no jump. Fitted on the steps, since a level that changes once
-    would pull a fit on the levels with it.
-    """
+def without_jumps(values: Sequence[float], deviations: float, least: float) -> Levelled:
+    """The series without its jumps: steps of more than so many deviations of its steps, and more than `least`."""
     rises = [later - earlier for earlier, later in pairwise(values)]
     if not rises:
         return Levelled(values=tuple(values), ups=0, downs=0)
-    beside_rises = [[later - earlier for earlier, later in pairwise(series)] for series in beside]
-    # The jumps of a first fit are left out of the second.
-    first = _jumps(_beside_steps(rises, beside_rises, [True] * len(rises)), deviations, least)
-    jumps = _jumps(_beside_steps(rises, beside_rises, [jump == 0.0 for jump in first]), deviations, least)
+    jumps = _jumps(rises, deviations, least)
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
-    # What takes several steps is one jump.
+    # Consecutive steps in one direction are one jump.
     return Levelled(
         values=tuple(accumulate(smooth, initial=values[0])),
         ups=sum(jump > 0.0 >= before for before, jump in pairwise([0.0, *jumps])),
@@ -84,21 +68,10 @@ def without_jumps(
 
 
 def _jumps(rises: Sequence[float], deviations: float, least: float) -> list[float]:
-    """By how much each step is beyond the usual one, 0 where it is not."""
+    """The excess of each step over the median one; 0 if it is no jump."""
     usual = median(rises)
     bound = max(deviations * deviation(rises), least)
     return [rise - usual if abs(rise - usual) > bound else 0.0 for rise in rises]
-
-
-def _beside_steps(rises: list[float], beside: Sequence[Sequence[float]], keep: Sequence[bool]) -> list[float]:
-    """The steps less what those of `beside` explain of the kept ones."""
-    for column in beside:
-        # One at a time, each on what the ones before left: enough to find jumps by, and never singular.
-        weight = sum(each * each for each, kept in zip(column, keep, strict=True) if kept)
-        if weight > 0.0:
-            product = sum(each * rise for each, rise, kept in zip(column, rises, keep, strict=True) if kept)
-            rises = [rise - product / weight * each for rise, each in zip(rises, column, strict=True)]
-    return rises
 
 
 def sensitivities(
@@ -106,9 +79,9 @@ def sensitivities(
 ) -> tuple[float, ...]:
     """How much a series changes with each of several others, by differences; 0 for one that it does not follow.
 
-    Levels that both rise and level off fit one another whatever they are; differences carry no trend. One is taken out
-    after the other, the one that correlates best first. Enough is `least_correlation`, and twice the standard error of
-    a correlation that is none.
+    Any two levels that rise and level off correlate; differences carry no trend. The others are removed one after the
+    other, the one that correlates best first, if the correlation is at least `least_correlation` and twice the standard
+    error of no correlation.
     """
     rises = [later - earlier for earlier, later in pairwise(values)]
     others = [[later - earlier for earlier, later in pairwise(column)] for column in columns]

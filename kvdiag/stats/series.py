@@ -1,4 +1,4 @@
-"""Series cut, levelled and summed up: blocks, floors, quantiles, another clock, and how long room lasts."""
+"""Robust summaries of series: quantiles, deviations, bins, resampling, and the time until room is exhausted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_FOR_CHANGE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure between two bounds; `high` is infinite where nothing bounds it."""
+    """A figure between two bounds; `high` is infinite if there is no upper bound."""
 
     low: float
     middle: float
@@ -26,7 +26,7 @@ class Interval:
 
 
 def quantile(values: Sequence[float], ratio: float) -> float:
-    """The value below which a share of the values lies, between neighbours by straight line."""
+    """The quantile, with linear interpolation."""
     ordered = sorted(values)
     place = ratio * (len(ordered) - 1)
     below = math.floor(place)
@@ -35,13 +35,13 @@ def quantile(values: Sequence[float], ratio: float) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation that the median absolute deviation gives: outliers do not count."""
+    """The standard deviation, estimated from the median absolute deviation: outliers do not count."""
     middle = median(values)
     return MAD_TO_SD_RATIO * median([abs(value - middle) for value in values])
 
 
 def theil_sen(values: Sequence[float]) -> float:
-    """The median slope over all pairs, per step: up to 29 % of the values may be anything (Sen 1968)."""
+    """The median slope over all pairs, per step: up to 29 % of the values may be outliers (Sen 1968)."""
     return median(
         [
             (later - earlier) / (second - first)
@@ -52,9 +52,9 @@ def theil_sen(values: Sequence[float]) -> float:
 
 
 def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...] | None:
-    """The values at equal steps of another clock (work done, say), by straight line; `None` where it stands still.
+    """The values resampled at equal steps of a clock, such as work done; `None` if it stands still.
 
-    The clock never runs back.
+    The clock never runs backwards.
     """
     count, whole = len(values), clock[-1] - clock[0] if clock else 0.0
     if count < FEWEST_FOR_CHANGE or whole <= 0.0:
@@ -73,9 +73,9 @@ def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...]
 def blocks(
     times: Sequence[float], values: Sequence[float], end_seconds: float, block_seconds: float, count: int
 ) -> tuple[tuple[float, ...], ...]:
-    """The readings in each of `count` equal blocks that end at `end_seconds`, oldest first; empty where none fell."""
+    """The samples in each of `count` equal bins that end at `end_seconds`, oldest first; a bin may be empty."""
     start = end_seconds - count * block_seconds
-    # Counted back from the end, so that the newest reading always closes the last block.
+    # Counted back from the end, so that the newest sample is always in the last bin.
     edges = [bisect_left(times, start + number * block_seconds) for number in range(1, count)]
     first, last = bisect_left(times, start), len(times)
     if last and times[-1] > end_seconds:
@@ -84,7 +84,7 @@ def blocks(
 
 
 def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | None:
-    """The bins, a missing one between its neighbours; `None` where fewer than this share of them are known."""
+    """The bins, missing ones interpolated; `None` if fewer than this share of them are known."""
     known = [(place, value) for place, value in enumerate(bins) if value is not None]
     if not known or len(known) < ratio * len(bins):
         return None
@@ -96,7 +96,7 @@ def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | No
 
 
 def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: float, errors: float) -> Interval | None:
-    """How long `room` lasts at a rate known to within so many of its errors; `None` where nothing is being used up."""
+    """How long `room` lasts at a rate with so many standard errors on either side; `None` if it does not shrink."""
     if rate_per_second <= 0.0:
         return None
     fast, slow = rate_per_second + errors * error_per_second, rate_per_second - errors * error_per_second

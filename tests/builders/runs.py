@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.steps import STEPS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps import STEPS, Step
 from kvdiag.model import (
     Diagnosis,
     Engine,
@@ -20,6 +21,7 @@ from kvdiag.model import (
     Outcome,
     Phase,
     Sample,
+    StepResult,
     Timeline,
     Workload,
 )
@@ -49,6 +51,11 @@ def judged(world: World | None = None) -> Diagnosis:
     """The diagnosis of an active run."""
     world = world or World()
     return diagnose(run(world), facts(world))
+
+
+def step_result(step: Step, world: World, timeline: Timeline | None = None) -> StepResult:
+    """The result of a step on a world's run, or on another timeline of it."""
+    return step.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 class _OverError(Exception):

@@ -10,6 +10,7 @@ from kvdiag.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_p_value,
     format_rate,
     format_ratio,
     format_time,
@@ -46,6 +47,10 @@ MIB, GIB = 2**20, 2**30
         (format_ratio, 0.92, "92 %"),
         (format_ratio, 0.004, "0.4 %"),
         (format_ratio, 0, "0 %"),
+        (format_ratio, 0.0004, "< 0.1 %"),
+        (format_ratio, -0.0004, "> -0.1 %"),
+        (format_p_value, 0.0125, "0.013"),
+        (format_p_value, 0.0004, "< 0.001"),
         (format_time, 0, "1970-01-01T00:00:00Z"),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.options.common import ServerAccess, collected, given_by, output_option, server_access
-from kvdiag.kv.fit.overheads import GENERIC_ENGINE, MODELLED_ENGINE
+from kvdiag.engine_memory import modelled_engines
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
 from kvdiag.kv.layout.deployment import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
@@ -34,8 +35,8 @@ class FitOptions:
     memory_fraction: float | None = given_by(f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
     engine: str = given_by(
         "Engine whose overheads to add; generic adds none.",
-        type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]),
-        default=MODELLED_ENGINE,
+        type=click.Choice([*modelled_engines(), GENERIC_ENGINE]),
+        default=modelled_engines()[0],
     )
     request_rate: float | None = given_by("Requests per second, instead of --concurrency.")
     prompt_tokens: float | None = given_by("Mean prompt length with --request-rate.")

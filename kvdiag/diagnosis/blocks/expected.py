@@ -86,7 +86,8 @@ def curve_problem(facts: Facts) -> str | None:
     reported = reported_blocks(pool)
     return (
         f"by its own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which neither "
-        "full attention nor the model's config explains (sliding windows, state, several KV groups)"
+        "full attention nor the model's config explains (sliding windows, state, several KV groups); "
+        "compare in `kvdiag audit`"
     )
 
 

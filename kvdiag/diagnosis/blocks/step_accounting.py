@@ -18,19 +18,23 @@ from kvdiag.diagnosis.blocks.expected import (
     grows_with_every_token,
 )
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.request_failures import parse_oom
 from kvdiag.diagnosis.timeline_queries import (
     block_bytes,
     floor_within,
     gap_reason,
     held_blocks,
     most_open,
+    most_running,
     most_waiting,
     tokens_taken,
     under_load,
     whole_load,
 )
-from kvdiag.formatting import format_count, plural
+from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.model import Facts, Outcome, Quantity, Sample, Span, Status, StepResult, Timeline
+
+NOT_RUN, CUT_SHORT = "the step did not run; repeat the run", "the step was cut short; repeat the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +116,13 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
-        return ": ".join(filter(None, ("the step did not run", gap_reason(timeline, facts, "engine"))))
+        reason = gap_reason(timeline, facts, "engine")
+        return f"the step did not run: {reason}" if reason else NOT_RUN
     outcome = span.outcome
     if outcome is not None and outcome.failed:
         return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
     if not span.complete:
-        return "the step was cut short"
+        return CUT_SHORT
     if (problem := curve_problem(facts)) is not None:
         return problem
     if other := other_tokens(timeline, span):
@@ -130,8 +135,9 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if samples >= limits.load_samples:
         return None
     if waiting:
-        waited = f"up to {plural(waiting, 'request')} waited, so not all ran at once"
-        return f"{waited}; enlarge the pool or raise --max-num-seqs"
+        together = most_running(timeline, span)
+        ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
+        return f"{ran} at the same time; enlarge the pool or raise --max-num-seqs"
     return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
 
 
@@ -170,7 +176,7 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a load by its peak."""
     need = growth.need.most_blocks
     tolerance = limits.blocks_per_request_tolerance * growth.requests
-    held = f"{plural(growth.held_blocks, 'block')} in use, {format_count(need)} needed"
+    held = f"{plural(growth.held_blocks, 'block')} in use under load, {format_count(need)} needed"
     who = f"{plural(growth.tokens, 'token')} of {plural(growth.requests, 'request')}"
     if abs(growth.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
@@ -213,11 +219,13 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if (refusal := refused(span)) is not None and span is not None:
         return StepResult(step, "fault", refusal, notes=span.notes)
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
-        return unknown(step, problem or "the step did not run", span)
+        return unknown(step, problem or NOT_RUN, span)
     floor = floor_before(timeline, facts, span, limits)
     growth = None if floor is None else measure(timeline, facts, span, floor)
     if growth is None:
-        return unknown(step, "the pool's usage before or under the load is not reported", span)
+        return unknown(
+            step, "the pool's usage before or under the load is not reported; check the engine's /metrics", span
+        )
     status, sentence = compare(growth, limits)
     samples = Quantity("samples_of_whole_load", growth.samples, "samples")
     expected = quantities(facts, growth, growth.need.most_blocks)
@@ -236,7 +244,18 @@ def refused(span: Span | None) -> str | None:
     if outcome is None or not outcome.failed:
         return None
     text = next((error for error in outcome.errors if "out of memory" in error.lower()), None)
-    return None if text is None else _failures(outcome, text)
+    return None if text is None else _failures(outcome, _in_short(text))
+
+
+def _in_short(text: str) -> str:
+    """The figures of torch's message, whose advice fills a screen; another text as it is."""
+    shortage = parse_oom(text)
+    if shortage is None:
+        return text
+    free = "" if shortage.free_bytes is None else f", {format_bytes(shortage.free_bytes)} free"
+    unused = shortage.unallocated_bytes
+    reserved = "" if unused is None else f", {format_bytes(unused)} reserved but unallocated"
+    return f"out of memory, {format_bytes(shortage.asked_bytes or 0)} requested{free}{reserved}"
 
 
 def _failures(outcome: Outcome, reason: str) -> str:

@@ -177,7 +177,7 @@ def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evid
         Evidence("age", growth.age_hours, "hours", "kvdiag"),
         *_interval("growth_per_hour", growth.per_hour, unit, source),
         Evidence("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
-        Evidence("p_value", growth.p_value, "ratio", "computed"),
+        Evidence("p_value", growth.p_value, "p-value", "computed"),
         Evidence("false_discovery_rate", growth.false_discovery_ratio, "ratio", "computed"),
         Evidence("load_reported", "yes" if growth.load_reported else "no", "", "engine"),
     )
@@ -188,7 +188,7 @@ def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evid
         Evidence("compared_with", change.older.title, "", "engine"),
         Evidence("compared_with_replicas", change.older_replicas, "replicas", "kvdiag"),
         *_interval("growth_beyond_older", change.per_hour, unit, source),
-        Evidence("p_value_of_difference", change.p_value, "ratio", "computed"),
+        Evidence("p_value_of_difference", change.p_value, "p-value", "computed"),
         Evidence("false_discovery_rate_of_difference", change.false_discovery_ratio, "ratio", "computed"),
     )
 

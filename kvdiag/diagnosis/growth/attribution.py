@@ -112,7 +112,7 @@ def torch_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Find
         return torch, Finding(NON_TORCH, "unknown", missing)
     if device[1].grows and reserved[1].grows:
         both = "torch's reserved memory and the device both grow"
-        missing = f"{both}; memory outside torch is only visible to NVML inside the process"
+        missing = f"{both}; let the agent use NVML in the server's process to see memory outside torch"
         return torch, Finding(NON_TORCH, "unknown", missing)
     return torch, memory.of_device(NON_TORCH, device)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Allocator
@@ -15,29 +15,31 @@ Unit = Literal["bytes", "blocks"]
 class MemoryComponent(StrEnum):
     """A part of a server's memory; `torch_live + torch_unused = torch_reserved`, `+ outside_torch = server`."""
 
-    TORCH_LIVE = "torch_live"
-    TORCH_RESERVED = "torch_reserved"
-    TORCH_UNUSED = "torch_unused"
-    OUTSIDE_TORCH = "outside_torch"
-    DEVICE_OUTSIDE_TORCH = "device_outside_torch"
-    SERVER = "server"
-    DEVICE = "device"
-    OTHERS = "others"
-    UNLISTED = "unlisted"
-    KV_HELD_IDLE = "kv_held_idle"
-    HOST_ANONYMOUS = "host_anonymous"
-    HOST_TOGETHER = "host_together"
-    HOST_RESIDENT = "host_resident"
+    TORCH_LIVE = "torch_live", "torch's allocated memory", "torch"
+    TORCH_RESERVED = "torch_reserved", "torch's reserved memory", "torch"
+    TORCH_UNUSED = "torch_unused", "torch's reserved but unallocated memory", "torch"
+    OUTSIDE_TORCH = "outside_torch", "memory outside torch", "torch"
+    DEVICE_OUTSIDE_TORCH = "device_outside_torch", "device memory outside torch", "nvml"
+    SERVER = "server", "the server's device memory", "nvml"
+    DEVICE = "device", "device memory", "nvml"
+    OTHERS = "others", "device memory of other processes", "nvml"
+    UNLISTED = "unlisted", "device memory of no listed process", "nvml"
+    KV_HELD_IDLE = "kv_held_idle", "KV blocks in use while idle", "engine"
+    HOST_ANONYMOUS = "host_anonymous", "anonymous host memory", "host"
+    HOST_TOGETHER = "host_together", "anonymous host memory", "host"
+    HOST_RESIDENT = "host_resident", "resident host memory", "host"
 
-    @property
-    def label(self) -> str:
-        """The component as the subject of a sentence."""
-        return _TITLES[self]
+    label: str
+    """The component as the subject of a sentence."""
 
-    @property
-    def source(self) -> str:
-        """The data source that reports it."""
-        return _SOURCES.get(self, "nvml")
+    source: str
+    """The data source that reports it."""
+
+    def __new__(cls, value: str, label: str = "", source: str = "") -> Self:
+        """A component is its name; label and source are attributes."""
+        member = str.__new__(cls, value)
+        member._value_, member.label, member.source = value, label, source
+        return member
 
     @property
     def unit(self) -> Unit:
@@ -63,31 +65,3 @@ def torch_components(process: Allocator) -> Iterator[tuple[MemoryComponent, int]
     yield MemoryComponent.TORCH_UNUSED, process.reserved_bytes - process.allocated_bytes
     if process.outside_torch_bytes is not None:
         yield MemoryComponent.OUTSIDE_TORCH, process.outside_torch_bytes
-
-
-_TITLES: Mapping[MemoryComponent, str] = {
-    MemoryComponent.KV_HELD_IDLE: "KV blocks in use while idle",
-    MemoryComponent.TORCH_LIVE: "torch's allocated memory",
-    MemoryComponent.TORCH_RESERVED: "torch's reserved memory",
-    MemoryComponent.TORCH_UNUSED: "torch's reserved but unallocated memory",
-    MemoryComponent.OUTSIDE_TORCH: "memory outside torch",
-    MemoryComponent.DEVICE_OUTSIDE_TORCH: "device memory outside torch",
-    MemoryComponent.SERVER: "the server's device memory",
-    MemoryComponent.DEVICE: "device memory",
-    MemoryComponent.OTHERS: "device memory of other processes",
-    MemoryComponent.UNLISTED: "device memory of no listed process",
-    MemoryComponent.HOST_ANONYMOUS: "anonymous host memory",
-    MemoryComponent.HOST_TOGETHER: "anonymous host memory",
-    MemoryComponent.HOST_RESIDENT: "resident host memory",
-}
-
-_SOURCES: Mapping[MemoryComponent, str] = {
-    MemoryComponent.KV_HELD_IDLE: "engine",
-    MemoryComponent.TORCH_LIVE: "torch",
-    MemoryComponent.TORCH_RESERVED: "torch",
-    MemoryComponent.TORCH_UNUSED: "torch",
-    MemoryComponent.OUTSIDE_TORCH: "torch",
-    MemoryComponent.HOST_ANONYMOUS: "host",
-    MemoryComponent.HOST_TOGETHER: "host",
-    MemoryComponent.HOST_RESIDENT: "host",
-}

@@ -11,7 +11,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthLimits:
-    """When a series of memory readings counts as growing: one set for every component and every length of history."""
+    """When a series of memory samples counts as growing: one set for every component and every length of history."""
 
     window_hours: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0, 24.0, 48.0, 96.0, 192.0)
     """Windows that end now: an hour finds 500 MB/h, a day 20 MB/h, and no length of history is too long."""
@@ -21,22 +21,23 @@ class GrowthLimits:
 
     bins: int = 36
     least_bins: int = 16
-    """Bins of a window: enough to test, few enough that each holds some readings and forgets the one before."""
+    """Bins of a window: enough to test, few enough that each has some samples and little autocorrelation."""
 
     bin_readings: float = 2.0
-    """Readings that a bin must have room for: of bins of a minute, scraped each 60 s, some stay empty."""
+    """Scrape intervals in a bin: of bins of a minute, scraped each 60 s, some stay empty."""
 
     dense_seconds: float = 35.0
-    """Time between readings up to which a bin of a minute has two."""
+    """Time between samples up to which a bin of a minute has two."""
 
     filled_ratio: float = 0.75
-    """Share of a window's bins that must hold readings; the others are interpolated, and are no evidence."""
+    """Share of a window's bins that must have samples; the others are interpolated, and are no evidence."""
 
     load_filled_ratio: float = 0.3
-    """Share of the minutes whose load must be reported for it to be taken out."""
+    """Share of the minutes whose load must be reported for it to be removed."""
 
     load_correlation: float = 0.25
-    """Correlation of memory's differences with the load's from which it is taken out; twice the error of chance."""
+    """Correlation of memory's differences with the load's from which it is removed; twice the standard error of no
+    correlation."""
 
     least_gain_bytes: float = 150e6
     """Least growth over a window: allocators, page tables and caches of a healthy server move by less."""
@@ -45,14 +46,14 @@ class GrowthLimits:
     """Least rate, however long the history: it takes a month to use up 3 GB."""
 
     floor_ratio: float = 0.375
-    """Rise of the lowest readings over the claimed gain: half of what lies between the middles of two quarters."""
+    """Rise of the lowest samples over the claimed gain: half of the rise between the medians of two quarters."""
 
     largest_quarter_ratio: float = 0.75
     """Share of the rise that may come between two quarters of a window: more is one event."""
 
     later_ratio: float = 0.5
     last_quarter_ratio: float = 0.15
-    """Rate of the later half over the earlier, and share of the last quarter: below them growth is coming to an end."""
+    """Rate of the later half over the earlier, and share of the last quarter: below them growth is ending."""
 
     past_minutes: int = 24 * 60
     past_windows: float = 4.0
@@ -60,7 +61,7 @@ class GrowthLimits:
 
     compared_windows: float = 2.0
     compared_minutes: float = 180.0
-    """History without which gate 6 is left out: two windows, and three hours."""
+    """History without which gate 6 is skipped: two windows, and three hours."""
 
     past_quantile: float = 0.95
     new_ground_ratio: float = 0.5
@@ -85,12 +86,12 @@ class GrowthLimits:
     """Rise over the largest movement of earlier windows of this length."""
 
     steps_ratio: float = 0.5
-    """Rate without its steps over that with them below which growth came in steps."""
+    """Rate without steps over that with them, below which growth came in steps."""
 
     steps_p: float = 0.035
     certain_steps_p: float = 0.001
-    """p-values of so many steps up and none down: five are suspect, ten a fault. Healthy servers load what they use in
-    steps, too, and not for long."""
+    """p-values of so many steps up and none down: five are suspect, ten a fault. Healthy servers also grow in steps,
+    but not for long."""
 
     jump_deviations: float = 6.0
     jump_least_bytes: int = 24 * MIB
@@ -106,7 +107,7 @@ class GrowthLimits:
     """Evaluations in a row that a suspect needs; a fault needs all."""
 
     slowing_hours: float = 8.0
-    """Windows shorter than this are not believed while each fifth of the history rises less than the one before."""
+    """Shorter windows do not decide while each fifth of the history rises less than the one before."""
 
     still_to_come_ratio: float = 0.5
     """Windows' worth of its later rate that growth which levels off exponentially still has before it."""
@@ -117,10 +118,10 @@ class GrowthLimits:
 
     collected_hours: float = 1.9
     """Window from which garbage-collected memory without a longer history may be a fault: with those that confirm it,
-    three hours, which hold most collections."""
+    three hours, which include most collections."""
 
     visible_errors: float = 4.0
-    """Errors of a slope that are printed as the detection limit: four of five leaks of that rate are called."""
+    """Standard errors of a slope that are the detection limit: four of five leaks of that rate are detected."""
 
     burst_hours: float = 1.0 / 3.0
     burst_gain_bytes: float = 1e9
@@ -129,32 +130,32 @@ class GrowthLimits:
     servers lost 20 GB in 46 minutes."""
 
     exhaustion_errors: float = 2.0
-    """Errors of the rate on either side of a time to exhaustion: 1.4 held the truth in 7 of 12 cases only."""
+    """Errors of the rate on either side of a time to exhaustion: 1.4 contained the truth in only 7 of 12 cases."""
 
     reading_seconds: float = 14.5
-    """Least time between two readings of a component that are kept: four in a minute give its median."""
+    """Least time between two samples of a component that are kept: four in a minute give its median."""
 
     reading_age_seconds: float = 300.0
-    """Age of a component's newest reading before the end from which it counts as gone, with its process."""
+    """Age of a component's newest sample at the end from which its process counts as exited."""
 
     engine_age_seconds: float = 90.0
-    """Age of an engine's reading that still gives the load beside another: scrapes come every 15 to 60 s."""
+    """Age up to which an engine sample gives the load of another sample: scrapes come every 15 to 60 s."""
 
     warmup_seconds: float = 1800.0
-    """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
+    """Uptime of a process, if its start was observed, that is left out: kernels, graphs and pools are loaded in it."""
 
     resident_hours: float = 6.0
-    """Window over which resident bytes that grow are a leak's, though mapped files are among them."""
+    """Window from which growing resident bytes are a leak, although they include mapped files."""
 
     cache_passed_ratio: float = 1.05
-    """Growth over the size limit of a cache from which it is not a cache: what surrounds an entry is not counted."""
+    """Growth over the size limit of a cache from which it is not the cache: its overhead per entry is not counted."""
 
     cache_bytes: int = 8 * GIB
-    """What a cache whose size limit is not reported may take of the host: llama.cpp's prompt cache, the largest
-    known default. On a device none is known that is not taken at start."""
+    """Host memory that a cache of unknown size limit may take: llama.cpp's prompt cache, the largest known default. On
+    a device all known caches are taken at start."""
 
     cache_fill_seconds: float = 25.0 * 3600.0
-    """The longest that reported caches of that size took to be full: what grows more slowly is none."""
+    """The longest time that reported caches of that size took to fill: slower growth is not a cache."""
 
     cache_urgent_seconds: float = 4 * 3600.0
     """Time to exhaustion below which it no longer matters whether it is a cache: on-call has to act."""
@@ -162,7 +163,7 @@ class GrowthLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakLimits:
-    """What is still normal over load cycles and idle ones in turns."""
+    """What is still normal over alternating load and idle cycles."""
 
     cycles: int = 12
     """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
@@ -172,15 +173,15 @@ class SoakLimits:
 
     warmup_ratio: float = 0.25
     warmup_cycles: int = 3
-    """Load cycles left out as first touch: this share, at least so many. With them an allocator's ratchet is called a
-    leak every time, without them in 2 of 1,000."""
+    """Load cycles left out as first touch: this share, at least so many. If they were judged, a ratcheting allocator
+    would be called a leak every time, now in 2 of 1,000."""
 
     significance: float = 0.01
-    """Chance of as many rises between load cycles without a trend (Mann-Kendall)."""
+    """p-value of the trend over load cycles (Mann-Kendall)."""
 
     load_significance: float = 0.01
-    """Chance that load cycles rise above the idle ones between them by luck (Mann-Whitney): of a neighbour that grows
-    the trend alone accuses the server in 93 of 100 soaks, at 5 % this does in 7 of 100, at 1 % in 1."""
+    """p-value of load cycles rising above the idle ones (Mann-Whitney): if another process grows, the trend alone
+    blames the server in 93 of 100 soaks; this test does so at 5 % in 7 of 100, at 1 % in 1."""
 
     device_bytes: int = MIB
     """Least growth per load cycle that counts where the driver's 2-MiB pages are read: a page every other cycle."""
@@ -193,39 +194,48 @@ class SoakLimits:
 
     steady_ratio: float = 0.5
     """The later half's slope over the earlier's, and the last third's gain over its share of the slope: below it growth
-    comes to an end."""
+    is ending."""
 
     ended_ratio: float = 0.25
-    """The same ratio below which growth has come to an end; between the two it cannot be told."""
+    """The same ratio below which growth has ended; between the two it is unknown."""
 
     dose_significance: float = 0.05
-    """Chance that the largest dose leaves more than the smallest by luck: evidence beside the verdict, no gate."""
+    """p-value of the largest dose leaving more than the smallest: additional evidence, no gate."""
 
     block_cycles: int = 6
-    """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
-    that are collected now and then the trend alone accuses a third."""
+    """Samples in a block whose lowest must rise, for host memory: garbage is collected in between, and the trend alone
+    would blame a third of the heaps that are collected now and then."""
+
+    least_blocks: int = 3
+    """Such blocks, whose lowest readings have to rise: of two every other pair does."""
 
     most_blocks: int = 6
-    """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
+    """Blocks of a long soak: longer ones cover a longer period of a collector, and their lowest sample is less
+    noisy."""
 
     background_ratio: float = 0.7
     """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
 
     certain_blocks: int = 5
-    """Blocks of readings from which a rising host memory is a fault, up to there a suspect: fewer may all lie within
-    one period of a collector."""
+    """Blocks from which rising host memory is a fault, with fewer a suspect: these may lie within one period of a
+    collector."""
+
+    least_repeats: int = 2
+    """Repeated cycles, after the one that brought the contents, without which they tell nothing."""
 
     content_ratio: float = 0.25
-    """Growth per request of repeated content over that of new content below which contents are kept, not requests."""
+    """Growth per request of repeated content over that of new content, below which content is cached, not leaked."""
 
     visible_deviations: float = 2.0
-    """Deviations of the idle cycles' steps that make the smallest leak per cycle that would have shown; at least twice
-    what counts, since half of the leaks of just that size measure smaller."""
+    """Deviations of the idle cycles' steps that are the detection limit per cycle; at least twice the least growth that
+    counts, since half of the leaks of just that size measure smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleLimits:
-    """When bytes after each of several equal test cycles grow: N cycles are all there is, and the test is exact."""
+    """When bytes after each of several equal test cycles count as growing: there are few cycles, and the test is
+    exact.
+    """
 
     warmup_cycles_ratio: float = 0.25
     """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the

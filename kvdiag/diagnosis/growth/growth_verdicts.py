@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment, GrowthEvidence, Reason
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS, Assessment, GrowthEvidence, Reason
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
 from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
@@ -27,10 +27,12 @@ _ORDER = ("none", "unknown", "suspect", "fault")
 
 def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -> str:
     """What is missing where no window is full, and how to get it."""
-    sampled = format_duration(max((one.seconds for one in assessed), default=0.0))
+    seconds = max((one.seconds for one in assessed), default=0.0)
+    sampled = f"only {format_duration(seconds)}" if seconds >= MINUTE_SECONDS else "less than a minute"
     hours = limits.window_hours[0]
     rate = format_rate(limits.least_gain_bytes / hours)
-    return f"{what} was sampled for only {sampled}; sample {hours:.0f} h without long gaps to detect growth of {rate}"
+    how = f"sample {hours:.0f} h without gaps (`kvdiag serve`) to detect growth of {rate}"
+    return f"{what} was sampled for {sampled}; {how}"
 
 
 def decisive(
@@ -210,7 +212,7 @@ def evidence(
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),
         ("slope_over_error", round(growth.strength, 1), "", "computed"),
         ("later_half_ratio", growth.later_ratio, "ratio", "computed"),
-        ("p_drift", growth.p_drift, "ratio", "computed"),
+        ("p_drift", growth.p_drift, "p-value", "computed"),
         ("beyond_past", None if growth.beyond_past is None else round(growth.beyond_past, 2), "times", "computed"),
         ("steps_up", growth.steps_up, "steps", source),
         ("steps_down", growth.steps_down, "steps", source),

@@ -21,12 +21,6 @@ Shape = Literal["leak", "content", "background", "ended", "unsteady", "flat"]
 """Leak: every gate passed. Content: the same, but not where contents are repeated. Background: idle cycles grow, too.
 Ended: it grew, ever less. Unsteady: a trend that a gate does not believe. Flat: no trend that would count."""
 
-FEWEST_FLOORS = 3
-"""Blocks whose lowest readings have to rise: of two every other pair does."""
-
-FEWEST_REPEATS = 2
-"""Repeated cycles, after the one that brought the contents, without which they tell nothing."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
@@ -160,10 +154,10 @@ def _shape(
 
 
 def _floors_rise(levels: Sequence[float], limits: Limits) -> bool:
-    """Whether the lowest readings of blocks rise, idle cycles' among them; three blocks at least."""
+    """Whether the lowest readings of blocks rise, idle cycles' among them."""
     size = _block_size(len(levels), limits)
     lows = [min(levels[max(end - size, 0) : end]) for end in range(len(levels), size // 2, -size)]
-    return len(lows) >= FEWEST_FLOORS and all(later > earlier for later, earlier in pairwise(lows))
+    return len(lows) >= limits.soak.least_blocks and all(later > earlier for later, earlier in pairwise(lows))
 
 
 def _block_size(readings: int, limits: Limits) -> int:
@@ -175,7 +169,7 @@ def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, l
     """Whether repeated contents leave next to nothing behind. The first such cycle brings them, and does not count."""
     repeats = [_beyond(step, soaked) for step in steps if step.cycle.repeated][1:]
     fresh = [_beyond(step, soaked) for step in judged if step.cycle.requests]
-    if len(repeats) < FEWEST_REPEATS or fmean(repeats) >= limits.soak.content_ratio * fmean(fresh):
+    if len(repeats) < limits.soak.least_repeats or fmean(repeats) >= limits.soak.content_ratio * fmean(fresh):
         return False
     return rank_sum_tail(fresh, repeats) < limits.soak.load_significance
 

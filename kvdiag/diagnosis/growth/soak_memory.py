@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.blocks.step_accounting import other_tokens
+from kvdiag.diagnosis.blocks.step_accounting import NOT_RUN, other_tokens
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
@@ -63,7 +63,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
     """What a timeline's soak shows; `None` where there was none."""
     spans = timeline.spans(SOAK)
     if not spans:
-        return Soak(cycles=(), problem="it did not run") if timeline.spans(SOAK_WARMUP) else None
+        return Soak(cycles=(), problem=NOT_RUN) if timeline.spans(SOAK_WARMUP) else None
     floors = [_floor(timeline, facts, span, limits) for span in spans]
     cycles = tuple(
         Cycle(
@@ -93,7 +93,7 @@ def disturbance(timeline: Timeline, span: Span) -> str | None:
     """Why a cycle shows nothing of its own requests, in a clause; `None` where it does."""
     outcome = span.outcome
     if not span.complete:
-        return "it was cut short"
+        return "the cycle was cut short"
     if outcome is not None and outcome.failed:
         reason = outcome.errors[0] if outcome.errors else "no reason given"
         return f"requests failed: {reason}"
@@ -154,8 +154,7 @@ def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Ite
             yield from ((part, each.who, size) for part, size in torch_components(each) if part in ORDER)
     for device in server_devices(floor.devices, own):
         if device.memory is not None:
-            who = f"GPU {device.index}" if device.mig_parent_uuid is None else f"GPU {device.index} {device.uuid}"
-            used, mine = device.memory.used_bytes, server_bytes(device, facts.server_pids)
+            who, used, mine = device.who, device.memory.used_bytes, server_bytes(device, facts.server_pids)
             yield Part.DEVICE, who, used
             if mine is not None:
                 yield Part.SERVER, who, mine
@@ -190,7 +189,7 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
         return status, summary
     if found.shape == "content":
         summary = f"{subject} grows {each} with each request of new content and not with repeated ones"
-        return "unknown" if others else "suspect", f"{summary}: content is cached; the cache's size limit decides"
+        return "unknown" if others else "suspect", f"{summary}: content is cached; compare with the cache's size limit"
     if found.shape == "background":
         idle = kind.amount(found.per_idle_cycle)
         summary = f"{subject} grows {idle} in an idle cycle and no more under load: not caused by requests"
@@ -262,9 +261,9 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
         Evidence("first_touch_growth", found.first_touch, unit, source),
         Evidence("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
         Evidence("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
-        Evidence("p_trend", found.trend_p, "ratio", "computed"),
-        Evidence("p_load", found.load_p, "ratio", "computed"),
-        Evidence("p_dose", found.dose_p, "ratio", "computed"),
+        Evidence("p_trend", found.trend_p, "p-value", "computed"),
+        Evidence("p_load", found.load_p, "p-value", "computed"),
+        Evidence("p_dose", found.dose_p, "p-value", "computed"),
         Evidence("detection_limit", found.visible_per_cycle, f"{unit} per cycle", "computed"),
         Evidence("detection_limit_per_request", found.visible_per_request, f"{unit} per request", "computed"),
     )

@@ -6,7 +6,7 @@ device, one kind of failure), and then fills in what is missing. A report that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -37,17 +37,20 @@ _FILLED_PARTS = (
 class Case:
     """All that is known of one crash. `report` is the memory report in the engine's log before it.
 
-    `engine_name` is the engine that wrote the log; `has_log` is whether a log, or a part of one, was given.
+    `engine_name` is the engine that wrote the log, `flags` are its settings' command-line flags; `has_log` is whether a
+    log, or a part of one, was given, `clean_logs` those of them without a failure.
     """
 
     accounts: tuple[Account, ...] = ()
     report: EngineReport | None = None
     engine_name: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
     timeline: Timeline | None = None
     facts: Facts = field(default_factory=Facts)
     before: Diagnosis | None = None
     gaps: tuple[Gap, ...] = ()
     has_log: bool = False
+    clean_logs: tuple[str, ...] = ()
     failed_pool_bytes: int | None = None
     """How far below zero the pool's size is that the log prints."""
 
@@ -65,14 +68,21 @@ class Case:
             return replace(first, phase="request", phase_source="the trace")
         return first
 
+    def flag(self, setting: str) -> str:
+        """The flag that changes a setting; the setting in words where the engine has none."""
+        return self.flags.get(setting) or f"the {setting.replace('_', ' ')}"
+
     @property
     def agreement(self) -> str:
-        """Which sources report this failure."""
+        """Which sources report this failure, and which logs none."""
         first, agreeing, _ = _merged(self.accounts)
         same = [one.origin for one in agreeing]
-        if not same:
-            return first.origin
-        return f"{first.origin}; {', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}"
+        parts = [first.origin]
+        if same:
+            parts.append(f"{', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}")
+        if self.clean_logs:
+            parts.append(f"no failure in {', '.join(self.clean_logs)}")
+        return "; ".join(parts)
 
     @property
     def contradictions(self) -> tuple[Gap, ...]:
@@ -104,7 +114,7 @@ class Case:
         """Which log would fill in what is missing, as the end of a sentence; empty where that log was given."""
         if not self.has_log:
             return "; add the engine's log (--log)"
-        return "; add the log from the engine's start" if self.report is None else ""
+        return "; add the log from the engine's start" if self.report is None else "; add the agent's black box"
 
     @property
     def total_bytes(self) -> int | None:
@@ -113,9 +123,18 @@ class Case:
         return printed or (self.report.total_bytes if self.report is not None else None)
 
     @property
+    def pool_bytes(self) -> int | None:
+        """The KV pool's size where a setting gives it, by the log of the start or the trace."""
+        if self.report is not None and self.report.settings.pool_bytes is not None:
+            return self.report.settings.pool_bytes
+        return self.facts.pools[0].pool_bytes if self.facts.pools else None
+
+    @property
     def fraction_ratio(self) -> float | None:
-        """The memory fraction in use; `None` without a log of the start."""
-        if self.report is None or self.report.settings.pool_bytes is not None:
+        """The memory fraction in use; `None` without a log of the start or a trace, or where the pool has a size."""
+        if self.report is None and self.facts.pools and self.pool_bytes is None:
+            return self.facts.pools[0].memory_fraction_ratio
+        if self.report is None or self.pool_bytes is not None:
             return None
         settings = self.report.settings
         return settings.fraction_ratio if settings.memory_fraction_ratio or settings.version else None
@@ -176,7 +195,7 @@ def asked_for(case: Case) -> str:
     shortage = failure.shortage
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
     who = f" by {failure.process}" if failure.process else ""
-    asked = "memory was requested"
+    asked = "out of memory"
     if shortage.asked_bytes is not None:
         asked = f"{format_bytes(shortage.asked_bytes)} requested"
     elif shortage.kind == "masked":

@@ -15,43 +15,55 @@ from kvdiag.formatting import format_bytes
 STEP_TOKENS = 64
 
 _POOL_STEP_BYTES = 64 * 2**20
-"""What --kv-cache-memory-bytes is set in steps of."""
+"""The pool's size is set in steps of it."""
 
 
 def lower_fraction(case: Case, short_bytes: int | None) -> str:
-    """How to lower what sizes the pool so that `short_bytes` and headroom stay free, and what that costs in tokens."""
+    """How to lower what sizes the pool so that `short_bytes` and headroom stay free, and what that costs in tokens.
+
+    Where the pool is smaller than that, lowering it cannot help: then how much has to be freed otherwise.
+    """
+    fraction = case.flag("memory_fraction")
     if short_bytes is None:
-        return "lower --gpu-memory-utilization by 0.02 at a time"
-    short, needed = f"{format_bytes(short_bytes)} were missing", short_bytes + DEFAULT_LIMITS.headroom_bytes
-    pool = case.report.settings.pool_bytes if case.report is not None else None
-    if pool is not None:
-        left = max(pool - needed, 0) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
-        return f"lower --kv-cache-memory-bytes ({short}): {pool} -> {left}" + _cost(case, pool - left)
+        return f"lower {fraction} by 0.02 at a time"
+    headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
+    short = f"{format_bytes(short_bytes)} were missing, plus {format_bytes(headroom)} of headroom"
+    pool, rank = case.pool_bytes, None if case.report is None else case.report.deciding_rank
+    printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
+    taken = pool or printed or None
     total, old = case.total_bytes, case.fraction_ratio
+    least = round((old or 1.0) * total) if total is not None else None
+    if any(most is not None and needed >= most for most in (taken, least)):
+        held = "the engine's budget" if taken is None else f"the KV pool of {format_bytes(taken)}"
+        return f"free {format_bytes(needed)} on the device: {held} is too small to give that up"
+    if pool is not None:
+        left = (pool - needed) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
+        return f"lower {case.flag('pool_bytes')} ({short}): {pool} -> {left}" + _cost(case, pool - left)
     if total is None:
-        return f"lower --gpu-memory-utilization by {format_bytes(needed)} / the device's total"
+        return f"lower {fraction} by {format_bytes(needed)} divided by the device's total"
     by = _ceil(needed / total)
-    lower = f"lower --gpu-memory-utilization by {by:.2f} ({short})"
+    lower = f"lower {fraction} by {by:.2f} ({short})"
     if old is None:
         return lower
-    new = max(_floor(old - by), 0.01)
-    return f"{lower}: {old:g} -> {new:g}" + _cost(case, round((old - new) * total))
+    new = _floor(old - by)
+    return f"{lower}: {old:.2f} -> {new:.2f}" + _cost(case, round((old - new) * total))
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
     """How to raise the setting that sizes the pool by `missing_bytes`; `None` where the device has no such room."""
     total, old = case.total_bytes, case.fraction_ratio
+    fraction = case.flag("memory_fraction")
     if missing_bytes is None:
-        return "raise --gpu-memory-utilization if the rest of the device is free"
+        return f"raise {fraction} if the rest of the device is free"
     size = format_bytes(missing_bytes)
     if total is None:
-        return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
+        return f"raise {fraction} by {size} divided by the device's total, if that much is free"
     by = _ceil(missing_bytes / total)
-    higher = f"raise --gpu-memory-utilization by {by:.2f} ({size} are missing)"
+    higher = f"raise {fraction} by {by:.2f} ({size} are missing)"
     if old is None:
         return f"{higher}, if that much is free"
     new = _ceil(old + missing_bytes / total)
-    return None if new > DEFAULT_LIMITS.max_fraction_ratio else f"{higher}: {old:g} -> {new:g}"
+    return None if new > DEFAULT_LIMITS.max_fraction_ratio else f"{higher}: {old:.2f} -> {new:.2f}"
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
@@ -59,9 +71,9 @@ def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
     return max(_floor(free_bytes / total_bytes), 0.0)
 
 
-def scaled(option: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
-    """How to lower a setting that the failed allocation scales with, to what would have fit."""
-    shortage = case.failure.shortage
+def scaled(setting: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
+    """How to lower a setting of the engine that the failed allocation scales with, to what would have fit."""
+    shortage, option = case.failure.shortage, case.flag(setting)
     if shortage.asked_bytes is None or shortage.free_bytes is None or not old:
         return None
     new = int(old * shortage.free_bytes / shortage.asked_bytes) // step * step

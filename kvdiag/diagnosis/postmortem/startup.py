@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction
 from kvdiag.formatting import format_bytes
@@ -70,7 +70,7 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
     if shortage.kind == "budget":
         summary = f"{size} of the device are in use at start, more than the server's own CUDA context"
         stop = "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)"
-        remedy = joined(stop, _fitting_fraction(shortage))
+        remedy = joined(stop, _fitting_fraction(case))
     else:
         who = "used by other processes" if found.sure else "in use by neither torch nor a CUDA context"
         summary = f"{asked_for(case)}; {size} {who}"
@@ -95,10 +95,11 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     needs = " does not fit:" if needed is None else f" needs {format_bytes(needed)} of KV cache, and"
     has = "" if available is None else f" has {format_bytes(available)} and"
     fits = "less" if fitting is None else f"{fitting:,} tokens"
+    twice = tokens is None or fitting is None or 2 * fitting >= tokens
     remedy = joined(
-        "lower --max-model-len" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),
+        f"lower {case.flag('max_model_len')}" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),
         raise_fraction(case, missing) if missing else None,
-        "--kv-cache-dtype fp8 holds twice the tokens",
+        f"set {case.flag('kv_dtype')} fp8, which holds twice the tokens" if twice else None,
         f"split the model over more GPUs: {format_bytes(missing)} are missing" if missing else None,
     )
     return Finding(CONTEXT, "fault", f"{asked}{needs} the pool{has} holds {fits}", evidence(case), remedy=remedy)
@@ -109,7 +110,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     failure = case.failure
     shortage = failure.shortage
     if shortage.kind == "budget":
-        return _fault(case, _budget_summary(shortage), joined(_fitting_fraction(shortage)))
+        return _fault(case, _budget_summary(shortage), joined(_fitting_fraction(case), _freed(shortage)))
     if shortage.kind == "blocks":
         return _no_blocks(case)
     if shortage.kind == "limit":
@@ -134,7 +135,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         # The pool does not exist yet, so the memory fraction takes nothing from the weights.
         short = shortage.short_bytes
         remedy = joined(
-            "split the weights over more GPUs (--tensor-parallel-size)",
+            f"split the weights over more GPUs ({case.flag('tensor_parallel')})",
             "quantize them",
             None if short is None else f"free {format_bytes(short)} plus what is still to load",
         )
@@ -157,12 +158,25 @@ def _budget_summary(shortage: Shortage) -> str:
     )
 
 
-def _fitting_fraction(shortage: Shortage) -> str:
+def _fitting_fraction(case: Case) -> str | None:
+    """The fraction whose budget is free; `None` where that is too little of the device for any server."""
+    shortage, flag = case.failure.shortage, case.flag("memory_fraction")
     if shortage.free_bytes is None or shortage.total_bytes is None:
-        return "lower --gpu-memory-utilization below free / total"
+        return f"lower {flag} below free / total"
     fits = fraction_that_fits(shortage.free_bytes, shortage.total_bytes)
+    if fits < DEFAULT_LIMITS.least_fraction_ratio:
+        return None
     old = shortage.fraction_ratio
-    return f"lower --gpu-memory-utilization{f' to {fits:g}' if old is None else f': {old:g} -> {fits:g}'}"
+    lower = f"lower {flag} to {fits:.2f}" if old is None else f"lower {flag}: {old:.2f} -> {fits:.2f}"
+    return f"{lower}, if the weights and the KV pool fit in {format_bytes(fits * shortage.total_bytes)}"
+
+
+def _freed(shortage: Shortage) -> str | None:
+    """How much other processes have to release for the engine's budget."""
+    if shortage.needed_bytes is None or shortage.free_bytes is None:
+        return None
+    missing = format_bytes(shortage.needed_bytes - shortage.free_bytes)
+    return f"free {missing} that other processes use (see nvidia-smi on the host)"
 
 
 def _no_blocks(case: Case) -> Finding:
@@ -178,7 +192,7 @@ def _no_blocks(case: Case) -> Finding:
     budget = "" if total is None or fraction is None else f" of the {format_bytes(fraction * total)} budget"
     remedy = joined(
         raise_fraction(case, missing),
-        "lower --max-num-batched-tokens and --max-num-seqs, which size the profiled peak",
+        f"lower {case.flag('max_num_batched_tokens')} and {case.flag('max_num_seqs')}, which size the profiled peak",
         "split or quantize the weights",
     )
     return _fault(case, f"no memory is left for the KV pool{took}{budget}", remedy)

@@ -22,7 +22,7 @@ from kvdiag.diagnosis.postmortem.startup import foreign
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, ReservedSplit, Status
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import SEGMENT_BYTES, Shortage
+from kvdiag.oom.message import SEGMENT_BYTES
 from kvdiag.oom.phase import SERVING
 
 CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmentation.allocator"
@@ -62,10 +62,10 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     missing = None if short is None else short + (rest or 0)
     remedy = joined(
         lower_fraction(case, missing)
-        + ("" if missing is None or rest is not None else " (a minimum: further graphs need more)"),
-        "capture fewer sizes (--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config)",
+        + ("" if missing is None or rest is not None else "; this is a minimum, since further graphs need more"),
+        f"capture fewer sizes ({case.flag('graph_sizes')})",
         _fewer_sequences(case),
-        "set --enforce-eager, which needs no graphs but is slower",
+        f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
     kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for them"
     return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}{others}", evidence(case), remedy=remedy)
@@ -137,34 +137,36 @@ def _remedy(case: Case) -> str:
     failure = case.failure
     if failure.shortage.kind == "workspace":
         return (
-            "Raise the library's workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
+            f"Raise the library's workspace ({case.flag('library_workspace')}), or lower "
+            f"{case.flag('max_num_batched_tokens')}."
         )
     if failure.shortage.enough_free:
         return (
             "Look for another limit: of the process (ulimit -v, the share of a vGPU or container), or host memory "
-            "on a GPU without its own. Lower --gpu-memory-utilization where other processes come and go."
+            f"on a GPU without its own. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens
     batched = batched or (None if failure.work is None else failure.work.scheduled_tokens)
-    tokens = scaled("--max-num-batched-tokens", batched, case, step=STEP_TOKENS)
+    tokens = scaled("max_num_batched_tokens", batched, case, step=STEP_TOKENS)
     if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
-        smaller = tokens or "lower --max-num-batched-tokens"
-        return joined(smaller, _fewer_sequences(case), "raise --tensor-parallel-size")
+        smaller = tokens or f"lower {case.flag('max_num_batched_tokens')}"
+        return joined(smaller, _fewer_sequences(case), f"raise {case.flag('tensor_parallel')}")
     room = lower_fraction(case, failure.shortage.short_bytes)
     if failure.phase in {"sampler", "warmup", "decode"}:
-        return joined(room, _fewer_sequences(case) or "lower --max-num-seqs")
+        return joined(room, _fewer_sequences(case) or f"lower {case.flag('max_num_seqs')}")
     if failure.phase == "logprobs":
-        return joined(room, "lower --max-logprobs, and avoid prompt_logprobs for long prompts", tokens)
+        return joined(room, f"lower {case.flag('max_logprobs')}, and avoid prompt_logprobs for long prompts", tokens)
     if failure.phase == "encoder":
-        return joined(room, "lower --limit-mm-per-prompt or the image size (--mm-processor-kwargs)")
-    return joined(room, tokens or "lower --max-num-batched-tokens where prompts are long")
+        images = f"lower {case.flag('images_per_prompt')} or the image size ({case.flag('image_size')})"
+        return joined(room, images)
+    return joined(room, tokens or f"lower {case.flag('max_num_batched_tokens')} where prompts are long")
 
 
 def _fewer_sequences(case: Case) -> str | None:
     failure = case.failure
-    return scaled("--max-num-seqs", failure.max_num_seqs or failure.shortage.requests, case)
+    return scaled("max_num_seqs", failure.max_num_seqs or failure.shortage.requests, case)
 
 
 def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
@@ -201,7 +203,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
     if re.search(r"allocate|MemoryError", shortage.message):
         asked = "" if shortage.asked_bytes is None else f" of {format_bytes(shortage.asked_bytes)}"
         said = f"an allocation{asked} of host memory failed"
-        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
     if not re.search(r"(?i)oom|out of memory|memory (?:used|pressure)|low on memory", shortage.message):
         summary = (
             f"{who} was killed by signal 9; the kernel's log or `kubectl describe pod` says whether memory ran out"
@@ -213,19 +215,18 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
         None if limit is None else f"limit {format_bytes(limit)}",
     )
     said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures)))
-    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
 
 
-def _more_memory(shortage: Shortage) -> str:
+def _more_memory(case: Case) -> str:
     """A memory limit with headroom, in the steps in which one is set, and what else uses host memory."""
+    shortage = case.failure.shortage
     most = shortage.limit_bytes or max(shortage.usage_bytes or 0, shortage.process_bytes or 0)
     step = 2**30 if most < 16 * 2**30 else 4 * 2**30 if most < 128 * 2**30 else 16 * 2**30
     new = format_bytes(-(-round(most * HOST_HEADROOM) // step) * step)
     old = "" if shortage.limit_bytes is None else f"{format_bytes(shortage.limit_bytes)} -> "
     raised = "raise the memory limit of the container or host" + (f": {old}{new}" if most else "")
-    return joined(
-        raised, "lower what uses host memory (--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size)"
-    )
+    return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")
 
 
 SNAPSHOT = "the agent's black box has the largest free block (`kvdiag agent install --help`)"
@@ -312,7 +313,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        return Holes("slight" if slight else "confirmed", "the unallocated bytes alone would have been enough", figures)
+        return Holes(
+            "slight" if slight else "confirmed",
+            "the unallocated bytes would be enough if they were in one piece",
+            figures,
+        )
     if free + unallocated < asked:
         return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
     return Holes("unknown", f"enough in total, but not in one piece; {SNAPSHOT}", figures)

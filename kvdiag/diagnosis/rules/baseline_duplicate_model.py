@@ -69,6 +69,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = f"the idle server uses {extra}: the weights are loaded {extra_copies + 1} times"
         return (Finding(ID, status, summary, evidence),)
     summary = f"the server's memory is its pool, one copy of the weights and {format_bytes(beyond)} of overhead"
+    if beyond > allowance:
+        summary += f", {format_bytes(beyond - allowance)} more than usual but too little for a second copy"
     return (Finding(ID, "ok", summary, evidence),)
 
 

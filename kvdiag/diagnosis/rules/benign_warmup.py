@@ -31,7 +31,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        return unknown(ID, "too few equal cycles with device samples; pause traffic for the run")
+        if not timeline.marks:
+            return unknown(ID, "the first requests after the start were not observed; run `kvdiag run` after a restart")
+        return unknown(ID, "device memory was sampled after too few equal requests; pause traffic for the run")
     before = _before_first_request(timeline, facts, limits)
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
@@ -45,7 +47,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "unknown", summary, evidence),)
     first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
     if first_touch < limits.device_quantum_bytes:
-        return (Finding(ID, "ok", "device memory did not grow at all", evidence),)
+        # Without evidence: there is no growth to explain.
+        return (Finding(ID, "ok", "device memory did not grow"),)
     grown = f"grew {format_bytes(first_touch)} with the first requests, then stopped"
     return (Finding(ID, "ok", f"GPU {largest.gpu}: {grown}: warm-up, not a leak", evidence),)
 

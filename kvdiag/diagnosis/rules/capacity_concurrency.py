@@ -62,6 +62,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
+    if any(span.outcome is not None and span.outcome.failed for span in timeline.spans(STEP)):
+        return unknown(ID, "concurrent requests of the run failed; resolve their failure and repeat `kvdiag run`")
     if not worked and totals.most_running <= 1:
         return unknown(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
     if totals.preempted_with_room:

@@ -21,11 +21,12 @@ STEP = "long_context"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at single requests that ran out of memory, at the pool's size, and at the longest request that worked."""
-    alone = [
+    failed = [
         (span.workload.prompt_tokens, shortage)
         for span, shortage in memory_failures(timeline)
-        if span.workload is not None and span.workload.requests == 1 and enough_room(shortage) is not True
+        if span.workload is not None and span.workload.requests == 1
     ]
+    alone = [(tokens, shortage) for tokens, shortage in failed if not enough_room(shortage)]
     if alone:
         tokens, shortage = alone[0]
         free = "" if shortage.free_bytes is None else f" with {format_bytes(shortage.free_bytes)} free"
@@ -57,6 +58,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and len(whole_load(timeline, span)) >= limits.load_samples
     ]
     if not worked or worked[0].workload is None:
+        if failed:
+            reason = f"the request of {failed[0][0]:,} tokens failed because free memory is fragmented"
+            return unknown(ID, f"{reason}; remove the fragmentation and repeat `kvdiag run`")
         return unknown(ID, "no long request was observed to complete; run `kvdiag run`")
     tokens = worked[0].workload.prompt_tokens
     evidence = (

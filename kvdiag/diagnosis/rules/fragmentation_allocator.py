@@ -10,6 +10,7 @@ guessed from device memory. The three states stand in kvdiag/diagnosis/reserved_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.attribution import unused_growth
@@ -46,18 +47,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     failures = memory_failures(timeline)
     fragmented = [(span, shortage) for span, shortage in failures if enough_room(shortage)]
     if fragmented:
-        span, shortage = max(fragmented, key=lambda failure: failure[1].unallocated_bytes or 0)
+        shortage = max((shortage for _, shortage in fragmented), key=lambda one: one.unallocated_bytes or 0)
         asked, free, unused = (
             format_bytes(size or 0) for size in (shortage.asked_bytes, shortage.free_bytes, shortage.unallocated_bytes)
         )
         room = f"{free} free and {unused} reserved but unallocated"
         summary = f"an allocation of {asked} failed with {room}: no free block is large enough"
-        return (Finding(ID, "fault", summary, _evidence(span, shortage)),)
+        return (Finding(ID, "fault", summary, _evidence(fragmented, shortage)),)
     if failures and enough_room(failures[-1][1]) is False:
         summary = (
             "the failed allocation exceeds all free and unallocated memory together: out of memory, not fragmentation"
         )
-        return (Finding(ID, "ok", summary, _evidence(*failures[-1])),)
+        return (Finding(ID, "ok", summary, _evidence(failures, failures[-1][1])),)
     readings = torch_readings(timeline, facts)
     if not readings:
         hidden = "torch's free blocks are visible only inside the server's process; run the agent in it"
@@ -221,6 +222,7 @@ def _parts(who: str, last: Allocator, recent: RecentReadings, limits: Limits) ->
     return found
 
 
-def _evidence(span: Span, shortage: Shortage) -> tuple[Evidence, ...]:
-    failed = None if span.outcome is None else span.outcome.failed
-    return *shortage_evidence(shortage), Evidence("failed_requests", failed, "requests", f"step {span.step}")
+def _evidence(failures: Sequence[tuple[Span, Shortage]], shortage: Shortage) -> tuple[Evidence, ...]:
+    failed = sum(span.outcome.failed for span, _ in failures if span.outcome is not None)
+    steps = ", ".join(dict.fromkeys(span.step for span, _ in failures))
+    return *shortage_evidence(shortage), Evidence("failed_requests", failed, "requests", f"step {steps}")

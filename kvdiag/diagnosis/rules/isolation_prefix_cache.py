@@ -20,7 +20,7 @@ from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_p_value, plural
 from kvdiag.model import Evidence, Facts, Finding, Probe, ProbeKind, Sample, Span, Status, Timeline
 from kvdiag.stats.rank_tests import rank_sum_tail
 
@@ -46,7 +46,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("first_token_own", _milliseconds(found.own), "ms", "kvdiag"),
         Evidence("first_token_other_salt", _milliseconds(found.salted), "ms", "kvdiag"),
         Evidence("first_token_other_unsalted", _milliseconds(found.unsalted), "ms", "kvdiag"),
-        Evidence("p_same_timing", p, "ratio", "kvdiag"),
+        Evidence("p_same_timing", p, "p-value", "kvdiag"),
     )
     return (Finding(ID, status, summary, evidence),)
 
@@ -129,7 +129,7 @@ class Isolation:
         reasons = Counter(one.problem for one in self.answers if one.problem is not None).most_common(1)
         why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(self.answers)} requests)" if reasons else ""
         few = plural(least.requests, "request")
-        return f"{few} of a kind can be judged; {limits.isolation_rounds} are needed{why}"
+        return f"only {few} of a kind can be judged{why}; {limits.isolation_rounds} are needed, so repeat the run"
 
     def hits_show(self, limits: Limits) -> bool:
         """Whether time to first token separates a tenant's own hits from new prompts."""
@@ -308,8 +308,7 @@ def _noise(found: Isolation) -> str:
 
 
 def _p_value(found: Isolation) -> str:
-    p = rank_sum_tail(found.new.seconds, found.own.seconds)
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"  # noqa: PLR2004 - as many digits as are shown
+    return format_p_value(rank_sum_tail(found.new.seconds, found.own.seconds))
 
 
 def _times(found: Isolation) -> str:

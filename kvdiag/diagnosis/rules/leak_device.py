@@ -33,6 +33,9 @@ from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"
 
+UNSTEADY = "but not steadily; run `kvdiag run --soak`"
+SEE_PROCESSES = "run kvdiag in the server's PID namespace"
+
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours."""
@@ -74,21 +77,23 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         )
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        needed = f"fewer than {limits.cycles.judged_cycles + 2} equal cycles with device samples"
-        instead = "" if timeline.marks else f", or take {limits.growth.window_hours[0]:.0f} h of samples"
-        return _both("unknown", f"{needed}; pause traffic for the run{instead}")
+        few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
+        hours = f"{limits.growth.window_hours[0]:.0f} h"
+        short = f"no test run was made, and less than {hours} of device samples is usable"
+        how = "pause traffic for the run" if timeline.marks else f"run `kvdiag run`, or sample for {hours}"
+        return _both("unknown", f"{few if timeline.marks else short}; {how}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
     if most.owner == "another process":
-        return _both("unknown", f"another process grows on {where} ({grown})", evidence)
+        return _both("unknown", f"another process grows on {where} ({grown}); stop it and repeat the run", evidence)
     if not most.rose:
         return _both("ok", _flat("device memory is", most.judged_cycles, limits.device_quantum_bytes), evidence)
     if not most.leaking:
-        return _both("unknown", f"device memory rose {grown}, but not steadily", evidence)
+        return _both("unknown", f"device memory rose {grown}, {UNSTEADY}", evidence)
     if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
         while_idle = f"{format_bytes(most.idle_bytes or 0)} before any request"
-        return _both("unknown", f"{where} also grows while idle ({while_idle})", evidence)
+        return _both("unknown", f"{where} also grows while idle ({while_idle}); {SEE_PROCESSES}", evidence)
     hidden = "device memory (whose process is not visible)"
     whose = "memory of the server's process" if most.owner == "server" else hidden
     summary = f"{where}: {whose} {_grows(most.bytes_per_cycle)}"
@@ -111,7 +116,7 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
         # To the 512 bytes, most runs allocate some table or workspace late.
         return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)
     if climb.rose:
-        return Finding(TORCH, "unknown", f"{what} rose {_amount(climb)}, but not steadily", evidence)
+        return Finding(TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)
     return Finding(TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.torch_quantum_bytes), evidence)
 
 
@@ -127,7 +132,7 @@ def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, fact
         summary = f"{most.who} grows {rate}, and it is not released"
         return Finding(NON_TORCH, "fault", summary, evidence, holder=most.who)
     if climb.rose:
-        return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, but not steadily", evidence)
+        return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)
     return Finding(NON_TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.device_quantum_bytes), evidence)
 
 
@@ -141,22 +146,23 @@ def _outside_torch_by_device(
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
     beside = [(one, one.judged_bytes - reserved[cuda_uuid(one.uuid)]) for one in growths]
     if not beside:
-        reason = gap_reason(timeline, facts, "nvml") or "the bytes of the server's processes are not reported"
+        unread = f"the bytes of the server's processes are not reported; {SEE_PROCESSES}"
+        reason = gap_reason(timeline, facts, "nvml") or unread
         return Finding(NON_TORCH, "unknown", reason)
     most, rest = max(beside, key=lambda one: one[1])
-    where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} cycles"
+    where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} equal requests"
     status: Status
     if rest < limits.device_quantum_bytes:
         summary, status = f"{where} grows by no more than torch reserves: outside torch it is flat", "ok"
     elif most.leaking:
-        summary, status = f"{where} grows with each request and is not released, {amount} of it outside torch", "fault"
+        summary, status = f"{where} grows with each request and is not released: {amount} outside torch", "fault"
     else:
-        summary, status = f"outside torch {where} rose {amount}, but not steadily", "unknown"
+        summary, status = f"outside torch {where} rose {amount}, {UNSTEADY}", "unknown"
     return Finding(NON_TORCH, status, summary, _evidence(most, limits))
 
 
 def _amount(growth: DeviceGrowth | Climb) -> str:
-    return f"{format_bytes(growth.judged_bytes)} in {growth.judged_cycles} cycles"
+    return f"{format_bytes(growth.judged_bytes)} in {growth.judged_cycles} equal requests"
 
 
 def _grows(bytes_per_cycle: float) -> str:
@@ -164,7 +170,7 @@ def _grows(bytes_per_cycle: float) -> str:
 
 
 def _flat(what: str, cycles: int, limit_bytes: int) -> str:
-    return f"{what} flat over {cycles} equal cycles (detection limit {format_bytes(limit_bytes)} per request)"
+    return f"{what} flat over {cycles} equal requests (detection limit {format_bytes(limit_bytes)} per request)"
 
 
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:

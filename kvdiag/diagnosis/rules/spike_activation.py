@@ -4,8 +4,10 @@ Decided in this order:
 
 1. Allocations that torch reports as failed; the agent's black box has the newest. Where allocated bytes had grown by
    more than was missing, that growth is the cause, not a spike.
-2. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
-3. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
+2. Requests of our own that failed with an out-of-memory message, unless another verdict explains each of them: a single
+   long request is capacity.long_context, and enough memory in too small pieces is fragmentation.allocator.
+3. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
+4. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
    shorter than the time between two samples, but torch keeps what they took: the minimum of free bytes records them.
 """
 
@@ -15,24 +17,28 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
 from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
 from kvdiag.formatting import format_bytes, plural
-from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Span, Status, Timeline
+from kvdiag.oom.message import Shortage
 
 ID = "spike.activation"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Look at allocations that torch failed, at exits under load, and at the devices while requests run."""
+    """Look at allocations that torch failed, at failed requests, at exits under load, and at devices under load."""
     counted = [pair for pair in torch_readings(timeline, facts) if None not in (pair[0].ooms_total, pair[1].ooms_total)]
     failed = [(first, last) for first, last in counted if (last.ooms_total or 0) > (first.ooms_total or 0)]
     failed.sort(key=lambda pair: (pair[1].title or "", pair[1].pid, pair[1].device_uuid))
     judged = [replace(_of_torch(first, last), holder=last.who) for first, last in failed]
     if judged:
         return (worst(judged),)
+    if failures := memory_failures(timeline):
+        return (worst(_of_request(span, shortage) for span, shortage in failures),)
     ended = [one for one in server_exits(timeline, facts, limits) if one.answered_before]
     if ended:
         last = ended[-1]
@@ -48,6 +54,23 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
+
+
+def _of_request(span: Span, shortage: Shortage) -> Finding:
+    asked = format_bytes(shortage.asked_bytes or 0)
+    free = "" if shortage.free_bytes is None else f" with {format_bytes(shortage.free_bytes)} free"
+    evidence = (*shortage_evidence(shortage), Evidence("step", span.step, "", "kvdiag"))
+    room = enough_room(shortage)
+    if room:
+        summary = f"enough memory was free for the failed allocation of {asked}, but not in one piece"
+        return Finding(ID, "ok", summary, evidence)
+    if span.workload is not None and span.workload.requests == 1:
+        summary = f"the failed allocation of {asked} was for one long request: a context limit, not a spike"
+        return Finding(ID, "ok", summary, evidence)
+    if room is None:
+        summary = f"an allocation of {asked} failed{free}; run the agent in the server to see why (`kvdiag agent`)"
+        return Finding(ID, "unknown", summary, evidence)
+    return Finding(ID, "fault", f"{asked} requested at once{free} under concurrent requests", evidence)
 
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
@@ -98,6 +121,8 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
         unread = "no GPU of the server was read under load; run kvdiag in its PID namespace"
+        if timeline.samples and not any(sample.engines_idle is False for sample in timeline.samples):
+            return Finding(ID, "unknown", "no request ran while the GPUs were sampled; sample the server under load")
         return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or unread)
     deepest = min(dips, key=lambda dip: (_free(dip.fullest), dip.fullest.index))
     gpu, least = deepest.fullest.index, _free(deepest.fullest)

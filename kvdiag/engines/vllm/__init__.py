@@ -6,13 +6,15 @@ import re
 from types import MappingProxyType
 
 from kvdiag.engines.engine import Capabilities, EngineAdapter
-from kvdiag.engines.vllm import client, metrics, settings, startup_log
+from kvdiag.engines.openai_client import OpenAIClient
+from kvdiag.engines.vllm import metrics, requests, settings, startup_log
 
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
     capabilities=Capabilities(has_usage=True, has_blocks=True, has_salt=True, has_sleep=True),
-    client=client.VllmClient,
+    client=OpenAIClient,
+    metrics_path="/metrics/",  # without the last slash the server redirects
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="vllm:",
     polled_metrics=metrics.POLLED_NAMES,
@@ -23,6 +25,8 @@ ENGINE = EngineAdapter(
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,
     parse_caches=metrics.parse_caches,
+    length_metrics=metrics.LENGTH_NAMES,
+    parse_lengths=metrics.parse_lengths,
     program="vllm",
     process_title=settings.PROCESS_TITLE,
     # A tag such as vllm/vllm-openai:v0.11.0; a digest has no version.
@@ -32,9 +36,9 @@ ENGINE = EngineAdapter(
     parse_startup_log=startup_log.parse_log,
     parse_settings=settings.parse_settings,
     failed_pool_bytes=startup_log.failed_pool_bytes,
-    request_body=client.request_body,
-    completions_path=client.COMPLETIONS_PATH,
-    first_engine_headers=MappingProxyType(client.FIRST_ENGINE_HEADERS),
+    request_body=requests.request_body,
+    completions_path=requests.COMPLETIONS_PATH,
+    first_engine_headers=MappingProxyType(requests.FIRST_ENGINE_HEADERS),
     flags=MappingProxyType(
         {
             "memory_fraction": "--gpu-memory-utilization",
@@ -46,6 +50,12 @@ ENGINE = EngineAdapter(
             "kv_dtype": "--kv-cache-dtype",
             "enforce_eager": "--enforce-eager",
             "tensor_parallel": "--tensor-parallel-size",
+            "graph_sizes": "--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config",
+            "host_caches": "--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size",
+            "max_logprobs": "--max-logprobs",
+            "images_per_prompt": "--limit-mm-per-prompt",
+            "image_size": "--mm-processor-kwargs",
+            "library_workspace": "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE",
         }
     ),
 )

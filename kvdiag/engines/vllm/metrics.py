@@ -48,7 +48,7 @@ MAX_BUCKETS = 4096
 _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
-"""Requested at each tick: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
+"""Requested at each tick: about a thirtieth of all metrics (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
 NEEDED_NAMES: Mapping[str, tuple[str, ...]] = {
     "KV usage": USAGE_NAMES,
@@ -69,7 +69,7 @@ V1_NAMES = COUNTS["prefix_queries_total"]
 
 
 def meanings() -> dict[str, Meaning]:
-    """Every metric that is read here, as a Prometheus has it, to the field that it reports."""
+    """The metrics of this module, as named in Prometheus, to the field that each reports."""
     found = {name: Meaning(part="engine", field="kv_usage_ratio", priority=at) for at, name in enumerate(USAGE_NAMES)}
     for field, names in COUNTS.items():
         found |= {name: Meaning(part="engine", field=field, priority=at) for at, name in enumerate(names)}
@@ -81,7 +81,7 @@ def meanings() -> dict[str, Meaning]:
 
 
 def parse_engines(page: Page) -> EngineReading:
-    """The engines of a page in the order of their labels; `None` with a gap where it shows none."""
+    """The engines in the order of their labels; `None` with a gap if there are none."""
     wanted = (*POLLED_NAMES, CONFIG)
     if (crowd := _crowd(page, wanted)) is not None:
         return None, (crowd,)
@@ -98,7 +98,7 @@ def _by_number(label: str) -> tuple[int, str]:
 
 
 def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
-    """A gap if the page has more series of a name than any server has."""
+    """A gap if a name has more series than any server has."""
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
             return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server")
@@ -128,7 +128,7 @@ def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
 
 
 def _value(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
-    """The one line of an engine that has these labels, under the first name that is there."""
+    """The value of an engine's series with these labels, under the first name that is present."""
     for name in names:
         lines = [line for line in page.get(name, ()) if line.engine == label and labels.items() <= line.labels.items()]
         if len(lines) > 1:
@@ -159,8 +159,8 @@ def _repeated(name: str, count: int, label: str) -> Gap:
 def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
     """The KV pools that `vllm:cache_config_info` reports, one per engine.
 
-    `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, where the
-    line has got its `engine` label (vllm/v1/engine/core_client.py; seen on 0.32 with two engines: both say 8192).
+    `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, when the
+    line got its `engine` label (vllm/v1/engine/core_client.py; 0.32 with two engines reports 8192 for both).
     """
     lines = page.get(CONFIG, ())
     if not lines:
@@ -182,7 +182,7 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
 
 
 def parse_caches(page: Page) -> tuple[HostCache, ...]:
-    """The caches in host memory that `vllm:cache_config_info` bounds: all ranks together, in GiB, since 0.11.1.
+    """The caches in host memory limited by `vllm:cache_config_info`, all ranks together (since 0.11.1, in GiB).
 
     (vllm/config/cache.py::CacheConfig.kv_offloading_size.) Its swap space is left out: it is taken whole, at start.
     """
@@ -197,10 +197,10 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
 def _dialect(page: Page, version: str | None) -> tuple[int, int]:
     """How many null blocks a version's pool has, and how many of them its usage gauge counts."""
     known = parse_version(version)
-    # V0 is gone after 0.11.0; before, a page without any of V1's names is V0's.
+    # V0 is gone after 0.11.0; before, metrics without any of V1's names are V0's.
     if not (known and known > (0, 11, 0)) and not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
         return 0, 0
-    # kv_cache_usage_perc without its older twin means 0.11 or later, even where /version is not to be had.
+    # kv_cache_usage_perc without its older twin means 0.11 or later, even if /version is not available.
     newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
     return 1, 0 if newer else 1
 
@@ -233,7 +233,7 @@ def _pool(line: Series, *, engines: int, dialect: tuple[int, int]) -> KvPool:
         usage_blocks=usable + counted_null_blocks,
         capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
         max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
-        # The label keeps the size asked for when num_gpu_blocks is overridden (observed: 1 GiB for 40 MiB).
+        # The label keeps the requested size when num_gpu_blocks is overridden (observed: 1 GiB for 40 MiB).
         pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
         cache_dtype=_label_word(labels, "cache_dtype"),
         sliding_window_tokens=_label_int(labels, "sliding_window") or None,
@@ -264,7 +264,7 @@ def _label_float(labels: Mapping[str, str], name: str) -> float | None:
 
 
 def parse_lengths(page: Page) -> Lengths | None:
-    """The lengths of all engines' finished requests together; `None` if the page has none, or impossible ones."""
+    """The lengths of all engines' finished requests together; `None` if none or impossible ones are reported."""
     lines = page.get(BUCKETS, ())
     if not lines or len(lines) > MAX_BUCKETS:
         return None
@@ -277,7 +277,7 @@ def parse_lengths(page: Page) -> Lengths | None:
         counts = tuple(here - before for before, here in zip([0, *so_far], so_far, strict=False))
         return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=_mean_prompt_tokens(page))
     except (ValueError, OverflowError):
-        # Bounds and counts that are none: what was never measured cannot be used.
+        # Invalid bounds or counts.
         return None
 
 

@@ -43,10 +43,10 @@ NEW_PROMPTS_SECONDS = 60.0
 REQUEST_SECONDS = 60.0
 
 COUNTED_SECONDS = 2.0
-"""Longest wait for a request's own figures on the page: they come with its first token, some milliseconds late."""
+"""Longest wait until the metrics count a request: they do so with its first token, some milliseconds late."""
 
 IMPATIENT_SECONDS = 0.1
-"""The same once a request was not counted by then: the page is of another server, and every wait would be as long."""
+"""The same once a request was not counted by then: the metrics are another server's, and waiting is futile."""
 
 READING_PAUSE_SECONDS = 0.02
 
@@ -58,7 +58,7 @@ FAILURES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationPlan:
-    """The requests in their order, and what was changed from their definition."""
+    """The requests in their order, and notes on what differs from their definition."""
 
     requests: tuple[Workload, ...]
     notes: tuple[str, ...]
@@ -158,12 +158,12 @@ class IsolationFeed(MarkedRun):
             await asyncio.sleep(READING_PAUSE_SECONDS)
 
     def _readings(self, first: int) -> list[Sample]:
-        """The newest readings of the engines."""
+        """The newest engine samples."""
         return engine_samples(self.recorder.since(first)[-RECENT_SAMPLES:])
 
 
 def _prompts_counted(samples: list[Sample]) -> int | None:
-    """Prompt tokens that the engines have counted; a reading that was asked for earlier may arrive later."""
+    """Prompt tokens that the engines have counted; an earlier sample may arrive later."""
     counts = [[engine.prompt_tokens_total for engine in sample.engines or ()] for sample in samples]
     whole = [sum(count or 0 for count in each) for each in counts if each and None not in each]
     return max(whole, default=None)

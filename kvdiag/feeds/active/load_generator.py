@@ -1,7 +1,7 @@
 """kvdiag's own requests: unique random prompts of an exact length, streamed, so that their resident tokens are known.
 
-Every request carries a cache salt of its own and random token ids (no prefix hits), has an exact length, and asks for
-its usage with every chunk. The engine writes the request's body; the stream that comes back is OpenAI's.
+Every request carries a cache salt of its own and random token ids (no prefix hits), has an exact length, and requests
+its usage with every chunk. The engine adapter writes the request's body; the response is OpenAI's event stream.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What is asked, the salt that keeps prefix caches from knowing it, and who asks: `user`, and headers of theirs."""
+    """A prompt, the salt that keeps it from prefix-cache hits, and the tenant that sends it: `user` and its headers."""
 
     token_ids: list[int]
     cache_salt: str | None
@@ -137,7 +137,7 @@ class Requests:
         return [*known[: workload.requests]]
 
     def new_prompt(self, tokens: int) -> Prompt:
-        """A prompt that nobody has sent before, with a salt that nobody has."""
+        """A prompt that was never sent before, with a salt of its own."""
         return Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
 
     async def _send(self, prompt_tokens: int, max_tokens: int, prompt: Prompt | None = None) -> _Request:
@@ -241,7 +241,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _generated(event: dict[str, Any], before: int) -> int:
-    """Tokens generated so far: as the chunk's usage says, else one more for a chunk that brings a choice."""
+    """Tokens generated so far: by the chunk's usage, else one more for a chunk with a choice."""
     usage = event.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if isinstance(count, int) and 0 <= count < MAX_TOKENS:

@@ -23,14 +23,14 @@ MOST_PAIRS = 240
 
 REPEATED_SHARE = 6
 LEAST_REPEATS = 4
-"""One pair in so many repeats its contents, at the end, at least four: the first brings them, three tell."""
+"""One pair in so many repeats its contents, at the end, at least four: the first caches them, three are compared."""
 
 DOSES = (1, 2, 4)
 ORDERS = tuple(permutations(DOSES))
 """Each dose once in three cycles, in every order by turns: no drift can pass for a dose."""
 
 LOAD_SHARE = 0.4
-"""Share of a cycle that its load may take by the measured speed; the rest is for memory to come back."""
+"""Share of a cycle that its load may take by the measured speed; in the rest memory is released."""
 
 LEAST_PROMPT_TOKENS = 16
 

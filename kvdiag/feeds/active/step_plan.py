@@ -10,12 +10,12 @@ from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.model import Facts, Workload
 
 LEAST_OUTPUT_TOKENS = 64
-"""A load of fewer tokens may begin and end between two readings of the gauge."""
+"""A load of fewer tokens may begin and end between two samples of the gauge."""
 
 MOST_OUTPUT_TOKENS = 512
 
 MOST_HELD_TOKENS = 4096
-"""The same for a load that was offered before and not seen: ten seconds of a fast server."""
+"""The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""
 
 CYCLES_SECONDS = 25.0
 """Time for all cycles of a step together, so that a whole run stays within a minute and a half."""

@@ -1,4 +1,10 @@
-"""The active feed: offers each test step's workload, samples all the while, and marks the spans. It judges nothing."""
+"""The active feed: runs the test steps against a server while a sampler reads it. It judges nothing.
+
+In this order: wait until the server is idle, or refuse; warm it up, which also measures its speed; offer each step's
+workload on a span of its own, again and held longer if it was too short to be sampled whole; then the soak, if asked
+for. Between loads it waits until the engine is idle, so that each span ends in memory that can be compared. If the
+server stops answering, the timeline ends there and the remaining steps are unknown.
+"""
 
 from __future__ import annotations
 
@@ -28,53 +34,54 @@ from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SAMPLES = 15
-"""Readings watched for other traffic before anything is offered: 1.4 seconds, into which two engine steps of the
-slowest server fit. Counted in readings, because a server that answers slowly also runs its requests slowly."""
+"""Samples without other traffic before anything is offered: 1.4 seconds, into which two engine steps of the slowest
+server fit. Counted in samples, because a server that answers slowly also runs its requests slowly."""
 
 SETTLED_SAMPLES = 3
-"""Idle readings in a row before and after a load. The diagnosis needs two that agree."""
+"""Idle samples in a row before and after a load. The diagnosis needs two that agree."""
 
 WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
-"""Readings of a load with all its requests resident without which it is offered once more."""
+"""Samples of a load with all its requests resident, without which it is offered once more."""
 
 MOST_OFFERS = 3
-"""Times that a load is offered, each time held longer, until it is seen whole. A server on a busy machine may take half
-a second for a page, and its first requests are slow: a length that follows from them can be over between two pages."""
+"""Times that a load is offered, each time held longer, until it is sampled whole. A server on a busy machine may take
+half a second for its metrics, and its first requests are slow: a load whose length follows from them can fall between
+two scrapes."""
 
 SETTLE_SECONDS = 10.0
-"""Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
+"""Longest wait for the engine to become idle after a load; an abort is processed within a step (measured: 50 ms)."""
 
 SLOW_SETTLE_SECONDS = 60.0
-"""The same for a server that answers too slowly for its readings to tell by then whether it is idle."""
+"""The same for a server that answers too slowly to show by then whether it is idle."""
 
 SETTLE_READINGS = 20
-"""Readings of the engine after which it counts as busy, not as slow."""
+"""Engine samples after which it counts as busy, not as slow."""
 
 IMPATIENT_SECONDS = 0.5
 
 PUBLICATION_SECONDS = 3.0
-"""An agent publishes once a second and is read once a second: what it tells of a moment is here two seconds later."""
+"""An agent publishes once a second and is read once a second: its figures of a moment arrive two seconds later."""
 
 RECENT_SAMPLES = 200
-"""Some fifteen seconds of readings."""
+"""Some fifteen seconds of samples."""
 
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
 
 LOST_SAMPLES = 5
-"""Failed readings in a row after which the server counts as gone and nothing more is offered."""
+"""Failed samples in a row after which the server counts as lost and nothing more is offered."""
 
 SPOILT_CYCLES = 3
-"""Cycles of a soak in a row with other traffic or failed requests, after which it is given up."""
+"""Cycles of a soak in a row with other traffic or failed requests, after which it ends."""
 
 SETTLING_SECONDS = 1.0
-"""Of a cycle of a soak, for its readings: five of the engine, one of the host and one of the devices."""
+"""Of a cycle of a soak, for its samples: five of the engine, one of the host and one of the devices."""
 
 LATE_RATIO = 1.5
 """Of a soak's planned time: on a server that is slower than it was measured no further cycle begins then."""
 
 NOTHING = Outcome(completed=0, failed=0, prompt_tokens=0, generated_tokens=0)
-"""What becomes of a cycle without requests."""
+"""The outcome of a cycle without requests."""
 
 WARMUP = "warmup"
 WARMUP_PROMPT_TOKENS = 512
@@ -83,7 +90,7 @@ WARMUP_OUTPUT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What is happening, for a person who watches."""
+    """The step in progress, for the terminal."""
 
     number: int
     steps: int
@@ -114,7 +121,7 @@ class ActiveFeed(MarkedRun):
     _impatient: bool = field(default=False, init=False)
 
     async def run(self) -> Timeline:
-        """All steps in order; what was seen so far where the server stops answering.
+        """The timeline of all steps in order, up to the moment at which the server stops answering.
 
         Raises:
             KvdiagError: the server has other traffic, or refuses or does not finish the first request, or the trace
@@ -129,7 +136,7 @@ class ActiveFeed(MarkedRun):
                 if (error := task.exception()) is not None:
                     raise _alone(error)
         except ServerLostError:
-            pass  # what was seen until then is judged; the steps that did not run are unknown
+            pass  # the samples until then are judged; the steps that did not run are unknown
         finally:
             offering.cancel()
             sampling.cancel()
@@ -191,7 +198,7 @@ class ActiveFeed(MarkedRun):
                 return
 
     async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
-        """One cycle of the planned length, and a reading of everything at its end."""
+        """One cycle of the planned length, with a sample of every source at its end."""
         settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
         rest_seconds = self.clock.now_seconds() + soak.cycle_seconds - settling_seconds
         self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
@@ -208,7 +215,7 @@ class ActiveFeed(MarkedRun):
         self._mark(SOAK.id, cycle, "end")
 
     async def _wait_for_quiet(self) -> None:
-        """Refuse where somebody else's requests would be measured as ours."""
+        """Refuse if other clients' requests would be measured as ours."""
         first = self.recorder.count
 
         def watched(_: list[Sample]) -> bool:
@@ -231,9 +238,9 @@ class ActiveFeed(MarkedRun):
             )
 
     async def _warm_up(self) -> Speed | None:
-        """Requests that nobody judges: lazily loaded kernels and workspaces look like a leak on the first one.
+        """Send requests that are not judged: lazily loaded kernels and workspaces look like a leak on the first one.
 
-        They tell how fast the server is; two an engine, since gauges of an engine that never ran may be absent.
+        Returns the measured speed. Two an engine, since gauges of an engine that never ran may be absent.
         """
         longest = self.facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
         output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
@@ -263,7 +270,7 @@ class ActiveFeed(MarkedRun):
         return speed
 
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
-        """All cycles, and more than planned where the load was not seen; what is judged comes after the longer ones."""
+        """Run all cycles, and more than planned if the load was not sampled whole; only the last cycles are judged."""
         seen, cycle = False, 0
         while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
@@ -274,9 +281,9 @@ class ActiveFeed(MarkedRun):
             cycle += 1
 
     async def _run_cycle(self, planned: PlannedStep, cycle: int) -> bool:
-        """Offer a workload on a span of its own; whether it was seen, or offering it for longer would not help.
+        """Offer a workload on a span of its own; return whether the next cycle can run as planned.
 
-        Seen is a load that enough readings saw with all of its requests resident.
+        That is so if enough samples have all of its requests resident, or offering it for longer would not help.
         """
         step, first = planned.step.id, self.recorder.count
         self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
@@ -299,9 +306,9 @@ class ActiveFeed(MarkedRun):
         return IMPATIENT_SECONDS if self._impatient else SETTLE_SECONDS
 
     async def _settle(self, *, publications: bool = False) -> None:
-        """Wait until the engine has been idle for some readings, with one reading of the devices among them.
+        """Wait until the engine has been idle for some samples, with one sample of the devices among them.
 
-        With `publications`, also until the server's agents, where there are any, have told of this quiet.
+        With `publications`, also until the server's agents, if there are any, have published since then.
         """
         first = self.recorder.count
 
@@ -313,7 +320,7 @@ class ActiveFeed(MarkedRun):
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
-            # Other traffic, then: every further wait would be as long and as much in vain.
+            # There is other traffic: every further wait would take as long without success.
             self._impatient = not settled([])
         if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
             await self.sampler.read_devices(processes=True)
@@ -323,7 +330,7 @@ class ActiveFeed(MarkedRun):
                 lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
                 PUBLICATION_SECONDS,
             )
-        # One more engine reading, so that these readings lie inside the idle stretch.
+        # One more engine sample, so that these samples lie inside the idle interval.
         await self._checked_wait(lambda samples: idle_streak(samples) >= 1, self._settle_seconds)
 
     async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
@@ -333,7 +340,7 @@ class ActiveFeed(MarkedRun):
         return found
 
     def _lost(self) -> bool:
-        """Whether the engine's last readings all failed."""
+        """Whether the engine's last samples all failed."""
         readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
@@ -343,7 +350,7 @@ class ActiveFeed(MarkedRun):
 
 
 def _alone(error: BaseException) -> BaseException:
-    """The first error of a task group's, which hands even a single one on in a group."""
+    """The first error of an exception group, in which a task group raises even a single one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

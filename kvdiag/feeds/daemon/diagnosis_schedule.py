@@ -23,7 +23,7 @@ MOST_REST_SECONDS = 300.0
 """Between two diagnoses, however much CPU one takes."""
 
 GIVEN_UP_SECONDS = 60.0
-"""For one diagnosis: a day of eight GPUs takes a second."""
+"""Timeout of one diagnosis: a day of eight GPUs takes a second."""
 
 
 class DiagnosisSchedule:

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.feeds.live.sampling import Ticks
-from kvdiag.model import Device, Gap, Sample, SourceHealth
+from kvdiag.model import PARTS, Device, Gap, Sample, SourceHealth
 
 SHOWN_SECONDS = 15.0
-"""Age up to which a sample counts as current: three process lists, or a driver that is read seldom."""
-
-PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
-"""The part of a sample that each source fills."""
+"""Age up to which a sample counts as current: three process lists, or a driver that is read rarely."""
 
 
 class LatestReadings:
@@ -33,23 +30,23 @@ class LatestReadings:
         news: list[Gap] = []
         for source, part in PARTS.items():
             gaps = tuple(gap for gap in sample.gaps if gap.source == source)
-            seen = getattr(sample, part) is not None
-            if not seen and not gaps:
+            observed = getattr(sample, part) is not None
+            if not observed and not gaps:
                 continue
             failed = any(gap.kind == "failed" for gap in gaps)
-            if seen:
+            if observed:
                 self._parts[source] = sample
             elif failed or source == "engine":
                 self._parts.pop(source, None)
             reported = {gap.kind for gap in self._gaps.get(source, ())}
             news += [gap for gap in gaps[:1] if gap.kind not in reported]
-            # Devices that the agents tell of are no reading of NVML's.
-            if seen and source == "nvml" and sample.allocators is not None:
+            # Devices reported by agents are no sample of NVML's.
+            if observed and source == "nvml" and sample.allocators is not None:
                 continue
             self._gaps[source] = gaps
             self._errors[source] = self._errors.get(source, 0) + failed
-            if seen or failed or source == "engine":
-                self._up[source] = seen
+            if observed or failed or source == "engine":
+                self._up[source] = observed
             else:
                 self._up.pop(source, None)  # it does not exist here, so that it cannot be down
         self._listed = {

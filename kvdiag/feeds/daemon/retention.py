@@ -1,6 +1,6 @@
-"""A day of samples in little memory: the newest minutes as they came, the older ones thinned. Pure.
+"""A day of samples in little memory: the newest minutes in full, the older ones thinned. Pure.
 
-What is thinned is left out whole: no reading is ever averaged or moved in time, so that the rules see what was seen.
+Thinning only leaves out samples: none is averaged or moved in time, so that the rules judge values that were measured.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
-from kvdiag.model import Sample
+from kvdiag.model import PARTS, Sample
 
 
 class Retention:
     """The samples of one server, in ascending time.
 
-    A day at 1 Hz with 8 GPUs would take 500 MB as it came; five minutes of it and the rest in minutes take 7, and 15
-    where every figure moves each minute.
+    A day at 1 Hz with 8 GPUs would take 500 MB in full; five minutes in full and the rest thinned take 7 MB, or 15 MB
+    if every figure changes each minute.
     """
 
     def __init__(self, *, whole_seconds: float = 300.0, all_seconds: float = 86_400.0) -> None:
-        """Begin empty; samples are kept as they came for `whole_seconds`, and for `all_seconds` at all."""
+        """Begin empty; samples are kept in full for `whole_seconds`, then thinned, and dropped after `all_seconds`."""
         self._whole_seconds = whole_seconds
         self._all_seconds = all_seconds
         self._whole: deque[Sample] = deque()
@@ -30,13 +30,13 @@ class Retention:
         self._sharing = Interning()
 
     def load(self, samples: Iterable[Sample]) -> None:
-        """Begin with what was thinned by an earlier run, in ascending time."""
+        """Begin with the thinned samples of an earlier run, in ascending time."""
         self._thinned.extend(samples)
 
     def add(self, sample: Sample) -> tuple[Sample, ...]:
-        """Take the newest sample, thin the minute that has become old, and forget what is too old.
+        """Add the newest sample, thin the minute that has become old, and drop samples that are too old.
 
-        Returns what has just been thinned.
+        Returns the samples that were just thinned.
         """
         self._whole.append(sample)
         made: list[Sample] = []
@@ -60,39 +60,39 @@ class Retention:
 
     @property
     def thinned(self) -> tuple[Sample, ...]:
-        """The older ones."""
+        """The thinned samples."""
         return tuple(self._thinned)
 
     def samples(self) -> tuple[Sample, ...]:
-        """All there are."""
+        """All samples."""
         return (*self._thinned, *self._whole)
 
     def clear(self) -> None:
-        """Forget everything: it was of another server."""
+        """Drop all samples: they were of another server."""
         self._whole.clear()
         self._thinned.clear()
 
 
 def minute_of(sample: Sample) -> float:
-    """When the minute of a sample begins."""
+    """The start of a sample's minute."""
     return sample.at_seconds // MINUTE_SECONDS * MINUTE_SECONDS
 
 
 def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples that stand for a minute, in their order, with the parts that they are kept for alone.
+    """The samples that represent a minute, in order, each reduced to the parts for which it is kept.
 
-    Of the devices the newest reading that lists processes, else the newest; of allocators and host the newest; of the
-    engines the newest, the fullest, and the last two in a row that were idle (a floor takes two that agree) with the
-    one that ended that; every gap once.
+    Of each part the newest; of the devices the newest that lists processes, if there is one; of the engines also the
+    fullest, and the last two in a row that were idle (a floor takes two that agree) with the one that ended that; every
+    gap once.
     """
-    engines = [at for at, sample in enumerate(minute) if sample.engines is not None]
-    devices = [at for at, sample in enumerate(minute) if sample.devices is not None]
+    read = {
+        part: [at for at, sample in enumerate(minute) if getattr(sample, part) is not None] for part in PARTS.values()
+    }
+    engines, devices = read["engines"], read["devices"]
     listed = [at for at in devices if any(device.processes is not None for device in minute[at].devices or ())]
-    kept = {
+    kept = {part: {*places[-1:]} for part, places in read.items()} | {
         "engines": {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)},
         "devices": {*(listed or devices)[-1:]},
-        "allocators": {*[at for at, sample in enumerate(minute) if sample.allocators is not None][-1:]},
-        "host": {*[at for at, sample in enumerate(minute) if sample.host is not None][-1:]},
     }
     reported: set[tuple[str, str]] = set()
     found = []
@@ -106,7 +106,7 @@ def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def _idle_pair(engines: list[int], minute: Sequence[Sample]) -> list[int]:
-    """The last two readings in a row with every engine idle, and the next one, without which two stretches were one."""
+    """The last two samples in a row with every engine idle, and the next one, which ends the idle interval."""
     idle = [minute[at].engines_idle is True for at in engines]
     last = next((place for place in range(len(engines) - 1, 0, -1) if idle[place - 1] and idle[place]), None)
     return [] if last is None else engines[last - 1 : last + 2]

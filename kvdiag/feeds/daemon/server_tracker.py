@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -19,7 +20,7 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LOST_SEARCH_SECONDS = 10.0
-"""Between searches for a server that is lost, or whose processes are not found any more."""
+"""Between searches for a server that is lost, or whose processes are no longer found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +32,21 @@ class FoundServer:
     nvml: ThreadedReader[DeviceReading]
 
 
-Find = Callable[[], Awaitable[FoundServer]]
-"""Looks for the server; raises KvdiagError with the reason while there is none."""
+class Finder(Protocol):
+    """Looks for the server; `nvml` shows this machine's GPUs while there is none."""
+
+    nvml: ThreadedReader[DeviceReading]
+
+    def find(self) -> Awaitable[FoundServer]:
+        """The server; KvdiagError with the reason while there is none."""
 
 
 class ServerTracker:
     """The facts of the server that is watched, and whether it answers. `add` keeps them up to date."""
 
-    def __init__(self, find: Find, *, retry_seconds: float) -> None:
-        """Look for the server with `find`, while it has not answered yet every `retry_seconds`."""
-        self._find = find
+    def __init__(self, finder: Finder, *, retry_seconds: float) -> None:
+        """Look for the server with `finder`, every `retry_seconds` until it first answers."""
+        self._finder = finder
         self._retry_seconds = retry_seconds
         self._tokens: dict[str, int] = {}
         self._restarted = False
@@ -56,7 +62,7 @@ class ServerTracker:
             self._counters_fell(newest)
 
     def add(self, sample: Sample) -> None:
-        """Follow whether the engines answer, and whether their counters have started anew."""
+        """Follow whether the engines answer, and whether their counters have restarted from 0."""
         if sample.engines is not None:
             if self._counters_fell(sample):
                 self._restarted = True
@@ -66,9 +72,9 @@ class ServerTracker:
         elif self.state == "serving" and any(gap.source == "engine" for gap in sample.gaps):
             self._become("lost")
 
-    def leave(self, find: Find) -> None:
+    def leave(self, finder: Finder) -> None:
         """Look for another server from now on."""
-        self._find, self.state, self._restarted, self._had_pids = find, "starting", True, False
+        self._finder, self.state, self._restarted, self._had_pids = finder, "starting", True, False
 
     def take(self, facts: Facts) -> bool:
         """Watch the server with these facts; return whether it is another one, or the same one restarted."""
@@ -114,7 +120,7 @@ class ServerTracker:
 
     async def _found(self) -> FoundServer:
         try:
-            found = await self._find()
+            found = await self._finder.find()
         except KvdiagError:
             raise
         except Exception as error:  # an unforeseen error must not end the daemon

@@ -9,18 +9,18 @@ threads of their own, so that none of them delays a sample.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.engines.engine import EngineClient
-from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, DiagnosisSchedule
+from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.latest import LatestReadings
 from kvdiag.feeds.daemon.retention import Retention
-from kvdiag.feeds.daemon.server_tracker import Find, FoundServer, ServerTracker
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading, Pace, Sampler, Ticks, ticks
+from kvdiag.feeds.daemon.server_tracker import Finder, FoundServer, ServerTracker
+from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
-from kvdiag.feeds.recording.restore import Before
 from kvdiag.model import Facts, Gap, Lengths, Sample, Snapshot, SourceHealth
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
@@ -29,13 +29,13 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 LENGTHS_PACE = 10
-"""Readings of the engine for each of its histograms."""
+"""Engine samples for each read of its histograms."""
 
 CLOCK_SECONDS = 1.0
-"""How often the clock is checked, and how far it must have been set: what NTP does stays within that."""
+"""How often the clock is checked, and how far it must have been set: NTP's corrections are smaller."""
 
 
-def pace_of(tick_seconds: float) -> Pace:
+def _pace(tick_seconds: float) -> Pace:
     """The same interval for every source, five times that for process lists; a slow driver gets a tenth of the time."""
     return Pace(
         engine_seconds=tick_seconds,
@@ -48,56 +48,59 @@ def pace_of(tick_seconds: float) -> Pace:
 
 
 class Watch:
-    """One server's history, newest readings and newest diagnosis. `run` fills it, `snapshot` shows it."""
+    """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
+
+    It starts before the server does, outlives it, and follows the next one at the same place with an empty history.
+    """
 
     def __init__(
         self,
+        finder: Finder,
         *,
-        find: Find,
-        nvml: ThreadedReader[DeviceReading],
         agents: ThreadedReader[AllocatorReading] | None,
         limits: Limits,
-        pace: Pace,
-        diagnosis_seconds: float = DIAGNOSIS_SECONDS,
-        diagnosis_ratio: float = MOST_DIAGNOSIS_RATIO,
+        tick_seconds: float = 1.0,
         recorder: DiskRecorder | None = None,
-        before: Before | None = None,
+        schedule: Callable[..., DiagnosisSchedule] = DiagnosisSchedule,
         clock: Clock | None = None,
         retention: Retention | None = None,
-        schedule: type[DiagnosisSchedule] = DiagnosisSchedule,
     ) -> None:
-        """Read nothing yet. `nvml` shows this machine's GPUs, until a server says which are its own.
+        """Read nothing yet.
 
-        Samples are given to `recorder`; `before` is what it has kept of an earlier run, which this one continues.
-        `diagnosis_seconds` and `diagnosis_ratio` are those of the `schedule`.
+        Args:
+            finder: finds the server, again and again, and has its GPUs until it reports which are its own.
+            agents: the allocators inside the server's processes; `None` where there is no agent.
+            limits, tick_seconds: the thresholds of diagnoses, and the interval of samples.
+            recorder: gets every sample; what it has kept of an earlier run is continued. `None` keeps nothing on disk.
+            clock, retention: the time of samples, and the history in memory.
+            schedule: makes the schedule of diagnoses from their subject, a callback and the clock.
+
         """
         self.limits = limits
         """Of diagnoses from now on."""
-        self._nvml = nvml
+        self._finder = finder
         self._agents = agents
         self._processes: ThreadedReader[HostReading] = ThreadedReader(host.read, "host")
-        self._pace = pace
+        self._pace = _pace(tick_seconds)
         self._clock = clock or Clock()
         self._clock_set_total = 0
         self._recorder = recorder
         self._retention = retention or Retention()
         self._latest = LatestReadings()
-        self._server = ServerTracker(find, retry_seconds=pace.engine_seconds)
+        self._server = ServerTracker(finder, retry_seconds=tick_seconds)
         self._diagnoses = schedule(
             lambda: (self._retention.samples(), self._server.facts, self.limits),
             self._renewed,
             clock=self._clock,
-            every_seconds=diagnosis_seconds,
-            cpu_ratio=diagnosis_ratio,
         )
         self._sampler: Sampler | None = None
         self._engine: EngineClient | None = None
         self._lengths: Lengths | None = None
         self._counted: dict[str, Ticks] = {}
         self._changed = asyncio.Event()
-        self._elsewhere: Find | None = None
+        self._elsewhere: Finder | None = None
         self._snapshot: Snapshot | None = None
-        self._restore(before)
+        self._restore()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -111,12 +114,12 @@ class Watch:
             self._diagnoses.close()
             self._processes.close()
 
-    def look_elsewhere(self, find: Find, nvml: ThreadedReader[DeviceReading]) -> None:
+    def look_elsewhere(self, finder: Finder) -> None:
         """Leave the server for another one."""
-        self._elsewhere, self._nvml = find, nvml
+        self._elsewhere = self._finder = finder
         self._changed.set()
 
-    def ask_agents(self, agents: ThreadedReader[AllocatorReading] | None) -> None:
+    def read_agents(self, agents: ThreadedReader[AllocatorReading] | None) -> None:
         """Read other agents from now on, or none."""
         self._agents = agents
         self._changed.set()
@@ -160,16 +163,17 @@ class Watch:
     def _renewed(self) -> None:
         self._snapshot = None
 
-    def _restore(self, before: Before | None) -> None:
-        """Start from the history of an earlier run."""
+    def _restore(self) -> None:
+        """Start from the recorded history of an earlier run."""
+        if self._recorder is None:
+            return
+        before = self._recorder.before
         if before is not None:
             self._retention.load(before.thinned)
             samples = reversed((*before.thinned, *before.tail))
             self._server.restore(before.facts, next((one for one in samples if one.engines is not None), None))
-            if self._recorder is not None:
-                self._recorder.begin(before.facts)
-        if self._recorder is not None:
-            self._recorder.renew_history(self._retention.thinned)
+            self._recorder.begin(before.facts)
+        self._recorder.renew_history(self._retention.thinned)
         for sample in () if before is None else before.tail:
             self._keep(sample)
 
@@ -220,7 +224,7 @@ class Watch:
             self._engine = None if found is None else found.engine
             self._sampler = Sampler(
                 engine=self._engine,
-                nvml=self._nvml if found is None else found.nvml,
+                nvml=self._finder.nvml if found is None else found.nvml,
                 agents=self._agents,
                 processes=self._processes,
                 facts=self._server.facts,

@@ -1,7 +1,7 @@
-"""Columns of readings, one for each field, put side by side: samples of one page by their time, others as of it. Pure.
+"""Columns of samples, one for each field, joined into rows by time: an as-of join across scrape targets. Pure.
 
-All series of one scrape have one time, so that a page's fields belong together exactly. Where fields come from pages
-of different targets, the newest reading stands for a moment that is not too far off.
+All series of one scrape have the same time, so that fields of one target are joined exactly. Fields of different
+targets are joined by the newest sample, if it is not older than a tolerance.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Values = Sequence[float | None]
 Rows = Mapping[str, Values]
 
 JOIN_SECONDS = 90.0
-"""Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
+"""Age up to which a sample is joined to another target's: scrapes come every 15 to 60 s, some are late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """Readings of one field in ascending time, and the targets whose pages they stood on."""
+    """Samples of one field in ascending time, and the targets that they were scraped from."""
 
     targets: frozenset[Target]
     times: array[float]
     values: array[float]
 
     def between(self, least: float, most: float) -> tuple[Column, int]:
-        """The readings that are possible, and how many are not."""
+        """The samples with possible values, and how many have impossible ones."""
         if not self.values or (least <= min(self.values) and max(self.values) <= most):
             return self, 0
         possible = [least <= value <= most for value in self.values]
@@ -41,7 +41,7 @@ class Column:
         return Column(targets=self.targets, times=times, values=values), possible.count(False)
 
     def since(self, seconds: float) -> Column:
-        """The readings from a moment on."""
+        """The samples from a moment on."""
         first = bisect_left(self.times, seconds)
         if not first:
             return self
@@ -49,10 +49,10 @@ class Column:
 
 
 def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
-    """One column of several for the same field, and how many of them say it at the same time as one before.
+    """One column of several for the same field, and how many of them overlap those before.
 
-    The first one counts; of the others what lies before or after all that is there: a name that was changed by an
-    upgrade, a pod with another address after its restart.
+    The first one counts; of the others only samples before or after all that are there: a metric that an upgrade
+    renamed, a pod with another address after its restart.
     """
     whole = columns[0]
     twice = 0
@@ -70,7 +70,7 @@ def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
 
 
 def side_by_side(columns: Mapping[Key, Column], tolerance_seconds: float) -> tuple[Sequence[float], dict[Key, Values]]:
-    """The times of the rows, and each column's value in every row; `None` where it has no reading near enough."""
+    """The times of the rows, and each column's value in every row; `None` where it has no sample near enough."""
     if not columns:
         return (), {}
     lead = max(columns.values(), key=lambda column: len(column.times))

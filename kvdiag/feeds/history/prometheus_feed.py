@@ -1,4 +1,4 @@
-"""Timelines from the history that a Prometheus holds: who is there, then each replica's samples, a few at a time."""
+"""Timelines from a Prometheus' history: which replicas there are, then the samples of a few of them at a time."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ SELECTORS_AT_ONCE = 16
 """Of one list of series."""
 
 ONCE = ("config", "about")
-"""Parts that do not change while a server runs, so that the newest sample tells all."""
+"""Parts that do not change while a server runs, so that the newest sample is enough."""
 
 NEVER = ("kube_pod_info", "kube_pod_container_info")
-"""Metrics whose labels are all that they tell."""
+"""Metrics with information in their labels alone."""
 
 PODS = ("pod", "exported_pod")
 
 _OWN_NAME = re.compile(r"\b(?=(?:namespace|pod|container)\s*(?:=|!=|=~|!~)\s*\")(\w+)")
 
 SCRAPE_SECONDS = 15.0
-"""Supposed time between two samples, until it is seen."""
+"""Assumed scrape interval, until it has been measured."""
 
 TOGETHER_SECONDS = 90.0
 """Before the window's end, in which a GPU that two pods have is shared; a minute's scrape and a late one."""
 
 MAX_REPLICAS = 4096
-"""Each is judged, and what was found is kept of all."""
+"""Each is diagnosed, and all diagnoses are kept."""
 
 REPLICAS_AT_ONCE = 16
 """Read with one query, so that the others' samples need not be kept meanwhile."""
@@ -58,7 +58,7 @@ REPLICAS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The time that is looked at, in Unix seconds."""
+    """A time range, in Unix seconds."""
 
     start_seconds: float
     end_seconds: float
@@ -66,7 +66,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Everyone that has samples in a window, and what could be joined to nobody."""
+    """The replicas with samples in a window, and the series that belong to none of them."""
 
     replicas: tuple[Replica, ...]
     gaps: tuple[Gap, ...]
@@ -80,17 +80,17 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
 
     """
     found = await _series(source, [selector(_named((*ENGINE_METRICS, *KVDIAG)), match)], window)
-    said = [dict(labels) for labels in found]
-    # An exporter has the pod that it tells of under another label, where its target's own pod has taken the name.
+    labels = [dict(series_id) for series_id in found]
+    # An exporter names the GPU's pod by another label, because `pod` is its own.
     chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
     alone = await _series(source, [selector(_named(GPU), one) for one in chosen], window)
-    pods = sorted({pod[2] for one in said if (pod := pod_of(one)) is not None})
+    pods = sorted({pod[2] for one in labels if (pod := pod_of(one)) is not None})
     given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
     around = await _series(source, [*_by(CONTAINER, PODS, sorted({*pods, *given}))], window)
     if match:
-        hosts = {host for one in said for host in hosts_of(one)}
-        hosts |= {reported["node"] for labels in around if (reported := dict(labels)).get("node")}
-        around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
+        hosts = {host for one in labels for host in hosts_of(one)}
+        hosts |= {reported["node"] for series_id in around if (reported := dict(series_id)).get("node")}
+        around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), labels)), window)
     shared = await _shared(source, found | around | alone, window)
     replicas, gaps = join(found | around, alone, shared)
     if len(replicas) > MAX_REPLICAS:
@@ -108,12 +108,12 @@ async def _shared(source: PrometheusSource, reported: Iterable[Labels], window: 
     return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
 
 
-def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], said: Iterable[dict[str, str]]) -> Iterator[str]:
+def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], labels: Iterable[dict[str, str]]) -> Iterator[str]:
     """Selectors of the GPUs that name the servers' pods, stand in their hosts, or have their UUIDs."""
     yield from _by(GPU, PODS, pods)
     yield from _by(GPU, HOST_LABELS, hosts)
     yield from _by(GPU, ("instance",), hosts, ending="(:[0-9]+)?")
-    uuids = {one[label] for one in said for label in UUID_LABELS if uuid_of(one) and one.get(label)}
+    uuids = {one[label] for one in labels for label in UUID_LABELS if uuid_of(one) and one.get(label)}
     # nvidia_gpu_exporter leaves NVML's prefix out.
     yield from _by(GPU, UUID_LABELS, sorted(uuids | {uuid.removeprefix("GPU-") for uuid in uuids}))
 
@@ -150,8 +150,8 @@ async def read(
         for one in some:
             whole = replace(one, series=(*one.series, *_of_its_targets(one, history)))
             timeline, facts = timeline_of(whole, history, window.end_seconds)
-            for labels in whole.series:
-                history.series.pop(labels, None)
+            for series_id in whole.series:
+                history.series.pop(series_id, None)
             yield one, timeline, facts
 
 
@@ -197,7 +197,7 @@ async def _history(source: PrometheusSource, replicas: Sequence[Replica], window
 
 
 class _Wanted(NamedTuple):
-    """Series that are asked for together: by one label, within one namespace."""
+    """Series that one query selects: by one label, within one namespace."""
 
     once: bool
     family: str
@@ -215,22 +215,22 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
     values: dict[_Wanted, set[str]] = defaultdict(set)
     count: dict[_Wanted, int] = defaultdict(int)
     changed = any(_other_pools(one) for one in replicas)
-    for labels in {labels for one in replicas for labels in one.series}:
-        said = dict(labels)
-        name = said["__name__"]
+    for series_id in {series_id for one in replicas for series_id in one.series}:
+        labels = dict(series_id)
+        name = labels["__name__"]
         if name in NEVER:
             continue
         family = "gpu" if name in GPU else "container" if name in CONTAINER else "own"
         order = ("exported_pod", *(UUID_LABELS if family == "gpu" else ()), "pod", "instance")
-        label = next((label for label in order if said.get(label)), "instance")
+        label = next((label for label in order if labels.get(label)), "instance")
         # Many namespaces have a pod of the same name.
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
         once = METRICS[name].part in ONCE and not (changed and METRICS[name].field == "pool")
         more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
-        key = _Wanted(once, family, label, space, said.get(space, ""))
+        key = _Wanted(once, family, label, space, labels.get(space, ""))
         names[key] |= {name, *more}
-        if said.get(label, "") not in values[key]:
-            values[key].add(said.get(label, ""))
+        if labels.get(label, "") not in values[key]:
+            values[key].add(labels.get(label, ""))
             count[key] += len(more)
         count[key] += 1
     for key, some in sorted(values.items()):
@@ -240,15 +240,14 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
 
 def _other_pools(replica: Replica) -> bool:
     """Whether an engine has had pools of several kinds, so that it matters when."""
-    reported = [dict(labels) for labels in replica.series]
-    seen = [said.get("engine", "0") for said in reported if METRICS[said["__name__"]].field == "pool"]
-    return len(set(seen)) < len(seen)
+    of_pools = [labels for labels in replica.labels if METRICS[labels["__name__"]].field == "pool"]
+    return len({labels.get("engine", "0") for labels in of_pools}) < len(of_pools)
 
 
 def _of_its_targets(replica: Replica, history: History) -> Iterator[Labels]:
-    """What any target tells of itself, of the targets whose page is this server's own."""
-    own = {target_of(said) for labels in replica.series if (said := dict(labels)).get("__name__") in ENGINE_METRICS}
-    for labels in history.series:
-        said = dict(labels)
-        if said.get("__name__") in PROCESS and target_of(said) in own:
-            yield labels
+    """The process metrics of the targets that serve this server's own metrics."""
+    own = {target_of(labels) for labels in replica.labels if labels.get("__name__") in ENGINE_METRICS}
+    for series_id in history.series:
+        labels = dict(series_id)
+        if labels.get("__name__") in PROCESS and target_of(labels) in own:
+            yield series_id

@@ -1,4 +1,4 @@
-"""A replica's series sorted into columns by what they tell: part of a sample, key within it, field. Pure.
+"""A replica's series sorted into columns by their meaning: part of a sample, key within it, field. Pure.
 
 A sample reported twice counts once; an impossible one (a usage of 3, negative bytes) is dropped. Both are counted.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvdiag.feeds.history.columns import Column, in_turn
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.feeds.history.series_labels import METRICS, Said, container_name, target_of, uuid_of
+from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
 from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
@@ -22,10 +22,10 @@ Fields = dict[str, Column]
 
 @dataclass(slots=True)
 class Columns:
-    """Columns by part, key and field; what the series say besides; what was wrong with them."""
+    """Columns by part, key and field; series with other information; what was wrong with any of them."""
 
     parts: dict[Part, dict[Key, Fields]] = field(default_factory=dict)
-    reported: list[tuple[Said, Points]] = field(default_factory=list)
+    reported: list[tuple[LabelMap, Points]] = field(default_factory=list)
     """Series of which the labels, or the newest value, are of interest."""
 
     gaps: list[Gap] = field(default_factory=list)
@@ -37,31 +37,33 @@ class Columns:
 
 def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     """The columns of one replica from all that was read."""
-    found: dict[tuple[Part, Key, str], list[tuple[int, str, Said, Points]]] = defaultdict(list)
+    found: dict[tuple[Part, Key, str], list[tuple[int, str, LabelMap, Points]]] = defaultdict(list)
     weight: Counter[tuple[str, ...]] = Counter()
     columns = Columns()
     refused: Counter[str] = Counter()
-    for labels in replica.series:
-        points = history.get(labels)
+    for series_id in replica.series:
+        points = history.get(series_id)
         if points is None:
             continue
-        said = dict(labels)
-        name = said.get("__name__", "")
+        labels = dict(series_id)
+        name = labels.get("__name__", "")
         meaning = METRICS[name]
         if points.refused:
             refused[name] += points.refused
-        if not len(points) or any(said.get(label) != value for label, value in meaning.where):
+        if not len(points) or any(labels.get(label) != value for label, value in meaning.where):
             continue
-        weight[target_of(said)] += len(points)
+        weight[target_of(labels)] += len(points)
         if meaning.part in ("about", "config"):
-            columns.reported.append((said, points))
+            columns.reported.append((labels, points))
         else:
-            found[meaning.part, _key(meaning, said), meaning.field].append((meaning.priority, name, said, points))
+            found[meaning.part, _key(meaning, labels), meaning.field].append((meaning.priority, name, labels, points))
     twice: Counter[str] = Counter()
     for (part, key, name), candidates in found.items():
-        # Of equal names the target counts that is seen most, and the same one for all fields of a replica.
+        # Of equal names the target with the most samples counts, and the same one for all fields of a replica.
         candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
-        whole, repeated = in_turn([_column(METRICS[metric], said, points) for _, metric, said, points in candidates])
+        whole, repeated = in_turn(
+            [_column(METRICS[metric], labels, points) for _, metric, labels, points in candidates]
+        )
         if repeated and len({metric for _, metric, _, _ in candidates}) < len(candidates):
             twice[candidates[0][1]] += repeated
         most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
@@ -82,23 +84,26 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     return columns
 
 
-def _key(meaning: Meaning, said: Said) -> Key:
+def _key(meaning: Meaning, labels: LabelMap) -> Key:
     if meaning.part == "engine":
-        return (said.get("engine", "0"),)
+        return (labels.get("engine", "0"),)
     if meaning.part == "device":
-        return (uuid_of(said) or f"gpu{said.get('gpu', '')}", said.get("Hostname", "") if uuid_of(said) is None else "")
+        return (
+            uuid_of(labels) or f"gpu{labels.get('gpu', '')}",
+            labels.get("Hostname", "") if uuid_of(labels) is None else "",
+        )
     if meaning.part in ("process", "torch"):
-        who = said.get("process") or said.get("rank") or said.get("pid") or ""
-        return (uuid_of(said) or f"gpu{said.get('gpu', '')}", who)
+        who = labels.get("process") or labels.get("rank") or labels.get("pid") or ""
+        return (uuid_of(labels) or f"gpu{labels.get('gpu', '')}", who)
     if meaning.part == "host":
-        return (said.get("process", ""),)
+        return (labels.get("process", ""),)
     if meaning.part == "container":
-        return (container_name(said),)
-    return target_of(said)
+        return (container_name(labels),)
+    return target_of(labels)
 
 
-def _column(meaning: Meaning, said: Said, points: Points) -> Column:
+def _column(meaning: Meaning, labels: LabelMap, points: Points) -> Column:
     values = points.values
     if meaning.scale != 1:
         values = type(values)("d", [value * meaning.scale for value in values])
-    return Column(targets=frozenset({target_of(said)}), times=points.times, values=values)
+    return Column(targets=frozenset({target_of(labels)}), times=points.times, values=values)

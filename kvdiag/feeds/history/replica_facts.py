@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
-from kvdiag.feeds.history.series_labels import METRICS, Said, container_name, containers, only
+from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_answers import Points
 from kvdiag.sources.prometheus_text import series
@@ -16,7 +16,7 @@ from kvdiag.sources.prometheus_text import series
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The newest pools, since when they are so, the host caches beside them, and what could not be read of them."""
+    """The newest pools, since when they have their size, the host caches, and what could not be read of them."""
 
     pools: tuple[KvPool, ...]
     caches: tuple[HostCache, ...]
@@ -25,23 +25,25 @@ class Pools:
 
 
 def pools_of(columns: Columns, present: Iterable[str], version: str | None, engine: EngineAdapter | None) -> Pools:
-    """The KV pools as the engines' newest configuration tells them.
+    """The KV pools by the engines' newest configuration.
 
-    A pool that was another one before a restart is not the one by which the usage of that time can be read:
-    `since_seconds` is then the moment from which the newest holds.
+    If a restart changed a pool's size, earlier usage ratios are of the old pool: `since_seconds` is then the moment
+    from which the newest size holds.
     """
     if engine is None:
         return Pools(pools=_by_tokens(columns), caches=(), since_seconds=None, gaps=())
-    reported = [(said, points) for said, points in columns.reported if said.get("__name__") == engine.config_metric]
-    newest: dict[str, tuple[Said, Points]] = {}
-    for said, points in sorted(reported, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
-        newest[said.get("engine", "0")] = (said, points)
+    reported = [
+        (labels, points) for labels, points in columns.reported if labels.get("__name__") == engine.config_metric
+    ]
+    newest: dict[str, tuple[LabelMap, Points]] = {}
+    for labels, points in sorted(reported, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
+        newest[labels.get("engine", "0")] = (labels, points)
     since = None
-    for said, points in reported:
-        current, its_points = newest[said.get("engine", "0")]
-        if _size(said) != _size(current) and points.times[-1] < its_points.times[0]:
+    for labels, points in reported:
+        current, its_points = newest[labels.get("engine", "0")]
+        if _size(labels) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
-    lines = tuple(series(said, 1.0) for said, _ in newest.values())
+    lines = tuple(series(labels, 1.0) for labels, _ in newest.values())
     page = {name: () for name in present if name in engine.metrics} | ({engine.config_metric: lines} if lines else {})
     pools, gaps = engine.parse_pools(page, version)
     return Pools(
@@ -52,20 +54,20 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
     )
 
 
-def _size(said: Said) -> tuple[str, ...]:
-    return tuple(said.get(label, "") for label in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))
+def _size(labels: LabelMap) -> tuple[str, ...]:
+    return tuple(labels.get(label, "") for label in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))
 
 
-def _of_field(columns: Columns, field: str) -> list[tuple[Said, Points]]:
-    """The series that tell a field."""
-    return [(said, points) for said, points in columns.reported if METRICS[said["__name__"]].field == field]
+def _of_field(columns: Columns, field: str) -> list[tuple[LabelMap, Points]]:
+    """The series of a field."""
+    return [(labels, points) for labels, points in columns.reported if METRICS[labels["__name__"]].field == field]
 
 
 def _newest(columns: Columns, field: str) -> dict[str, float]:
-    """The newest value of a figure of the engines that kvdiag's own metrics tell, by engine."""
+    """The newest value of a figure in kvdiag's own metrics, by engine."""
     found: dict[str, tuple[float, float]] = {}
-    for said, points in _of_field(columns, field):
-        engine = said.get("engine", "0")
+    for labels, points in _of_field(columns, field):
+        engine = labels.get("engine", "0")
         found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
     return {engine: value for engine, (_, value) in found.items()}
 
@@ -81,7 +83,7 @@ def _with_bytes(pools: tuple[KvPool, ...], columns: Columns) -> tuple[KvPool, ..
 
 
 def _by_tokens(columns: Columns) -> tuple[KvPool, ...]:
-    """Pools of which kvdiag's own metrics alone tell: counted in tokens, as if each were a block."""
+    """Pools that only kvdiag's own metrics report: counted in tokens, as if each were a block."""
     sizes, most = _newest(columns, "pool_bytes"), _newest(columns, "max_concurrency")
     found = []
     for engine, tokens in sorted(_newest(columns, "capacity_tokens").items()):
@@ -104,7 +106,7 @@ def _by_tokens(columns: Columns) -> tuple[KvPool, ...]:
 
 
 def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
-    """max_model_len: since 0.24 the pool tells its tokens as int(concurrency x max_model_len)."""
+    """max_model_len: since 0.24 the pool reports its tokens as int(concurrency x max_model_len)."""
     for pool in pools:
         if pool.capacity_tokens and pool.max_concurrency and pool.max_concurrency >= 1.0 and pool.block_tokens > 1:
             # Cut off to a whole number of tokens, of which concurrency >= 1 leaves less than one.
@@ -112,33 +114,33 @@ def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
     return None
 
 
-def version_of(series: Iterable[Said], container: str | None) -> str | None:
+def version_of(series: Iterable[LabelMap], container: str | None) -> str | None:
     """The engine's version by the tag of its image, where all images have the same one."""
     found: set[str] = set()
-    for said in containers(series, container):
-        images = (said.get("image", ""), said.get("image_spec", ""))
+    for labels in containers(series, container):
+        images = (labels.get("image", ""), labels.get("image_spec", ""))
         tags = (engine.image.search(image) for image in images for engine in ENGINES)
         found.add(next((tag[1] for tag in tags if tag is not None), ""))
     return only(found - {""})
 
 
-def engine_of(series: Iterable[Said], container: str | None) -> str | None:
+def engine_of(series: Iterable[LabelMap], container: str | None) -> str | None:
     """The engine by the name of its image, where all that are named are of the same one."""
-    return only({engine_of_image(said.get("image", "")) for said in containers(series, container)} - {None})
+    return only({engine_of_image(labels.get("image", "")) for labels in containers(series, container)} - {None})
 
 
 def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
     """The memory that the server's container may take; a limit of 0 is none."""
     known = sorted(
-        (METRICS[said["__name__"]].priority, points.values[-1])
-        for said, points in _of_field(columns, "host_limit_bytes")
-        if (not container or container_name(said) == container) and 0 < points.values[-1] <= MAX_BYTES
+        (METRICS[labels["__name__"]].priority, points.values[-1])
+        for labels, points in _of_field(columns, "host_limit_bytes")
+        if (not container or container_name(labels) == container) and 0 < points.values[-1] <= MAX_BYTES
     )
-    # Without the container's name the limits of several may be told: those of one are the largest of a pod's.
+    # Without the container's name there may be several limits: the server's is the largest of its pod's.
     return round(max(value for priority, value in known if priority == known[0][0])) if known else None
 
 
 def weights_bytes(columns: Columns) -> int | None:
-    """What the weights hold of all devices together, where kvdiag's own ledger tells."""
+    """The size of the weights on all devices together, from kvdiag's own ledger."""
     total = sum(points.values[-1] for _, points in _of_field(columns, "weights_bytes"))
     return round(total) if 0 < total <= MAX_BYTES else None

@@ -15,10 +15,10 @@ from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
 
 ROUNDING_BYTES = 4 * 2**20
-"""DCGM tells whole MiB of used, free and reserved, so that their sum moves by up to three."""
+"""DCGM reports used, free and reserved in whole MiB, so that their sum varies by up to three."""
 
 FIRST_PID = 2**22
-"""Of processes that are told by a name alone: no pid of Linux is as high (/proc/sys/kernel/pid_max)."""
+"""Of processes that are reported by name alone: no pid of Linux is as high (/proc/sys/kernel/pid_max)."""
 
 MAX_INDEX_DIGITS = 3
 
@@ -33,7 +33,7 @@ _PID = re.compile(r"(?:^|[\s:=(-])(\d{1,7})\)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Process ids for the process labels, and which of them are the server's (`None` where that cannot be told)."""
+    """Process ids for the process labels, and which of them are the server's (`None` if unknown)."""
 
     pids: Mapping[str, int]
     server_pids: tuple[int, ...] | None
@@ -55,7 +55,7 @@ def names_of(columns: Columns) -> Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What is known of one GPU beside its figures."""
+    """The identity of one GPU."""
 
     uuid: str
     index: int
@@ -144,7 +144,7 @@ def _by_row(make: Callable[..., float], *columns: Values) -> Values:
 
 
 def _steady(totals: Sequence[float | None]) -> Values:
-    """A device's most frequent size, where readings differ by rounding alone."""
+    """A device's most frequent size, for samples that differ by rounding alone."""
     known = Counter(total for total in totals if total is not None)
     if not known:
         return totals
@@ -189,7 +189,7 @@ def allocators_of(
 
 
 def _process_of(torch: Mapping[tuple[str, ...], Fields], columns: Columns) -> dict[tuple[str, ...], Column]:
-    """What each allocator's process holds of its device: by its name, or where each of the two is the only one."""
+    """The device memory of each allocator's process: by its name, or if each of the two is the only one."""
     held: dict[str, dict[str, Column]] = defaultdict(dict)
     for (uuid, who), fields in columns.of("process").items():
         if "used_bytes" in fields:
@@ -208,14 +208,14 @@ def _process_of(torch: Mapping[tuple[str, ...], Fields], columns: Columns) -> di
 def cards_of(series: Iterable[Mapping[str, str]], keys: Iterable[str]) -> dict[str, Card]:
     """The GPUs that any series is about, by the key of their columns."""
     found: dict[str, Card] = {}
-    for said in series:
-        key = uuid_of(said) or f"gpu{said.get('gpu', '')}"
+    for labels in series:
+        key = uuid_of(labels) or f"gpu{labels.get('gpu', '')}"
         known = found.get(key)
-        uuid = next((said[label] for label in UUID_LABELS if said.get(label)), key)
-        slice_id = said.get("GPU_I_ID")
-        number = said.get("gpu", "") or said.get("device", "").removeprefix("nvidia")
+        uuid = next((labels[label] for label in UUID_LABELS if labels.get(label)), key)
+        slice_id = labels.get("GPU_I_ID")
+        number = labels.get("gpu", "") or labels.get("device", "").removeprefix("nvidia")
         index = int(number) if number.isdecimal() and len(number) <= MAX_INDEX_DIGITS else None
-        name = said.get("modelName") or said.get("name") or ""
+        name = labels.get("modelName") or labels.get("name") or ""
         if known is None or (not known.name and name):
             found[key] = Card(
                 uuid=f"{uuid}/{slice_id}" if slice_id else uuid,

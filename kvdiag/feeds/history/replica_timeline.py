@@ -1,7 +1,7 @@
 """A replica's series → its Timeline and Facts. Pure: points in, values out.
 
-Each part of a sample keeps the time at which it was scraped: engines, devices, processes on the host come from pages
-of their own, and what was true beside another reading is for the diagnosis to say.
+Each part of a sample keeps the time at which it was scraped: engines, devices and host processes come from different
+targets, and which of their samples belong together is decided by the diagnosis.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvdiag.feeds.history.replica_facts import (
 )
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
-from kvdiag.feeds.history.series_labels import METRICS, Said, only
+from kvdiag.feeds.history.series_labels import METRICS, LabelMap, only
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
@@ -33,7 +33,7 @@ ENDED_SECONDS = 300.0
 """Before the window's end, from which a replica's series count as ended (Prometheus' own look-back)."""
 
 MAX_LOST = 8
-"""Of stretches that could not be read, told one by one."""
+"""Intervals that could not be read and are listed one by one."""
 
 API_SERVER = "API server"
 FIRST_LIFE = 1
@@ -44,20 +44,20 @@ SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 
 def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple[Timeline, Facts]:
     """One replica's timeline and facts from all that was read of its series until `end_seconds`."""
     columns = sort_out(replica, history.series)
-    said = [dict(labels) for labels in replica.series]
+    labels = replica.labels
     container = container_of(replica)
-    version = version_of(said, container)
-    engine = engine_with_metrics(one["__name__"] for one in said)
+    version = version_of(labels, container)
+    engine = engine_with_metrics(one["__name__"] for one in labels)
     pools = pools_of(columns, _present(replica, history), version, engine)
     if pools.since_seconds is not None:
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
-    samples, gaps = _samples(columns, said, names, container)
-    model = only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    samples, gaps = _samples(columns, labels, names, container)
+    model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     uuids = {device.uuid for sample in samples for device in sample.devices or ()}
     facts = Facts(
         url=_where(replica),
-        engine_name=engine_of(said, container) if engine is None else engine.name,
+        engine_name=engine_of(labels, container) if engine is None else engine.name,
         engine_version=version,
         model=model,
         max_model_len_tokens=longest_request_tokens(pools.pools),
@@ -88,11 +88,11 @@ def _where(replica: Replica) -> str:
 
 
 def _present(replica: Replica, history: History) -> list[str]:
-    """The metrics that are there to the end: those of an older version before an upgrade are not the page's."""
+    """The metrics that are there to the end: those of the version before an upgrade are left out."""
     last: dict[str, float] = defaultdict(float)
-    for labels in replica.series:
-        points = history.series.get(labels)
-        name = dict(labels)["__name__"]
+    for series_id in replica.series:
+        points = history.series.get(series_id)
+        name = dict(series_id)["__name__"]
         if points is not None and points.times and METRICS[name].part == "engine":
             last[name] = max(last[name], points.times[-1])
     newest = max(last.values(), default=0.0)
@@ -100,7 +100,7 @@ def _present(replica: Replica, history: History) -> list[str]:
 
 
 def _cut(columns: Columns, since_seconds: float) -> None:
-    """Leave out what was before a moment."""
+    """Leave out samples before a moment."""
     for keys in columns.parts.values():
         for fields in keys.values():
             for name, column in list(fields.items()):
@@ -110,9 +110,9 @@ def _cut(columns: Columns, since_seconds: float) -> None:
 
 
 def _samples(
-    columns: Columns, said: Sequence[Said], names: Names, container: str | None
+    columns: Columns, labels: Sequence[LabelMap], names: Names, container: str | None
 ) -> tuple[tuple[Sample, ...], list[Gap]]:
-    cards = cards_of(said, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
+    cards = cards_of(labels, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
     parts = sorted(columns.of("engine").items(), key=lambda part: (len(part[0][0]), part[0]))
     engines = readings(*rows_of(dict(parts)), _engine)
     devices, device_gaps = devices_of(columns, cards, names)
@@ -171,7 +171,7 @@ def _host(columns: Columns, names: Names, container: str | None) -> dict[float, 
 
 def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
     sizes = {name: round(value) for name, value in figures.items()}
-    # Two figures of two readings: what is anonymous is resident, whatever the other said a moment before.
+    # Two scrapes: anonymous memory is resident, even if the other figure was smaller a moment before.
     resident_bytes = max(sizes.get("resident_bytes", 0), sizes.get("anonymous_bytes", 0))
     return HostProcess(
         pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=sizes.get("anonymous_bytes")
@@ -190,9 +190,11 @@ def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:
 
 
 def _born(columns: Columns) -> int:
-    """When the newest of the server's processes began, for telling one life from the next."""
+    """When the newest of the server's processes began, to tell one run from the next."""
     starts = [
-        points.values[-1] for said, points in columns.reported if said.get("__name__") == "process_start_time_seconds"
+        points.values[-1]
+        for labels, points in columns.reported
+        if labels.get("__name__") == "process_start_time_seconds"
     ]
     return round(max(starts, default=0.0))
 
@@ -213,7 +215,7 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
 
 
 def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
-    """Stretches that follow one another for the same reason as one."""
+    """Adjoining intervals with the same reason as one."""
     found: list[LostHistory] = []
     for one in sorted(set(lost), key=lambda one: (one.start_seconds, one.end_seconds, one.reason)):
         if found and found[-1].reason == one.reason and one.start_seconds <= found[-1].end_seconds:

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kvdiag.engines import ENGINE_METRICS
-from kvdiag.feeds.history.series_labels import METRICS, Said, containers, hosts_of, only, pod_of, uuid_of, workload_of
+from kvdiag.feeds.history.series_labels import (
+    METRICS,
+    LabelMap,
+    containers,
+    hosts_of,
+    only,
+    pod_of,
+    uuid_of,
+    workload_of,
+)
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG
@@ -45,13 +54,18 @@ class Replica:
     series: tuple[Labels, ...]
     gaps: tuple[Gap, ...] = ()
 
+    @property
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each series."""
+        return [dict(series_id) for series_id in self.series]
+
 
 @dataclass(slots=True)
 class _Group:
     """A replica in the making."""
 
     key: str
-    own: list[Said] = field(default_factory=list)
+    own: list[LabelMap] = field(default_factory=list)
     series: list[Labels] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
     uuids: set[str] = field(default_factory=set)
@@ -60,45 +74,44 @@ class _Group:
 
 
 def container_of(replica: Replica) -> str | None:
-    """The server's own container in its pod, where all that tell it agree: its own page, else its GPUs' exporter."""
-    reported = [dict(labels) for labels in replica.series]
-    own = {said["container"] for said in reported if said.get("__name__") in ENGINE_METRICS and said.get("container")}
-    gpus = [said for said in reported if said.get("__name__") in GPU and workload_of(said) is not None]
+    """The server's container in its pod, if all series agree: those of its own metrics, else of its GPUs' exporter."""
+    own = [labels for labels in replica.labels if labels.get("__name__") in ENGINE_METRICS]
+    gpus = [labels for labels in replica.labels if labels.get("__name__") in GPU and workload_of(labels) is not None]
     given = {
         name
-        for said in gpus
-        if (name := said.get("exported_container") or ("" if said.get("exported_pod") else said.get("container")))
+        for labels in gpus
+        if (name := labels.get("exported_container") or ("" if labels.get("exported_pod") else labels.get("container")))
     }
-    return only(own or given)
+    return only({labels["container"] for labels in own if labels.get("container")} or given)
 
 
 def image_of(replica: Replica) -> str | None:
-    """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
-    inside = containers((dict(labels) for labels in replica.series), container_of(replica))
-    return only(said["image"].rpartition("/")[2] for said in inside if said.get("image"))
+    """The image of a server's own container, without its registry, if kube-state-metrics reports just one."""
+    inside = containers(replica.labels, container_of(replica))
+    return only(labels["image"].rpartition("/")[2] for labels in inside if labels.get("image"))
 
 
 def gpus_assigned(replica: Replica) -> bool:
-    """Whether all GPUs of a server are known to be its own: by an exporter that names its pod, or by kvdiag beside it.
+    """Whether all GPUs of a server are known to be its own: by an exporter that names its pod, or by its kvdiag daemon.
 
-    Those that were joined by the host may have idle neighbours of other servers' among them.
+    GPUs that were joined by their host may include idle ones of other servers.
     """
-    reported = [said for labels in replica.series if (said := dict(labels)).get("__name__") in {*GPU, *KVDIAG}]
-    gpus = [said for said in reported if METRICS[said["__name__"]].part == "device"]
+    reported = [labels for labels in replica.labels if labels.get("__name__") in {*GPU, *KVDIAG}]
+    gpus = [labels for labels in reported if METRICS[labels["__name__"]].part == "device"]
     return bool(gpus) and all(
-        said["__name__"] in KVDIAG or ((pod := pod_of(said)) is not None and _pod_key(pod) == replica.key)
-        for said in gpus
+        labels["__name__"] in KVDIAG or ((pod := pod_of(labels)) is not None and _pod_key(pod) == replica.key)
+        for labels in gpus
     )
 
 
 def pods_of_gpus(series: Iterable[Labels]) -> dict[str, set[str]]:
     """The pods that exporters name for each GPU, by UUID: several where it is shared, or has changed hands."""
     found: dict[str, set[str]] = defaultdict(set)
-    for labels in series:
-        said = dict(labels)
-        if said.get("__name__") not in GPU or (uuid := uuid_of(said)) is None:
+    for series_id in series:
+        labels = dict(series_id)
+        if labels.get("__name__") not in GPU or (uuid := uuid_of(labels)) is None:
             continue
-        if (pod := workload_of(said)) is not None:
+        if (pod := workload_of(labels)) is not None:
             found[uuid].add("/".join(pod).lstrip("/"))
     return found
 
@@ -112,13 +125,13 @@ def join(
     `shared` are GPUs, by UUID, that their exporter gives to these pods at once: to none of them alone.
     """
     chosen = frozenset(gpus)
-    reported = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
-    realms = _realms([said for _, said in reported])
+    reported = [(series_id, dict(series_id)) for series_id in sorted(chosen.union(series))]
+    realms = _realms([labels for _, labels in reported])
     found: list[Replica] = []
     gaps: list[Gap] = []
-    apart: dict[str, list[tuple[Labels, Said]]] = defaultdict(list)
-    for labels, said in reported:
-        apart[",".join(f"{name}={said[name]}" for name in realms)].append((labels, said))
+    apart: dict[str, list[tuple[Labels, LabelMap]]] = defaultdict(list)
+    for series_id, labels in reported:
+        apart[",".join(f"{name}={labels[name]}" for name in realms)].append((series_id, labels))
     for realm, some in apart.items():
         replicas, missing = _join(some, chosen, shared)
         found += [replace(one, key=f"{one.key} [{realm}]") for one in replicas] if len(apart) > 1 else replicas
@@ -126,39 +139,39 @@ def join(
     return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
 
 
-def _realms(reported: Sequence[Said]) -> tuple[str, ...]:
+def _realms(reported: Sequence[LabelMap]) -> tuple[str, ...]:
     """Labels that every series of every exporter has, such as a region: what differs in them is elsewhere."""
     names = set(reported[0]).intersection(*reported[1:]) - OF_ONE_TARGET if reported else set()
     return tuple(sorted(names))
 
 
 def _join(
-    reported: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
+    reported: Sequence[tuple[Labels, LabelMap]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
     groups = _servers(reported)
     _add_pods(groups, reported, chosen)
     _note_nodes(groups, reported)
-    for labels, said in reported:
-        if said.get("__name__") in CONTAINER and (group := _of_its_pod(groups, said)) is not None:
-            group.series.append(labels)
-    gpus = [(labels, said) for labels, said in reported if said.get("__name__") in GPU]
+    for series_id, labels in reported:
+        if labels.get("__name__") in CONTAINER and (group := _of_its_pod(groups, labels)) is not None:
+            group.series.append(series_id)
+    gpus = [(series_id, labels) for series_id, labels in reported if labels.get("__name__") in GPU]
     alone, gaps = _join_gpus(groups, gpus, chosen, shared)
     return [_replica(group) for group in groups.values()] + alone, gaps
 
 
-def _servers(reported: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
+def _servers(reported: Sequence[tuple[Labels, LabelMap]]) -> dict[str, _Group]:
     engines: dict[str, _Group] = {}
     beside: dict[str, _Group] = {}
-    for labels, said in reported:
-        name = said.get("__name__", "")
+    for series_id, labels in reported:
+        name = labels.get("__name__", "")
         if name not in ENGINE_METRICS and name not in KVDIAG:
             continue
-        key = _key(said)
+        key = _key(labels)
         group = (engines if name in ENGINE_METRICS else beside).setdefault(key, _Group(key=key))
-        group.series.append(labels)
-        group.own.append(said)
-        group.hosts |= hosts_of(said)
-        if (uuid := uuid_of(said)) is not None:
+        group.series.append(series_id)
+        group.own.append(labels)
+        group.hosts |= hosts_of(labels)
+        if (uuid := uuid_of(labels)) is not None:
             group.uuids.add(uuid)
             group.gpus = group.gpus or METRICS[name].part == "device"
     for key, group in sorted(beside.items()):
@@ -173,16 +186,18 @@ def _servers(reported: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
     return engines
 
 
-def _add_pods(groups: dict[str, _Group], reported: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> None:
-    """A server of which nobody scrapes a page: a pod with a GPU, by its exporter, and memory, by its node."""
+def _add_pods(
+    groups: dict[str, _Group], reported: Sequence[tuple[Labels, LabelMap]], chosen: frozenset[Labels]
+) -> None:
+    """A server whose metrics are not scraped: a pod with a GPU, by its exporter, and memory, by its node."""
     kept = {
         pod
-        for _, said in reported
-        if said.get("__name__") in CONTAINER and METRICS[said["__name__"]].part == "container"
-        if (pod := pod_of(said)) is not None
+        for _, labels in reported
+        if labels.get("__name__") in CONTAINER and METRICS[labels["__name__"]].part == "container"
+        if (pod := pod_of(labels)) is not None
     }
-    for labels, said in reported:
-        pod = workload_of(said) if said.get("__name__") in GPU and labels in chosen else None
+    for series_id, labels in reported:
+        pod = workload_of(labels) if labels.get("__name__") in GPU and series_id in chosen else None
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
@@ -191,20 +206,20 @@ def _add_pods(groups: dict[str, _Group], reported: Sequence[tuple[Labels, Said]]
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
 
-def _key(said: Said) -> str:
-    pod = pod_of(said)
+def _key(labels: LabelMap) -> str:
+    pod = pod_of(labels)
     if pod is not None:
         return _pod_key(pod)
-    return f"instance {said.get('cluster', '')}/{said.get('instance', '')}"
+    return f"instance {labels.get('cluster', '')}/{labels.get('instance', '')}"
 
 
 def _pod_key(pod: tuple[str, str, str]) -> str:
     return f"pod {'/'.join(pod)}"
 
 
-def _of_its_pod(groups: Mapping[str, _Group], said: Said) -> _Group | None:
+def _of_its_pod(groups: Mapping[str, _Group], labels: LabelMap) -> _Group | None:
     """The server whose pod a series names."""
-    return groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
+    return groups.get(_pod_key(pod)) if (pod := pod_of(labels)) is not None else None
 
 
 def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str, _Group]) -> _Group | None:
@@ -218,16 +233,16 @@ def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str
     return next(iter(engines.values())) if len(engines) == len(beside) == 1 and not near else None
 
 
-def _note_nodes(groups: Mapping[str, _Group], reported: Sequence[tuple[Labels, Said]]) -> None:
-    for _, said in reported:
-        group = _of_its_pod(groups, said) if said.get("__name__") == "kube_pod_info" else None
-        if group is not None and said.get("node"):
-            group.hosts.add(said["node"])
+def _note_nodes(groups: Mapping[str, _Group], reported: Sequence[tuple[Labels, LabelMap]]) -> None:
+    for _, labels in reported:
+        group = _of_its_pod(groups, labels) if labels.get("__name__") == "kube_pod_info" else None
+        if group is not None and labels.get("node"):
+            group.hosts.add(labels["node"])
 
 
 def _join_gpus(
     groups: Mapping[str, _Group],
-    reported: Sequence[tuple[Labels, Said]],
+    reported: Sequence[tuple[Labels, LabelMap]],
     chosen: frozenset[Labels],
     shared: Mapping[str, Iterable[str]],
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
@@ -239,45 +254,49 @@ def _join_gpus(
             by_uuid[uuid].append(group)
         for host in group.hosts:
             by_host[host].append(group)
-    # An exporter that says which pod has a GPU: one that it gives to none is nobody's.
-    mapping = {_exporter_of(said) for _, said in reported if said.get("exported_pod") or _of_its_pod(groups, said)}
-    gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in reported}
+    # Exporters that report which pod has a GPU: a GPU for which they name no pod belongs to none.
+    mapping = {
+        _exporter_of(labels) for _, labels in reported if labels.get("exported_pod") or _of_its_pod(groups, labels)
+    }
+    gpu_hosts = {labels.get("Hostname") or labels.get("instance", "") for _, labels in reported}
     unowned: dict[str, list[Labels]] = defaultdict(list)
     gaps: list[Gap] = []
-    for labels, said in reported:
-        uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
-        owner = _of_its_pod(groups, said)
+    for series_id, labels in reported:
+        uuid = uuid_of(labels) or f"{labels.get('Hostname') or labels.get('instance', '')}/gpu{labels.get('gpu', '')}"
+        owner = _of_its_pod(groups, labels)
         if owner is not None and uuid in shared:
             problem = "is shared by {}: its bytes cannot be attributed"
-            gaps.append(_unassigned(uuid, said, problem, sorted(shared[uuid]), [owner]))
+            gaps.append(_unassigned(uuid, labels, problem, sorted(shared[uuid]), [owner]))
             owner = None
-        elif owner is None and not said.get("exported_pod"):
+        elif owner is None and not labels.get("exported_pod"):
             owners = by_uuid.get(uuid, [])
-            if not owners and _exporter_of(said) not in mapping:
-                owners = list({one.key: one for host in hosts_of(said) for one in by_host.get(host, [])}.values())
+            if not owners and _exporter_of(labels) not in mapping:
+                owners = list({one.key: one for host in hosts_of(labels) for one in by_host.get(host, [])}.values())
                 if not owners and len(groups) == 1 and len(gpu_hosts) == 1:
                     owners = list(groups.values())
             if len(owners) > 1:
                 names = [one.key.partition(" ")[2].lstrip("/") for one in owners]
-                gaps.append(_unassigned(uuid, said, "may be of {}: its exporter does not name the pod", names, owners))
+                gaps.append(
+                    _unassigned(uuid, labels, "may be of {}: its exporter does not name the pod", names, owners)
+                )
             owner = owners[0] if len(owners) == 1 else None
         if owner is None:
-            if labels in chosen:
-                unowned[uuid].append(labels)
+            if series_id in chosen:
+                unowned[uuid].append(series_id)
         else:
-            owner.series.append(labels)
+            owner.series.append(series_id)
             owner.gpus = True
-    return [_lone_gpu(uuid, labels) for uuid, labels in unowned.items()], tuple(dict.fromkeys(gaps))
+    return [_lone_gpu(uuid, series_id) for uuid, series_id in unowned.items()], tuple(dict.fromkeys(gaps))
 
 
-def _exporter_of(said: Said) -> tuple[str, ...]:
-    """Who tells of a GPU: its pod is left out, which is the workload's where an exporter's labels are honoured."""
-    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "Hostname"))
+def _exporter_of(labels: LabelMap) -> tuple[str, ...]:
+    """The exporter of a GPU's series, without its pod label: with honor_labels that is the workload's."""
+    return tuple(labels.get(label, "") for label in ("cluster", "job", "instance", "Hostname"))
 
 
-def _unassigned(uuid: str, said: Said, problem: str, names: Sequence[str], owners: Sequence[_Group]) -> Gap:
+def _unassigned(uuid: str, labels: LabelMap, problem: str, names: Sequence[str], owners: Sequence[_Group]) -> Gap:
     """The gap of a GPU that could belong to several servers, noted with each of them."""
-    host = said.get("Hostname") or said.get("instance", "")
+    host = labels.get("Hostname") or labels.get("instance", "")
     more = "" if len(names) <= MAX_NAMED else f" and {len(names) - MAX_NAMED} more"
     named = f"{', '.join(names[:MAX_NAMED])}{more}"
     gap = Gap("nvml", "absent", f"GPU {uuid} of {host} {problem.format(named)}, so it is assigned to none")
@@ -290,7 +309,7 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
     reason = "no server is known to use this GPU"
     return Replica(
         key=f"gpu {uuid}",
-        subject=_common([dict(labels) for labels in series]),
+        subject=_common([dict(series_id) for series_id in series]),
         series=tuple(series),
         gaps=(Gap("engine", "absent", reason), Gap("host", "absent", reason)),
     )
@@ -301,7 +320,7 @@ def _replica(group: _Group) -> Replica:
     if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
         reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag covers this server's GPUs"
         gaps.append(Gap("nvml", "absent", reason))
-    names = {dict(labels).get("__name__", "") for labels in group.series}
+    names = {dict(series_id).get("__name__", "") for series_id in group.series}
     if not any(METRICS[name].part in ("host", "container") for name in names):
         reason = "no series of kvdiag or cAdvisor covers this server's host memory"
         gaps.append(Gap("host", "absent", reason))
@@ -311,7 +330,7 @@ def _replica(group: _Group) -> Replica:
 _OF_THE_METRIC = frozenset({"__name__", "engine", "reason", "sleep_state", "process", "component", "status", "id"})
 
 
-def _common(reported: Sequence[Said]) -> Subject:
-    """The labels that all of a subject's own series have in common: who it is."""
-    shared = set(reported[0].items()).intersection(*(said.items() for said in reported[1:])) if reported else set()
+def _common(reported: Sequence[LabelMap]) -> Subject:
+    """The labels that all of a subject's own series have in common: its identity."""
+    shared = set(reported[0].items()).intersection(*(labels.items() for labels in reported[1:])) if reported else set()
     return tuple(sorted(item for item in shared if item[0] not in _OF_THE_METRIC))

@@ -1,4 +1,4 @@
-"""What the labels of one series in a Prometheus say: its metric's meaning, its pod, GPU, host and target. Pure."""
+"""The labels of one series in a Prometheus: its metric's meaning, its pod, GPU, host and target. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 METRICS: Mapping[str, Meaning] = MappingProxyType({**ENGINE_METRICS, **KVDIAG, **GPU, **CONTAINER, **PROCESS})
 """Every metric that a history is read from."""
 
-Said = Mapping[str, str]
+LabelMap = Mapping[str, str]
 
 HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
 UUID_LABELS = ("UUID", "uuid")
@@ -31,41 +31,41 @@ _EXPORTER = re.compile(
 _NVML_UUID = re.compile(r"(?:GPU|MIG)-")
 
 
-def pod_of(said: Said) -> tuple[str, str, str] | None:
+def pod_of(labels: LabelMap) -> tuple[str, str, str] | None:
     """The pod that a series is about: the one that an exporter names, else its own target's."""
     for namespace, pod in POD_LABELS:
-        if said.get(pod):
-            return said.get("cluster", ""), said.get(namespace, ""), said[pod]
+        if labels.get(pod):
+            return labels.get("cluster", ""), labels.get(namespace, ""), labels[pod]
     return None
 
 
-def uuid_of(said: Said) -> str | None:
-    """The GPU that a series is about, as CUDA names it; a MIG slice has its instance beside it."""
+def uuid_of(labels: LabelMap) -> str | None:
+    """The GPU that a series is about, as CUDA names it; a MIG slice with its instance."""
     for label in (*UUID_LABELS, "gpu"):
         # An index under `gpu`, or the UUID itself.
-        if said.get(label) and (label != "gpu" or _NVML_UUID.match(said[label])):
-            slice_id = said.get("GPU_I_ID")
-            return cuda_uuid(said[label]) + (f"/{slice_id}" if slice_id else "")
+        if labels.get(label) and (label != "gpu" or _NVML_UUID.match(labels[label])):
+            slice_id = labels.get("GPU_I_ID")
+            return cuda_uuid(labels[label]) + (f"/{slice_id}" if slice_id else "")
     return None
 
 
-def hosts_of(said: Said) -> set[str]:
+def hosts_of(labels: LabelMap) -> set[str]:
     """Names by which a series' host may be known, its instance's without the port among them."""
-    found = {said[label] for label in HOST_LABELS if said.get(label)}
-    host = said.get("instance", "").rpartition(":")[0] or said.get("instance", "")
+    found = {labels[label] for label in HOST_LABELS if labels.get(label)}
+    host = labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
     return found | ({host} if host else set())
 
 
-def container_name(said: Said) -> str:
+def container_name(labels: LabelMap) -> str:
     """The container that a series is about: the one that an exporter names, else its own target's; "" if none is."""
-    return said.get("exported_container") or said.get("container", "")
+    return labels.get("exported_container") or labels.get("container", "")
 
 
-def containers(series: Iterable[Said], name: str | None) -> Iterator[Said]:
+def containers(series: Iterable[LabelMap], name: str | None) -> Iterator[LabelMap]:
     """What kube-state-metrics reports of the containers of this name, of all where it is `None`."""
-    for said in series:
-        if said.get("__name__") == "kube_pod_container_info" and name in (None, container_name(said)):
-            yield said
+    for labels in series:
+        if labels.get("__name__") == "kube_pod_container_info" and name in (None, container_name(labels)):
+            yield labels
 
 
 def only(values: Iterable[T]) -> T | None:
@@ -74,14 +74,14 @@ def only(values: Iterable[T]) -> T | None:
     return found.pop() if len(found) == 1 else None
 
 
-def target_of(said: Said) -> tuple[str, ...]:
-    """What was scraped: one page, whose series have their times in common."""
-    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
+def target_of(labels: LabelMap) -> tuple[str, ...]:
+    """The scrape target: all series of one scrape have the same time."""
+    return tuple(labels.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
 
 
-def workload_of(said: Said) -> tuple[str, str, str] | None:
-    """The pod that an exporter gives a GPU to, as far as its labels tell: not the exporter's own."""
-    if said.get("exported_pod"):
-        return pod_of(said)
-    own = any(_EXPORTER.search(said.get(label, "")) for label in ("pod", "container", "namespace"))
-    return None if own else pod_of(said)
+def workload_of(labels: LabelMap) -> tuple[str, str, str] | None:
+    """The pod that an exporter assigns a GPU to, by its labels; never the exporter's own pod."""
+    if labels.get("exported_pod"):
+        return pod_of(labels)
+    own = any(_EXPORTER.search(labels.get(label, "")) for label in ("pod", "container", "namespace"))
+    return None if own else pod_of(labels)

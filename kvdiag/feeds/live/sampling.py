@@ -1,6 +1,6 @@
 """Live sampling: engine, devices and host, each at its own pace, on drift-free ticks, into one growing timeline.
 
-Each loop makes samples of its own part alone, so that a hung driver call never holds up the engine's readings.
+Each loop samples its own source alone, so that a hung driver call never delays the engine's samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AGENT_SECONDS = 1.0
 """The agents' files are read in under a millisecond each; a second means that their volume is stuck."""
 
 HOST_SECONDS = 5.0
-"""A process's command line is read under the lock of its memory, which one that hangs in a driver does not let go."""
+"""A process's command line is read under its memory lock, which a process that hangs in a driver keeps."""
 
 DRIVER_STUCK = "the driver has not answered for {}: its readings are stale"
 AGENTS_STUCK = "the agents' folder has not answered for {}: its readings are stale"
@@ -46,7 +46,7 @@ HOST_STUCK = "the host has not answered for {}: is a process stuck in a driver?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between readings. Device memory at 1 Hz, process lists at 0.2 Hz: NVML takes a driver-wide lock."""
+    """Seconds between samples. Device memory at 1 Hz, process lists at 0.2 Hz: NVML takes a driver-wide lock."""
 
     engine_seconds: float = 0.1
     device_seconds: float = 1.0
@@ -54,7 +54,7 @@ class Pace:
     agent_seconds: float = 1.0
     host_seconds: float = 5.0
     most_driver_ratio: float = 1.0
-    """Share of the time that may be spent in the driver: after a slow call it is left alone until that holds again."""
+    """Share of the time that may be spent in the driver: after a slow call it is not called until that holds again."""
 
 
 def since_boot_seconds() -> float:
@@ -80,25 +80,25 @@ class Clock:
         return self._steady()
 
     def set_seconds(self) -> float:
-        """How far the wall clock has been set forward since it was read, or back where that is negative."""
-        # Who is held up between the two clocks sees a difference that is none, though hardly three times.
+        """How far the wall clock has been set forward since it was read; negative if back."""
+        # A delay between reading the two clocks looks like a difference; three delays in a row are unlikely.
         return min((self._wall() - self.now_seconds() for _ in range(3)), key=abs)
 
     def move(self, seconds: float) -> None:
-        """Follow a wall clock that was set by so much: earlier times are not in one order with those from now on."""
+        """Follow a wall clock that was set by so much: times from now on may precede earlier ones."""
         self._offset += seconds
 
 
 @dataclass(slots=True)
 class Ticks:
-    """How often a loop was due, and how often of that it did not run: something before it took too long."""
+    """How often a loop was due, and how often it was skipped because an earlier run took too long."""
 
     due_total: int = 0
     missed_total: int = 0
 
 
 async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[int]:
-    """Count ticks, each due at its own time: a late one shifts none after it, missed ones are skipped."""
+    """Count ticks, each due at its own time: a late tick does not delay the next ones, missed ones are skipped."""
     loop = asyncio.get_running_loop()
     start, number, before = loop.time(), 0, -1
     while True:
@@ -112,10 +112,13 @@ async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[i
 
 
 class TimelineBuilder:
-    """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it."""
+    """The growing timeline of a run: kept in memory, written to a trace if there is one, and awaited by the steps.
+
+    A daemon keeps a day in little memory instead (`Retention`).
+    """
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
-        """Begin empty; `trace` gets every sample and mark as it comes."""
+        """Begin empty; `trace` gets every sample and mark, and is closed by the caller."""
         self._trace = trace
         self._samples: list[Sample] = []
         self._marks: list[Mark] = []
@@ -123,7 +126,12 @@ class TimelineBuilder:
         self._news = asyncio.Event()
 
     def add(self, entry: Sample | Mark) -> None:
-        """Append one sample or mark, which must be the newest of its kind, and wake those who wait."""
+        """Append one sample or mark, which must be the newest of its kind, and wake waiting tasks.
+
+        Raises:
+            KvdiagError: the trace cannot be written.
+
+        """
         if isinstance(entry, Sample):
             self._samples.append(entry)
             for gap in entry.gaps:
@@ -139,7 +147,7 @@ class TimelineBuilder:
         self._news = asyncio.Event()
 
     def keep_in(self, trace: TraceWriter) -> None:
-        """Write to `trace` what comes, and before it what there is already."""
+        """Write all entries so far to `trace`, and all further ones."""
         entries: list[Sample | Mark] = [*self._samples, *self._marks]
         for entry in entries:
             trace.add(entry)
@@ -155,7 +163,7 @@ class TimelineBuilder:
         return self._samples[index:]
 
     def timeline(self) -> Timeline:
-        """All there is so far."""
+        """The timeline so far."""
         return Timeline(samples=tuple(self._samples), marks=tuple(self._marks))
 
     async def wait_for(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
@@ -172,10 +180,18 @@ class TimelineBuilder:
 
 @dataclass(kw_only=True)
 class Sampler:
-    """Reads every source at its interval; `record` takes each sample as it comes.
+    """Reads every source at its interval until it is cancelled. Each sample has the part of one source alone.
 
-    Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes from
-    the host. `load` returns our own requests at this moment. Ticks of each source are added to those `counted` already.
+    Args:
+        engine, nvml, agents: the server's metrics, its devices, the allocators inside it; `None` is not read.
+        processes: the server's processes on this host, read if `facts` names them.
+        facts: the server.
+        record: takes each sample as it comes; a `KvdiagError` of its own ends the sampler.
+        pace, clock: the interval of each source in seconds, and the time of each sample.
+        load: our own requests at this moment; `None` where there are none.
+        counted: ticks of each source so far, which are added to.
+
+    A source that fails, or does not answer in time, is a sample with a `Gap`; no other source waits for it.
     """
 
     engine: EngineClient | None
@@ -189,7 +205,7 @@ class Sampler:
     load: Callable[[], Load | None]
     counted: dict[str, Ticks] = field(default_factory=dict)
     durations_seconds: dict[str, float] = field(default_factory=dict, init=False)
-    """How long the newest reading of each source took."""
+    """Duration of the newest read of each source."""
     _driver_absent: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -215,12 +231,12 @@ class Sampler:
             begun_seconds = self.clock.steady_seconds()
             if begun_seconds < rest_until_seconds:
                 continue
-            # By the number of the five, not by its tick: the one that lists processes may be among those left out.
+            # By the interval, not by the tick: the tick that would list processes may have been skipped.
             processes = number // every > listed
             listed = number // every
             with self._own_mistakes("nvml"):
                 await self.read_devices(processes=processes)
-            # A call is given up after DRIVER_SECONDS: beyond that, on a busy machine, the delay is our own.
+            # A call times out after DRIVER_SECONDS: beyond that, on a busy machine, the delay is our own.
             took_seconds = min(self.clock.steady_seconds() - begun_seconds, DRIVER_SECONDS)
             rest_until_seconds = begun_seconds + took_seconds / self.pace.most_driver_ratio
 
@@ -234,7 +250,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
-        """An unforeseen error of a source costs this reading alone; that a reading cannot be kept ends the sampler."""
+        """An unforeseen error of a source becomes a gap; a KvdiagError, which the trace raises, ends the sampler."""
         try:
             yield
         except KvdiagError:
@@ -245,7 +261,7 @@ class Sampler:
             self.record(Sample(at_seconds=self.clock.now_seconds(), gaps=(Gap(source, "failed", reason),)))
 
     async def read_host(self) -> None:
-        """One reading of the server's processes on the host, where they are known."""
+        """Sample the server's processes on the host, if they are known."""
         if self.facts.server_pids is not None:
             with self._timed("host"):
                 stuck = ("host", HOST_STUCK)
@@ -253,7 +269,7 @@ class Sampler:
             self.record(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
-        """One reading of the engines, with what our own requests held right before and after it."""
+        """Sample the engines, with the load of our own requests right before and after."""
         if self.engine is None:
             return
         before = self.load()
@@ -263,7 +279,7 @@ class Sampler:
         self.record(Sample(at_seconds=now_seconds, engines=engines, load=self.load(), load_before=before, gaps=gaps))
 
     async def read_devices(self, *, processes: bool) -> None:
-        """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
+        """Sample the devices; a driver that does not answer in time is a gap, not a wait."""
         with self._timed("nvml"):
             devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", DRIVER_STUCK), processes=processes)
         self._driver_absent = driver_absent(devices, gaps)
@@ -271,7 +287,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _timed(self, source: str) -> Iterator[None]:
-        """Note how long a reading takes, also if it fails: else the last good one would stand for it."""
+        """Note how long a read takes, also if it fails: otherwise the last successful duration would be reported."""
         begun_seconds = self.clock.steady_seconds()
         try:
             yield
@@ -288,16 +304,16 @@ def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> 
 
 
 async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
-    """One reading of the agents' files; a volume that does not answer in time is a gap, not a wait."""
+    """Read the agents' files once; a volume that does not answer in time is a gap, not a wait."""
     return await _in_time(agents, timeout_seconds, ("torch_allocator", AGENTS_STUCK))
 
 
 async def _in_time(
-    reader: ThreadedReader[Reading[Part]], timeout_seconds: float, stuck: tuple[str, str], **asked: object
+    reader: ThreadedReader[Reading[Part]], timeout_seconds: float, stuck: tuple[str, str], **arguments: object
 ) -> Reading[Part]:
-    """One reading; one that takes too long is a gap of the source and for the reason that `stuck` names."""
+    """Read once; a read that takes too long is a gap of the source and for the reason in `stuck`."""
     try:
-        return await reader.ask(timeout_seconds, **asked)
+        return await reader.ask(timeout_seconds, **arguments)
     except ReadTimeout as busy:
         source, reason = stuck
         return None, (Gap(source, "failed", reason.format(f"{busy.since_seconds:.0f} s")),)

@@ -1,4 +1,4 @@
-"""Who is diagnosed: version, model, pools and processes of one server, read once before anything else."""
+"""The facts of one server: version, model, pools and processes, read once before anything else."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, Gap
-from kvdiag.sources import host
+from kvdiag.sources import host, served_model
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 HOST_SECONDS = 30.0
-"""On a machine of thousands of processes, or beside a slow volume, reading takes a while."""
+"""On a machine with thousands of processes or a slow volume, reading takes a while."""
 
 
 def host_reader() -> ThreadedReader[Facts]:
-    """Makes the facts on a thread of its own, which is left behind where the host hangs."""
+    """A reader of the facts on a thread of its own, which is abandoned if the host hangs."""
     return ThreadedReader(read_facts, "host")
 
 
@@ -27,7 +27,7 @@ async def gather_facts(
     *,
     host_seconds: float = HOST_SECONDS,
 ) -> tuple[Facts, Identity]:
-    """The facts of the server at `url`; those that this host tells of it come through `reader`.
+    """The facts of the server at `url`; those of this host are read by `reader`.
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, or a read times out.
@@ -60,8 +60,8 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
     # Where both limit a cache, the command line counts.
     reported = (cache for command in commands for cache in limits_on_command_line(command))
     caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
-    root = host.model_folder(identity.root, pids or ())
-    weights, weight_gaps = host.weights_bytes(root)
+    root = served_model.model_folder(identity.root, pids or ())
+    weights, weight_gaps = served_model.weights_bytes(root)
     return Facts(
         url=url,
         engine_name=engine.name,
@@ -73,7 +73,7 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
         host_caches=None if pids is None and not caches else tuple(caches.values()),
         host_limit_bytes=host.limit_bytes(pids or ()),
-        model_config=host.model_config(root),
+        model_config=served_model.model_config(root),
         kv_connector=engine.kv_connector(page, commands),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],

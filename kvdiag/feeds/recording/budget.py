@@ -1,7 +1,7 @@
-"""What is kept of a recording: all of it while it is small, its older part thinned to minutes where it is not.
+"""Limits what is kept of a recording: all of a small one; the older part of a large one is thinned to minutes.
 
-A recording may unpack to a thousand times its size. Three things are bounded, for all files of one folder together:
-bytes after unpacking, values, and memory, of which a line takes an amount that can be told from its text.
+A recording may unpack to a thousand times its size. Three things are limited, for all files of one folder together:
+bytes after unpacking, values, and memory, which is estimated from the text of each line.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MAX_VALUES = 16_000_000
 """A day of 8 GPUs, or two of one; reading so many takes up to a minute."""
 
 LINE_VALUES = 16
-"""What reading a line costs beside its values, in such."""
+"""Cost of reading a line, in values, on top of its own values."""
 
 MAX_MEMORY_BYTES = 320 * 2**20
 """Six hours of 8 GPUs as they came, or a soak of two hours; days in minutes take less."""
 
 THINNED_RATIO = 0.3
-"""Of that, what is left to minutes."""
+"""Share of that memory for samples thinned to minutes."""
 
 WORK_BYTES = 16 * 2**20
-"""What comes is gathered up to this much before it is thinned."""
+"""Samples are buffered up to this size before they are thinned."""
 
 ENTRY_BYTES, OBJECT_BYTES, LIST_BYTES, VALUE_BYTES = 512, 96, 64, 36
-"""Memory of a sample, and of each object, list and value in it, a little more than measured."""
+"""Memory of a sample, and of each object, list and value in it, slightly more than measured."""
 
 WIDE_CHARACTER_BYTES = 4
 """A text with one character beyond Latin takes so much for each of its characters."""
@@ -49,7 +49,7 @@ MAX_PIDS = 16_384
 
 
 class TooLongError(KvdiagError):
-    """A recording that goes beyond what is read."""
+    """A recording that exceeds a limit."""
 
 
 THINNED = Gap(
@@ -61,23 +61,24 @@ THINNED = Gap(
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be read of a recording."""
+    """The rest of the limits while a recording is read."""
 
     unpacked_bytes: int = MAX_BYTES
     values: int = MAX_VALUES
     memory_bytes: int = MAX_MEMORY_BYTES
+    work_bytes: int = WORK_BYTES
     thinned_bytes: int = field(init=False)
-    """Of the memory, what is not for samples as they came."""
+    """Memory for thinned samples."""
 
     def __post_init__(self) -> None:
-        """Leave a part of the memory to minutes."""
+        """Reserve a part of the memory for thinned samples."""
         self.thinned_bytes = round(self.memory_bytes * THINNED_RATIO)
 
     def take(self, line: bytes) -> None:
         """Count a line as it is read.
 
         Raises:
-            TooLongError: no more may be read.
+            TooLongError: a limit is exceeded.
 
         """
         self.unpacked_bytes -= len(line)
@@ -89,7 +90,7 @@ class Budget:
 
 
 def memory_bytes(line: bytes) -> int:
-    """About what the sample of a line takes; never much less."""
+    """The approximate memory of a line's sample; never much less than it takes."""
     text = len(line) * (1 if line.isascii() and b"\\u" not in line else WIDE_CHARACTER_BYTES)
     objects, lists, values = line.count(b"{"), line.count(b"["), line.count(b",")
     return ENTRY_BYTES + text + OBJECT_BYTES * objects + LIST_BYTES * lists + VALUE_BYTES * values
@@ -119,14 +120,14 @@ class Kept:
         """
         self.marks.append(mark)
         self._budget.memory_bytes -= size_bytes
-        if self._budget.memory_bytes < WORK_BYTES:
+        if self._budget.memory_bytes < self._budget.work_bytes:
             raise TooLongError("its marks need too much memory")
 
     def add(self, sample: Sample, size_bytes: int) -> None:
         """Take the newest sample.
 
         Raises:
-            TooLongError: not even in minutes is there room for it, or it tells of more than one server has.
+            TooLongError: it does not fit even when thinned, or it has more devices or processes than any server.
 
         """
         self._refuse_crowds(sample)
@@ -134,9 +135,9 @@ class Kept:
         self._whole.append((sample, size_bytes))
         self._whole_bytes += size_bytes
         room_bytes = self._budget.memory_bytes - self._thinned_bytes
-        if self._whole_bytes > max(room_bytes - self._budget.thinned_bytes, WORK_BYTES):
+        if self._whole_bytes > max(room_bytes - self._budget.thinned_bytes, self._budget.work_bytes):
             self._thin()
-            if self._thinned_bytes > self._budget.memory_bytes - WORK_BYTES:
+            if self._thinned_bytes > self._budget.memory_bytes - self._budget.work_bytes:
                 raise TooLongError("it needs too much memory even when thinned to one-minute samples")
 
     def _refuse_crowds(self, sample: Sample) -> None:
@@ -162,14 +163,14 @@ class Kept:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is kept as it came."""
+        """Whether no sample was thinned."""
         return not self._thinned
 
     def samples(self) -> tuple[Sample, ...]:
-        """All that is kept; what it takes is not there for other files any more.
+        """All that is kept; its memory is taken from the budget.
 
         Raises:
-            TooLongError: test steps are in it, which cannot be judged by minutes.
+            TooLongError: it has test steps, which cannot be judged from thinned samples.
 
         """
         if self.marks and self._thinned:

@@ -2,7 +2,7 @@
 
 Each segment is a trace of its own (`kvdiag.feeds.recording.trace`). A recorder that was killed leaves a segment
 without its end, whose last line may be torn: what stood before it counts. One that is damaged is left out, and so are
-the oldest where there are more than can be read; what is left out is a gap that says so.
+the oldest if there are more than can be read; what is left out is reported as a gap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Segment(NamedTuple):
 
 
 def read_recorded(path: Path) -> tuple[Timeline, Facts]:
-    """What a recorder has kept: a trace, or a folder of its segments.
+    """The timeline and facts of a recording: a trace, or a folder of its segments.
 
     Raises:
         KvdiagError: as `read_trace` and `read_segments`.
@@ -50,7 +50,7 @@ def read_recorded(path: Path) -> tuple[Timeline, Facts]:
     return read_segments(path) if path.is_dir() else read_trace(path)
 
 
-def read_segments(folder: Path) -> tuple[Timeline, Facts]:
+def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeline, Facts]:
     """The timeline of a recorder's folder, and the facts of its newest segment.
 
     Raises:
@@ -64,7 +64,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     paths = [path for path in listed if path.exists()]
     begun = {path for path in paths if is_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
-    budget = Budget()
+    budget = Budget() if budget is None else budget
     for older, path in reversed([*enumerate(paths)]):
         if path not in begun:
             gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))
@@ -103,10 +103,10 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
 
 
 def behind(paths: Iterable[Path]) -> dict[Path, float]:
-    """By how much the clock of each segment was behind that of the last one, as the headers between them tell.
+    """By how much the clock of each segment was behind that of the last one, by the headers between them.
 
     `paths` are in the order in which they were begun, which is that of a recorder's names. A header that cannot be read
-    tells of no clock that was set.
+    counts as no change of the clock.
     """
     found: dict[Path, float] = {}
     seconds = 0.0
@@ -118,7 +118,7 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
 
 
 def of_it(error: KvdiagError, path: Path) -> str:
-    """An error of a segment that is named already."""
+    """The message of an error whose segment is already named."""
     return str(error).replace(str(path), "it")
 
 
@@ -162,7 +162,7 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
                 f"{before.name} and {after.name} in {folder} cover the same time, so they are of several servers: "
                 "give the files instead of the folder, and each is diagnosed separately"
             )
-    # By the newest pools the usage of others cannot be read.
+    # The usage ratio of a pool of another size cannot be read by the newest pools.
     first = next(
         place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])
     )

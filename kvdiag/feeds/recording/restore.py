@@ -38,10 +38,10 @@ class Before:
 
 
 def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | None:
-    """What was recorded of the server within the last day, `None` where that is nothing.
+    """The recorded history of the server within the last day, `None` if there is none.
 
     `url` is the server's, where it is known. What cannot be read is left out, logged, and a gap of the last
-    sample; what was recorded by a clock that was ahead is left out, too: nothing may be newer than now.
+    sample; samples dated in the future (their clock was ahead) are left out, too.
 
     Raises:
         KvdiagError: the folder cannot be read.
@@ -110,7 +110,7 @@ def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample
 
 
 def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
-    """The samples of several segments in ascending time; what is before what an earlier one holds is left out."""
+    """The samples of several segments in ascending time; samples before the end of an earlier segment are left out."""
     found: list[Sample] = []
     for samples in reversed(newest_first):
         last_seconds = found[-1].at_seconds if found else 0.0

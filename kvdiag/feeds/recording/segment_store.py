@@ -1,7 +1,7 @@
-"""The folder of a flight recorder: trace segments that rotate within a size, readable after any end.
+"""The folder of a recorder: trace segments that rotate within a size limit, readable even after a kill.
 
     DIR/kvdiag-00000001.jsonl.gz           every sample, a line each
-    DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, from which the next start goes on
+    DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, restored at the next start
 
 A torn last line, which a kill leaves, is dropped by readers.
 """
@@ -33,7 +33,7 @@ SEGMENT_SECONDS = 3600.0
 """Of one segment at most; the reader takes a month of them."""
 
 SEGMENTS = 8
-"""A segment has at most this part of the size, so that what is removed for a new one is little."""
+"""A segment has at most this part of the size limit, so that little is removed for a new one."""
 
 MOST_FILES = 1000
 """A daemon that is started every few seconds leaves a segment each time; the reader takes 1,024."""
@@ -47,7 +47,7 @@ NAME = re.compile(r"kvdiag-(\d{8,12})\.jsonl\.gz", re.ASCII)
 """Files of the recorder, if they belong to its user. No other file is read or changed."""
 
 MOST_TAKEN = 1000
-"""Taken names that are skipped before it is an error."""
+"""Existing names that are skipped before it is an error."""
 
 HISTORY = "history"
 
@@ -90,14 +90,14 @@ class SegmentStore:
         self._histories: list[_Segment] = []
 
     def begin(self, facts: Facts) -> None:
-        """What comes is of these facts: in segments of its own, as the header of each says."""
+        """Write the next samples to new segments with these facts in their headers."""
         if facts != self._facts:
             self._facts = facts
             self._end(self.folder)
             self._end(self._history)
 
     def clock_was_set(self, seconds: float) -> None:
-        """Times from now on are not in one order with those before: they begin a segment, which says so."""
+        """Begin a new segment, whose header records how far the clock was set: its times may precede earlier ones."""
         self._end(self.folder)
         self._set_seconds += seconds
 
@@ -130,13 +130,13 @@ class SegmentStore:
             self._end(self._history)
         if self._history not in self._open:
             self._histories.append(self._start(self._history, first_seconds))
-            # A segment is too old when the one after it begins before what is kept.
+            # A segment is too old if the one after it begins before the kept time.
             while len(self._histories) > 1 and self._histories[1].begun_seconds < first_seconds - KEPT_SECONDS:
                 _remove([self._histories.pop(0).path])
         self._write(self._history, samples)
 
     def renew_history(self, samples: Sequence[Sample]) -> None:
-        """Put this in place of all histories that there are.
+        """Replace the history.
 
         Raises:
             KvdiagError: the disk is full or gone; the old ones are still there.
@@ -149,15 +149,15 @@ class SegmentStore:
         _remove(old)
 
     def resize(self, max_bytes: int) -> None:
-        """Have another size from now on."""
+        """Change the size limit."""
         self.max_bytes = max_bytes
         self._make_room()
 
     def close(self) -> None:
-        """End what is open, and let go of the folder.
+        """End the open segments and unlock the folder.
 
         Raises:
-            KvdiagError: the disk is full or gone; the folder is let go of all the same.
+            KvdiagError: the disk is full or gone; the folder is unlocked all the same.
 
         """
         try:
@@ -179,7 +179,7 @@ class SegmentStore:
         for number in count(self._number + 1):
             path = folder / f"kvdiag-{number:08d}.jsonl.gz"
             try:
-                # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
+                # The folder may have been emptied; the recorder does not create it again.
                 if self.folder.is_dir():
                     self._hold()
                     _make_history(self.folder)
@@ -187,7 +187,7 @@ class SegmentStore:
             except KvdiagError as error:
                 if isinstance(error.__cause__, FileExistsError) and number < self._number + MOST_TAKEN:
                     continue
-                # Nothing is in it, and the next attempt is to have its number.
+                # It is empty; the next attempt uses the same number.
                 _remove(made)
                 raise
             self._number = number
@@ -196,7 +196,7 @@ class SegmentStore:
         raise AssertionError("there is always a next number")
 
     def _hold(self) -> None:
-        """Lock the folder again, where another came in its place: the lock went with the old one."""
+        """Lock the folder again if it was replaced: the lock was the old one's."""
         lock = self.folder / ".lock"
         try:
             is_ours = os.path.samestat(os.fstat(self._lock.fileno()), lock.lstat())
@@ -231,7 +231,7 @@ class SegmentStore:
                 raise
 
     def _make_room(self) -> None:
-        """Remove the oldest segments, until a whole new one has its place within the size."""
+        """Remove the oldest segments until a whole new one fits the size limit."""
         found = [(path, _size(path)) for path in files(self.folder)]
         history_bytes = sum(_size(path) for path in files(self._history))
         left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
@@ -256,7 +256,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Return whether this is a regular file of this user or root; other users may have put theirs here."""
+    """Return whether this is a regular file of this user or root; other users may have put files here."""
     try:
         about = entry.stat(follow_symlinks=False)
     except OSError:
@@ -300,7 +300,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """A lock that ends with its process, however that ends."""
+    """A lock that ends with its process, even after a kill."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files_.CLOSED, 0o644), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

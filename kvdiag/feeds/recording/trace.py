@@ -1,11 +1,11 @@
 """Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
 
-A header may say `about` itself what it likes, where it comes from for one; nothing of it is judged.
-The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
-last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+A header may have free metadata `about` the trace, such as its origin; it is not judged.
+The last line has the number of entries. A trace without it was cut off, which becomes a gap of its facts, and a torn
+last line is dropped: a kill leaves both. Any other bad line is an error that names it.
 
-Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a line that
-reads as well as before. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
+Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a valid
+line. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import kvdiag
 from kvdiag import files
+from kvdiag.engines import ENGINES
+from kvdiag.engines.engine import SOURCE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
@@ -58,6 +60,10 @@ CLOCK_SET = "clock_set_seconds"
 MOST_SET_SECONDS = 2e9
 """From 1970, where a machine without a clock begins, to now."""
 
+ENGINE_NAMES = frozenset(engine.name for engine in ENGINES)
+
+Read = TypeVar("Read", Facts, Sample)
+
 SAMPLE = b'{"sample":{"at_seconds":'
 """How the line of a sample begins."""
 
@@ -82,14 +88,14 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         clock_set_seconds: float = 0.0,
         opened: Callable[[Path], int] = files.emptied,
     ) -> None:
-        """Begin a trace in a new file or over an old one of ours; `about` is kept in its header for people to read.
+        """Begin a trace in a new file or over an old one of ours; `about` is metadata for its header.
 
-        `opened` gives the descriptor of the file, emptied.
-        `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
+        `opened` returns the descriptor of the file, emptied.
+        `clock_set_seconds` is how far the clock was set between the recording before this one and this one.
 
         Raises:
             KvdiagError: the file cannot be written.
-            ValueError: what it says about itself is no JSON, or too long.
+            ValueError: `about` is no JSON, or too long.
 
         """
         self._path = path
@@ -100,7 +106,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
             header[CLOCK_SET] = clock_set_seconds
         if about is not None:
             if (length := len(json.dumps(about, allow_nan=False))) > MAX_ABOUT_CHARACTERS:
-                raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
+                raise ValueError(f"`about` has {length} characters; at most {MAX_ABOUT_CHARACTERS} are allowed")
             header["about"] = about
         with self._recording():
             self._raw = os.fdopen(opened(path), "wb")
@@ -154,7 +160,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
             self._raw.close()
 
     def drop(self) -> None:
-        """Close after an error: what the file still held cannot be written, which has been said already."""
+        """Close after an error: what the file still buffers cannot be written, which was reported already."""
         for file in (self._file, self._raw):
             with contextlib.suppress(OSError):
                 file.close()
@@ -176,8 +182,7 @@ def read_trace(
 ) -> tuple[Timeline, Facts]:
     """The timeline and facts of a trace file; samples before `from_seconds` are left out, which takes little time.
 
-    `share` gives for each sample an equal one that takes less memory; `budget` is what is left of one that several
-    files have together.
+    `share` returns for each sample an equal one that takes less memory; `budget` is shared by several files.
 
     Raises:
         KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
@@ -316,7 +321,7 @@ def _header(line: bytes, path: Path) -> Facts:
         use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
         raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use {use}")
     try:
-        return from_plain(Facts, header.get("facts"))
+        return _of_today(from_plain(Facts, header.get("facts")))
     except ValueError as error:
         raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
 
@@ -334,7 +339,7 @@ def _no_constant(name: str) -> float:
 
 def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:
     if list(line) == ["sample"]:
-        sample = from_plain(Sample, line["sample"])
+        sample = _of_today(from_plain(Sample, line["sample"]))
         _refuse_earlier(sample, kept.last, "sample")
         kept.add(sample if share is None else share(sample), size_bytes)
     elif list(line) == ["mark"]:
@@ -345,6 +350,14 @@ def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sam
         raise ValueError("the trace's end reports another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
+
+
+def _of_today(read: Read) -> Read:
+    """The same with the source of the engine's gaps as it is called now: early traces have the engine's name there."""
+    if not any(gap.source in ENGINE_NAMES for gap in read.gaps):
+        return read
+    gaps = (replace(gap, source=SOURCE) if gap.source in ENGINE_NAMES else gap for gap in read.gaps)
+    return replace(read, gaps=tuple(gaps))
 
 
 def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:

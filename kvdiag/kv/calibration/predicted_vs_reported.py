@@ -42,7 +42,7 @@ class Figure(StrEnum):
 _TITLES = {
     Figure.WEIGHTS: "bytes of weights",
     Figure.POOL: "bytes of KV pool",
-    Figure.BLOCKS: "blocks in the pool",
+    Figure.BLOCKS: "blocks, with the null block",
     Figure.TOKENS: "tokens of capacity",
     Figure.CONCURRENCY: "longest requests at once",
 }

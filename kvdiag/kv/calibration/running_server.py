@@ -60,9 +60,9 @@ class Served:
 def served(facts: Facts, pool: KvPool) -> Served | str:
     """The model of the engine that has this pool; or why there is none, as a clause."""
     if facts.model_config is None:
-        return "the model's config.json is not readable from here"
+        return "the model's config.json is not readable from here; run kvdiag where the model's files are"
     if facts.max_model_len_tokens is None:
-        return "the server does not report max_model_len"
+        return "the server does not report max_model_len; check its /v1/models"
     # What is not looked at must not divide the cache.
     return _served(
         Facts(
@@ -115,11 +115,11 @@ def bytes_problem(facts: Facts) -> str | None:
         if isinstance(model, str):
             return model
         if (drift := model.drift()) is not None:
-            return f"the model's config predicts a different {drift.figure} than the engine reports"
+            return f"the model's config predicts a different {drift.figure} than the engine reports; see `kvdiag audit`"
         if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
-            return "block sizes differ between pipeline stages"
+            return "block sizes differ between pipeline stages; see `kvdiag audit`"
         if model.block_bytes is None:
-            return "the number of tensor-parallel ranks is not known"
+            return "the tensor-parallel size is not known; run kvdiag in the server's PID namespace"
     return None
 
 
@@ -135,7 +135,7 @@ def _served(facts: Facts) -> Served | str:
     except KvModelError as error:
         return f"the model's config cannot be used: {error}"
     except (ValueError, RecursionError):
-        return "the model's config.json is not valid JSON"
+        return "the model's config.json is not valid JSON; check the file"
     explained = explain(
         Calibration(comparisons=best.figures), architecture, best.deployment, report, Expected(pool_source="estimate")
     )

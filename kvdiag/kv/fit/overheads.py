@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from kvdiag.kv.layout.layers import Architecture
 
 GIB = 1 << 30
-# What `--engine` may be: the engine that this package models, and any other, by the rule of thumb.
-MODELLED_ENGINE, GENERIC_ENGINE = "vllm", "generic"
+
+ESTIMATE = "estimate"
+"""The source of overheads that were not measured."""
+
+GENERIC_ENGINE = "generic"
+"""`--engine` for any engine that is not modelled: no overheads but a rule of thumb."""
+
 # The rule of thumb of "KV memory in production" and the audit article: CUDA context 1.5 GB, allocator 2 GB, activations
 # counted inside the latter; 80 - 35 - 1.5 - 2 = 41.5 GB for a 70B model at TP 4 on 80 GB.
 GENERIC_CONTEXT_BYTES = 1_500_000_000
@@ -65,7 +70,7 @@ def vllm_overheads(
         context_bytes=_CONTEXT_BYTES + doublings * _NCCL_BYTES_PER_DOUBLING,
         activation_bytes=max(layer, sampler) + GIB // 4,
         graph_bytes=_GRAPH_BYTES if graphs else 0,
-        source="estimate",
+        source=ESTIMATE,
     )
 
 

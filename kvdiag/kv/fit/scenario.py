@@ -68,6 +68,9 @@ class Scenario:
         return self.deployment.tensor_parallel * self.deployment.pipeline_parallel
 
 
+_EVICTION = "eviction-budget"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
     """One single change, what it costs otherwise, and the plan with it."""
@@ -77,6 +80,8 @@ class Lever:
     price: str
     plan: Plan
     gained_bytes: int
+    supported: bool = True
+    """Whether the engine can do it."""
 
 
 def rank_weights(scenario: Scenario) -> tuple[int, ...]:
@@ -143,7 +148,7 @@ def demand_grid(
 
 
 def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
-    """Every single change that helps: those that make it fit first, then by bytes gained."""
+    """Every single change that helps: those that make it fit first, then by bytes gained; unsupported ones last."""
     levers = []
     for name, change, price, changed in _changes(scenario, plan):
         try:
@@ -153,9 +158,14 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
             continue
         gained = better.headroom_bytes - plan.headroom_bytes
         if gained > 0:
-            levers.append(Lever(name=name, change=change, price=price, plan=better, gained_bytes=gained))
+            supported = name != _EVICTION
+            lever = Lever(name=name, change=change, price=price, plan=better, gained_bytes=gained, supported=supported)
+            levers.append(lever)
     return tuple(
-        sorted(levers, key=lambda one: (one.plan.outcome is Outcome.DOES_NOT_FIT, -one.gained_bytes, one.name))
+        sorted(
+            levers,
+            key=lambda one: (not one.supported, one.plan.outcome is Outcome.DOES_NOT_FIT, -one.gained_bytes, one.name),
+        )
     )
 
 
@@ -201,5 +211,5 @@ def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, 
         yield "shorter-context", f"--max-model-len {plan.max_context_tokens}", price, shorter
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
     change = f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens"
-    price = "attention becomes approximate; the engine must support eviction (vLLM 0.32 does not)"
-    yield "eviction-budget", change, price, replace(scenario, demand=replace(demand, context_tokens=kept))
+    price = "vLLM 0.32 cannot evict; where an engine can, attention becomes approximate"
+    yield _EVICTION, change, price, replace(scenario, demand=replace(demand, context_tokens=kept))

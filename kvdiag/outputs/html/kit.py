@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.model import Device, Finding, Gap, LedgerLine, Status
-from kvdiag.outputs.html.markup import Html, element, joined
+from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element, joined
 from kvdiag.outputs.html.svg_plots import bar
 from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, memory_used, spaced, unknown_by_reason
 
@@ -116,6 +116,14 @@ def row(*cells: str | tuple[str, str], header: int = 0) -> Html:
     return element("tr", *written)
 
 
+def prose(text: str) -> Html:
+    """A sentence with its commands, which stand between backticks, as code."""
+    pieces = text.split("`")
+    if len(text) > MAX_TEXT_CHARACTERS or len(pieces) % 2 == 0:
+        return joined(text)
+    return joined(*(element("code", piece) if place % 2 else piece for place, piece in enumerate(pieces)))
+
+
 def finding_card(finding: Finding) -> Html:
     """A finding with its evidence, and what to do about it."""
     rows = [
@@ -128,7 +136,7 @@ def finding_card(finding: Finding) -> Html:
     ]
     evidence = table((), rows, "evidence") if rows else ""
     advice = [
-        joined(element("dt", title), element("dd", text, class_="remedy" if field == "remedy" else "plain"))
+        joined(element("dt", title), element("dd", prose(text), class_="remedy" if field == "remedy" else "plain"))
         for title, field in ADVICE
         if (text := getattr(finding, field))
     ]
@@ -153,21 +161,12 @@ def unknown_rows(findings: Iterable[Finding]) -> Html:
 
 def gap_rows(gaps: Iterable[Gap]) -> Html:
     """What a source could not read, one a row."""
-    return _pairs([([gap.source], f"{gap.kind}: {gap.reason}") for gap in gaps])
+    return _pairs([([gap.source], gap.reason) for gap in gaps])
 
 
 def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
-    written = [row((joined(*(element("div", name) for name in names)), style), text) for names, text in rows]
+    written = [row((joined(*(element("div", name) for name in names)), style), prose(text)) for names, text in rows]
     return table((), written, "pairs")
-
-
-LEDGER_TITLES = (
-    ("component", ""),
-    ("bytes", "number"),
-    ("share", "number"),
-    ("source", "source"),
-    ("detail", "detail"),
-)
 
 
 def ledger_cards(
@@ -195,8 +194,7 @@ def ledger_cards(
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
-    titles = [(name, name) for name in ("source", "detail")]
-    titles = [("component", ""), ("bytes", "number"), ("share", "number"), *titles]
+    titles = (("component", ""), ("bytes", "number"), ("share", "number"), ("source", "source"), ("detail", "detail"))
     used = sum(line.bytes for line in lines)
     memory = None if device is None else device.memory
     gpu = lines[0].gpu

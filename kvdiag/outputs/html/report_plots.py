@@ -126,7 +126,7 @@ def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, a
     lines = frame.lines(used, (gpu.uuid, "used", "s0"))
     wanted = ((f"reserved {uuid}", "torch reserved", "s1"), (f"allocated {uuid}", "torch allocated", "s2 dashed"))
     lines += frame.lines(torch, *wanted)
-    title = f"GPU {gpu.index} memory"
+    title = f"{gpu.who} memory"
     if not lines:
         yield unobserved(f"{title}: could not be read.")
         return

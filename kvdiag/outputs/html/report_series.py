@@ -6,7 +6,7 @@ A reading that was due and failed is `None`; a part of a sample that was not due
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.timeline_queries import held_blocks
 from kvdiag.model import Device, Facts, Sample, Timeline, without_mig_parents
@@ -27,13 +27,21 @@ class Readings:
         """One figure, cut where it was not read."""
         return runs(self.times, self.figures[name], self.breaks)
 
+    def divided(self, wholes: Mapping[str, int | None]) -> Readings:
+        """Each figure as a ratio of its whole; `None` where that is not known."""
+        figures = {
+            name: [value / whole if value is not None and (whole := wholes[name]) else None for value in values]
+            for name, values in self.figures.items()
+        }
+        return replace(self, figures=figures)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A device as first observed; `total_bytes` is `None` if it was never reported."""
 
     uuid: str
-    index: int
+    who: str
     name: str
     total_bytes: int | None
 
@@ -93,10 +101,10 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
         if not totals.keys() >= set(names):
             totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
     gpus = [
-        Gpu(uuid=uuid, index=device.index, name=device.name, total_bytes=totals.get(uuid))
-        for uuid, device in first.items()
+        Gpu(uuid=device.uuid, who=device.who, name=device.name, total_bytes=totals.get(device.uuid))
+        for device in sorted(first.values(), key=lambda device: (device.index, device.uuid))
     ]
-    return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))), rows.whole()
+    return tuple(gpus), rows.whole()
 
 
 def allocators(timeline: Timeline, facts: Facts) -> Readings:

@@ -5,21 +5,22 @@ It is built of the report's parts. What is not known is reported as unknown; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import kvdiag
 from kvdiag.formatting import format_duration, format_ratio, format_time, plural
 from kvdiag.ledger import ledger
-from kvdiag.model import Gap, PressureThresholds, Sample, ServerState, Snapshot
+from kvdiag.model import Facts, PressureThresholds, Sample, ServerState, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import current_verdict
+from kvdiag.outputs.html import report_series
 from kvdiag.outputs.html.axes import shares
-from kvdiag.outputs.html.downsample import pauses, runs
 from kvdiag.outputs.html.kit import (
     document,
     finding_card,
     gap_rows,
     ledger_cards,
+    prose,
     row,
     table,
     unknown_rows,
@@ -28,6 +29,8 @@ from kvdiag.outputs.html.kit import (
     verdict_rows,
 )
 from kvdiag.outputs.html.markup import Html, element, joined
+from kvdiag.outputs.html.report_figure import numbered
+from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.svg_plots import Line, Plot, figure
 from kvdiag.outputs.presentation import engine_of, problems_of
 from kvdiag.pressure import pressures
@@ -39,7 +42,6 @@ LEAST_SECONDS = 300.0
 
 MAX_DEVICES = 64
 MAX_PROBLEMS = 32
-MAX_LINES = 8
 
 LINKS = (
     ("/metrics", "metrics for Prometheus"),
@@ -49,7 +51,7 @@ LINKS = (
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),
-    ("/-/ready", "readiness: something has been read"),
+    ("/-/ready", "readiness: a first sample has been read"),
 )
 
 SERVER: Mapping[ServerState, str] = {
@@ -57,9 +59,6 @@ SERVER: Mapping[ServerState, str] = {
     "serving": "answers",
     "lost": "no longer answers",
 }
-
-Points = Sequence[tuple[float, float | None]]
-"""Times in ascending order with their ratios; `None` where a reading failed."""
 
 
 def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> str:
@@ -72,7 +71,7 @@ def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> s
         verdict(now.status, now.sentence),
         *_findings(snapshot),
         *_memory(snapshot),
-        *_hours(history, now_seconds),
+        *_hours(history, facts, now_seconds),
         *_sources(snapshot, now_seconds),
         _footer(now_seconds),
     )
@@ -117,85 +116,51 @@ def _pressure(ratio: float, thresholds: PressureThresholds | None) -> Html:
     return element("p", "Memory pressure ", shown, f" (warning above {warning}, critical above {critical})")
 
 
-def _hours(history: Sequence[Sample], now_seconds: float) -> Iterator[Html]:
-    recent = [sample for sample in history if now_seconds - SHOWN_SECONDS <= sample.at_seconds <= now_seconds]
+def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Iterator[Html]:
+    recent = tuple(one for one in history if now_seconds - SHOWN_SECONDS <= one.at_seconds <= now_seconds)
     first_seconds = recent[0].at_seconds if recent else now_seconds
     start_seconds = min(first_seconds, now_seconds - LEAST_SECONDS)
     yield element("h2", f"Last {format_duration(now_seconds - start_seconds)} ", element("small", "UTC"))
-    charts = [
-        chart(title, lines, start_seconds, now_seconds)
-        for title, lines in (("KV pool in use", _usage(recent)), ("Device memory used", _used(recent)))
-    ]
+    timeline = Timeline(samples=recent)
+    engines = report_series.engines(timeline, facts)
+    usage = {name: f"engine {name.removeprefix('usage ')}" for name in engines.figures if name.startswith("usage ")}
+    gpus, used = report_series.devices(timeline)
+    charts = (
+        chart("KV pool in use", engines, usage, start_seconds, now_seconds),
+        chart(
+            "Device memory used",
+            used.divided({gpu.uuid: gpu.total_bytes for gpu in gpus}),
+            {gpu.uuid: gpu.who for gpu in gpus},
+            start_seconds,
+            now_seconds,
+        ),
+    )
     yield element("div", *charts, class_="charts")
 
 
-def _usage(samples: Iterable[Sample]) -> Mapping[str, Points]:
-    return _lines(
-        samples,
-        lambda gap: gap.source == "engine",
-        lambda sample: [(f"engine {one.engine}", one.kv_usage_ratio) for one in sample.engines or ()],
-    )
-
-
-def _used(samples: Iterable[Sample]) -> Mapping[str, Points]:
-    return _lines(
-        samples,
-        lambda gap: gap.source == "nvml" and gap.kind == "failed",
-        lambda sample: [
-            (
-                f"GPU {one.index}" + (f" {one.uuid}" if one.mig_parent_uuid else ""),
-                None if one.memory is None else one.memory.occupied_ratio,
-            )
-            for one in sample.devices or ()
-        ],
-    )
-
-
-def _lines(
-    samples: Iterable[Sample],
-    failed: Callable[[Gap], bool],
-    ratios: Callable[[Sample], Iterable[tuple[str, float | None]]],
-) -> Mapping[str, Points]:
-    """Ratios over time by name; a failed reading ends every line."""
-    lines: dict[str, list[tuple[float, float | None]]] = {}
-    for sample in samples:
-        if any(map(failed, sample.gaps)):
-            for points in lines.values():
-                points.append((sample.at_seconds, None))
-        for name, ratio in ratios(sample):
-            lines.setdefault(name, []).append((sample.at_seconds, ratio))
-    return lines
-
-
-def chart(title: str, lines: Mapping[str, Points], start_seconds: float, end_seconds: float) -> Html:
-    """Ratios over time, each with its newest and its highest value in the legend."""
-    within = {
-        name: [point for point in points if start_seconds <= point[0] <= end_seconds]
-        for name, points in islice(lines.items(), MAX_LINES)
-    }
-    if not any(value is not None for points in within.values() for _, value in points):
+def chart(title: str, readings: Readings, names: Mapping[str, str], start_seconds: float, end_seconds: float) -> Html:
+    """Ratios over time, each with its newest and its highest value in the legend; `names` are those of the figures."""
+    lines, more = numbered([line for name, text in names.items() if (line := _line(readings, name, text)).runs])
+    if not lines:
         return element("figure", element("figcaption", title), unobserved("Not observed in this time."), class_="chart")
     plot = Plot(
         key=title.lower().replace(" ", "-"),
-        title=title,
-        description="Ratios over time; a break is time without samples.",
+        title=f"{title}{more}",
+        description="Share in use over time; a gap is time without samples.",
         start_seconds=start_seconds,
         end_seconds=end_seconds,
         scale=shares(),
-        lines=tuple(_line(number, name, points) for number, (name, points) in enumerate(within.items())),
+        lines=tuple(lines),
     )
-    more = [element("p", f"and {len(lines) - MAX_LINES:,} more")] if len(lines) > MAX_LINES else []
-    return figure(plot, *more)
+    return figure(plot)
 
 
-def _line(number: int, name: str, points: Points) -> Line:
-    times = [moment for moment, _ in points]
-    values = [value for _, value in points]
-    newest = values[-1] if values else None
-    now = "not observed now" if newest is None else format_ratio(newest)
-    known = [value for value in values if value is not None]
-    most = f", at most {format_ratio(max(known))}" if known else ""
-    return Line(name=f"{name}: {now}{most}", runs=runs(times, values, pauses(times)), style=f"s{number}")
+def _line(readings: Readings, name: str, text: str) -> Line:
+    values = readings.figures[name]
+    now = "not observed now" if values[-1] is None else format_ratio(values[-1])
+    highest = max((value for value in values if value is not None), default=None)
+    most = "" if highest is None else f", at most {format_ratio(highest)}"
+    return Line(name=f"{text}: {now}{most}", runs=readings.runs(name))
 
 
 def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
@@ -221,6 +186,6 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
 
 
 def _footer(now_seconds: float) -> Html:
-    links = [element("li", element("a", path, href=path), f" {text}") for path, text in LINKS]
+    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
     version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
     return element("footer", element("ul", *links), element("p", joined(version)))

@@ -38,9 +38,9 @@ _PARTS = {
     "pool_bytes": Kind(title="KV pool", mark="▓", ascii_mark="%"),
     "activation_bytes": Kind(title="activation", mark="▒", ascii_mark="~"),
     "context_bytes": Kind(title="CUDA context", mark="░", ascii_mark="+"),
-    "graph_bytes": Kind(title="graphs", mark="▒", ascii_mark="*"),
-    "overhead_bytes": Kind(title="overhead", mark="░", ascii_mark=":"),
-    "reserve_bytes": Kind(title="left free", mark="·", ascii_mark="."),
+    "graph_bytes": Kind(title="graphs", mark="+", ascii_mark="*"),
+    "overhead_bytes": Kind(title="overhead", mark="=", ascii_mark=":"),
+    "reserve_bytes": Kind(title="kept free", mark="·", ascii_mark="."),
 }
 
 
@@ -90,10 +90,14 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
-    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
+    headroom = f"{format_bytes(plan.headroom_bytes)} per GPU"
+    if plan.keeps_cache:
+        need = plural(plan.demand.requests, "request needs", "requests need")
+        headroom += f"; {need} {format_bytes(plan.needed_bytes)} of KV pool on each"
+    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", headroom)]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
-        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the memory in a request's blocks is unused"))
+        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's blocks stays empty"))
     return grid(rows)
 
 
@@ -105,7 +109,7 @@ def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
         ("max context", f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once"),
-        ("pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
+        ("KV pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
         ("vLLM will report", f"{reported}, concurrency {capacity.max_concurrency:.2f}x"),
     ]
 
@@ -126,11 +130,13 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
         if not share and part.title in unused:
             continue
         shown = pool_name if part.title == "KV pool" else part.title
+        if field == "reserve_bytes":
+            shown = f"{shown} (memory fraction {budget.memory_fraction_ratio:g})"
         table.add_row(
             marked(part, ascii_only=ascii_only), shown, format_bytes(share), format_ratio(share / budget.total_bytes)
         )
     if budget.shortfall_bytes:
-        table.add_row("!", "missing", format_bytes(budget.shortfall_bytes), "")
+        table.add_row("!", "missing for weights and overheads", format_bytes(budget.shortfall_bytes), "")
     return indented(table)
 
 
@@ -138,9 +144,10 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
     rows = []
     for lever in levers:
         plan = lever.plan
-        effect = f"+{format_bytes(lever.gained_bytes)} headroom per GPU"
+        effect = f"{format_bytes(lever.gained_bytes)} more headroom per GPU"
         if plan.keeps_cache:
             effect += f", {plural(plan.max_requests, 'request')} at once"
         change = Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim"))
-        rows.append((Text(MARKS[plan.outcome], style=STYLES[plan.outcome]), change))
+        mark = Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) if lever.supported else Text("n/a", style="dim")
+        rows.append((mark, change))
     return grid(rows)

@@ -15,7 +15,7 @@ from rich.text import Text
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.version_comparison import Course
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.formatting import format_count, format_time
+from kvdiag.formatting import format_count, format_p_value, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
 from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, problems_of, spaced
@@ -26,9 +26,6 @@ from kvdiag.stats import Interval
 
 MAX_REPLICAS, MAX_ROWS = 40, 20
 """Rows of the table of replicas, and of each table of versions."""
-
-LEAST_P = 0.001
-"""Smaller p-values are not distinguished."""
 
 VERSION_ORDER: tuple[Status, ...] = ("fault", "suspect", "ok")
 
@@ -135,7 +132,7 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
             spaced(one.component),
             one.component.amount(one.per_hour.middle),
             f"{one.replicas:,}",
-            _p_value(one.p_value),
+            format_p_value(one.p_value),
         )
     return _with_rest(table, len(growths))
 
@@ -149,7 +146,7 @@ def _changes(changes: Sequence[VersionChange]) -> RenderableType:
             plain(f"{_title(one.older)} to {_title(one.newer)}"),
             spaced(one.component),
             _bounds(one.per_hour, one.component),
-            _p_value(one.p_value),
+            format_p_value(one.p_value),
         )
     return _with_rest(table, len(changes))
 
@@ -160,10 +157,6 @@ def _bounds(interval: Interval, component: MemoryComponent) -> str:
     low, middle, high = (component.amount(bound) for bound in (interval.low, interval.middle, interval.high))
     last = high.rpartition(" ")[1:]
     return f"{middle} ({low.removesuffix(''.join(last))} to {high})"
-
-
-def _p_value(value: float) -> str:
-    return f"{value:.3f}" if value >= LEAST_P else f"< {LEAST_P}"
 
 
 def _with_rest(table: Table, count: int) -> RenderableType:

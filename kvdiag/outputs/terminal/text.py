@@ -35,8 +35,14 @@ STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red",
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """The whole diagnosis."""
-    parts: list[RenderableType] = [headed(diagnosis.worst, sentence(diagnosis)), _subject(diagnosis.facts)]
+    """Render a diagnosis for rich, at any width: verdict and server, steps, problems, checks, ledger, missing data.
+
+    Text from a server is escaped: it acts neither as markup nor as control characters.
+    """
+    parts: list[RenderableType] = [
+        headed(diagnosis.worst, sentence(diagnosis)),
+        _subject(diagnosis.facts, sampled=bool(diagnosis.samples)),
+    ]
     if diagnosis.steps:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
     for finding in problems_of(diagnosis.findings):
@@ -77,7 +83,8 @@ def headed(status: Status, text: str) -> Text:
     return Text.assemble((WORDS[status], f"bold {STYLES[status]}"), "  ", plain(text))
 
 
-def _subject(facts: Facts) -> RenderableType:
+def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
+    """The server, its model and its pool; of a crash without samples only what its artifacts show."""
     engine = engine_of(facts)
     pools = "; ".join(pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools)
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
@@ -87,7 +94,7 @@ def _subject(facts: Facts) -> RenderableType:
         ("KV pool", pools or NOT_REPORTED),
         *(("KV model", model) for model in models),
     ]
-    return grid(rows)
+    return grid(row for row in rows if sampled or row[1] != NOT_REPORTED)
 
 
 def _figures(model: Served) -> RenderableType:
@@ -169,10 +176,12 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
     table = columns("=", ">", "=", "", header=False)
     for line in lines:
         where = "" if line.gpu is None else f"GPU {line.gpu} "
-        table.add_row(f"{where}{line.component}", format_bytes(line.bytes), line.provenance, plain(line.detail, "dim"))
+        table.add_row(
+            f"{where}{spaced(line.component)}", format_bytes(line.bytes), line.provenance, plain(line.detail, "dim")
+        )
     return indented(table)
 
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
-    return grid((gap.source, f"{gap.kind}: {gap.reason}") for gap in gaps)
+    return grid((gap.source, gap.reason) for gap in gaps)

@@ -207,3 +207,6 @@ def test_the_usual_pressure_is_the_daemons_own() -> None:
         if rule["alert"] == "KvdiagMemoryPressure"
     }
     assert {"warning": usual.warning_ratio, "critical": usual.critical_ratio} == shipped
+    for page in ("docs/serve.md", "alerts/README.md", "alerts/runbooks/alert.memory_pressure.md"):
+        text = (FOLDER.parent / page).read_text(encoding="utf-8")
+        assert all(re.search(rf"{ratio:g}\b", text) for ratio in shipped.values()), page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.fixtures.require import require
@@ -12,19 +13,20 @@ from tests.integration.prometheus.server import PrometheusEnvError, programs
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What promtool says."""
-    try:
-        program = programs().promtool
-    except PrometheusEnvError as error:
-        require(ok=False, what=f"Prometheus ({error})")
-        raise
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    return _ran("Prometheus", lambda: programs().promtool, arguments)
 
 
 def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What amtool says."""
+    return _ran("Alertmanager", lambda: alert_programs().amtool, arguments)
+
+
+def _ran(
+    what: str, program: Callable[[], str | Path], arguments: Sequence[str | Path]
+) -> subprocess.CompletedProcess[str]:
     try:
-        program = alert_programs().amtool
+        found = program()
     except PrometheusEnvError as error:
-        require(ok=False, what=f"Alertmanager ({error})")
+        require(ok=False, what=f"{what} ({error})")
         raise
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([found, *arguments], capture_output=True, text=True, check=False)

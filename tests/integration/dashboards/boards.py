@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from dashboards.generate import BOARDS, FOLDER
+from dashboards.queries import KVDIAG
 
 NAME = re.compile(r"(?<![\w:$])((?:kvdiag_|vllm:)[\w:]+|process_start_time_seconds|ALERTS)(\{[^}]*\})?")
 """A series in a query, and its matchers."""
@@ -62,3 +65,42 @@ def sent(expr: str, **values: str) -> str:
     told = {"__rate_interval": "4m", "__range": "1h", "job": ".+", "model_name": ".+", "instance": ".+", "gpu": ".*"}
     told |= values
     return re.sub(r"\$(\w+)", lambda match: told.get(match[1], match[0]), expr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """A Prometheus asked for one time range, as a board's panels ask."""
+
+    url: str
+    end_seconds: float
+    range_seconds: float
+    step_seconds: float
+
+    def __call__(self, expr: str, *, instant: bool = True) -> list[dict[str, Any]]:
+        """The result of a query at the end of the range, or over the range."""
+        asked: dict[str, Any] = {"query": expr, "time": self.end_seconds}
+        if not instant:
+            start = self.end_seconds - self.range_seconds
+            asked = {"query": expr, "start": start, "end": self.end_seconds, "step": self.step_seconds}
+        path = "query" if instant else "query_range"
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=urlencode(asked).encode())
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
+
+
+def beside(ask: Prometheus, **chosen: str) -> set[str]:
+    """The values of the variable `kvdiag`, for these choices above it."""
+    definition = variable(board("kvdiag.json"), "kvdiag")
+    assert KVDIAG == definition["definition"]
+    inner = KVDIAG.removeprefix("query_result(").removesuffix(")")
+    found = ask(sent(inner, **chosen))
+    # Grafana matches the variable's pattern against each result as text.
+    pattern = re.compile(definition["regex"].strip("/"))
+    shown = ["{" + ",".join(f'{name}="{text}"' for name, text in one["metric"].items()) + "}" for one in found]
+    return {match[1] for one in shown if (match := pattern.search(one))}
+
+
+def chosen(instances: set[str]) -> str:
+    """How Grafana writes several values into a matcher."""
+    return "(" + "|".join(sorted(one.replace(".", r"\\.") for one in instances)) + ")"

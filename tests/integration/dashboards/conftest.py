@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +11,7 @@ from prometheus_client.samples import Sample
 
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
+from tests.integration.dashboards.boards import Prometheus
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.openmetrics import line
 from tests.integration.prometheus.server import serving, write_history
@@ -28,7 +25,6 @@ STEP_SECONDS = 60
 SCRAPES = Path(__file__).parents[2] / "fixtures" / "scrapes"
 
 Labels = Mapping[str, str]
-Ask = Callable[..., list[dict[str, Any]]]
 
 HOST = {"job": "kvdiag", "instance": "10.0.0.1:9743"}
 POD = {"job": "kvdiag", "instance": "10.0.0.2:9743", "namespace": "llm", "pod": "vllm-0"}
@@ -102,17 +98,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def ask(prometheus: str) -> Ask:
-    """The result of a query, as of the end, or over the last hour."""
-
-    def query(expr: str, *, instant: bool = True) -> list[dict[str, Any]]:
-        asked: dict[str, Any] = {"query": expr, "time": END_SECONDS}
-        if not instant:
-            asked = {"query": expr, "start": END_SECONDS - 3600, "end": END_SECONDS, "step": STEP_SECONDS}
-        path = "query" if instant else "query_range"
-        request = urllib.request.Request(f"{prometheus}/api/v1/{path}", data=urlencode(asked).encode())
-        with urllib.request.urlopen(request, timeout=30.0) as answer:
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return result
-
-    return query
+def ask(prometheus: str) -> Prometheus:
+    """It, asked as of the end, or over the last hour."""
+    return Prometheus(url=prometheus, end_seconds=END_SECONDS, range_seconds=3600, step_seconds=STEP_SECONDS)

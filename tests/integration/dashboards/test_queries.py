@@ -7,32 +7,15 @@ import re
 import pytest
 
 from dashboards.generate import BOARDS
-from dashboards.queries import CODES, KVDIAG, each, own, verdict_codes
-from tests.integration.dashboards.boards import board, queries, sent, variable
-from tests.integration.dashboards.conftest import ALONE, HOST, HOST_VLLM, POD, POD_VLLM, SILENT, Ask
+from dashboards.queries import CODES, each, own, verdict_codes
+from tests.integration.dashboards.boards import Prometheus, beside, board, chosen, queries, sent
+from tests.integration.dashboards.conftest import ALONE, HOST, HOST_VLLM, POD, POD_VLLM, SILENT
 
 pytestmark = pytest.mark.xdist_group("boards")
 
 
-def beside(ask: Ask, **chosen: str) -> set[str]:
-    """The values of the variable `kvdiag`, for these choices above it."""
-    definition = variable(board("kvdiag.json"), "kvdiag")
-    assert KVDIAG == definition["definition"]
-    inner = KVDIAG.removeprefix("query_result(").removesuffix(")")
-    found = ask(sent(inner, **chosen))
-    # Grafana matches the variable's pattern against each result as text.
-    pattern = re.compile(definition["regex"].strip("/"))
-    shown = ["{" + ",".join(f'{name}="{text}"' for name, text in one["metric"].items()) + "}" for one in found]
-    return {match[1] for one in shown if (match := pattern.search(one))}
-
-
-def chosen(instances: set[str]) -> str:
-    """How Grafana writes several values into a matcher."""
-    return "(" + "|".join(sorted(one.replace(".", r"\\.") for one in instances)) + ")"
-
-
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_query_has_an_answer(ask: Ask, name: str) -> None:
+def test_every_query_has_an_answer(ask: Prometheus, name: str) -> None:
     """With nothing chosen, no panel of either board is empty."""
     kvdiag = chosen(beside(ask))
     empty = [
@@ -42,7 +25,7 @@ def test_every_query_has_an_answer(ask: Ask, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_mark_has_an_answer(ask: Ask, name: str) -> None:
+def test_every_mark_has_an_answer(ask: Prometheus, name: str) -> None:
     """So have the alerts and the restarts on the graphs."""
     kvdiag = chosen(beside(ask))
     asked = [one for one in board(name)["annotations"]["list"] if "expr" in one]
@@ -60,18 +43,18 @@ def test_every_mark_has_an_answer(ask: Ask, name: str) -> None:
         pytest.param({"job": "other"}, set(), id="none"),
     ],
 )
-def test_kvdiag_follows_the_choice_of_vllm(ask: Ask, choice: dict[str, str], expected: set[str]) -> None:
+def test_kvdiag_follows_the_choice_of_vllm(ask: Prometheus, choice: dict[str, str], expected: set[str]) -> None:
     """Those on the same host or in the same pod, and always one beside which no vLLM has ever been scraped."""
     assert {ALONE["instance"], *expected} == beside(ask, **choice)
 
 
-def test_a_replica_is_a_pod_or_a_host(ask: Ask) -> None:
+def test_a_replica_is_a_pod_or_a_host(ask: Prometheus) -> None:
     """Whatever labels there are, both targets of a replica have one name."""
     found = {one["metric"]["replica"] for one in ask(each("max", "", sent(own("build_info"), kvdiag=".+")))}
     assert {"10.0.0.1", "vllm-0", "10.0.0.3"} == found
 
 
-def test_verdicts_are_the_worst_and_never_better_than_known(ask: Ask) -> None:
+def test_verdicts_are_the_worst_and_never_better_than_known(ask: Prometheus) -> None:
     """What was judged well, what is a fault, what was not judged yet; who is silent has none."""
     found = {one["metric"]["replica"]: float(one["value"][1]) for one in ask(sent(verdict_codes(), kvdiag=".+"))}
     assert {"10.0.0.1": CODES["ok"], "vllm-0": CODES["fault"], "10.0.0.3": CODES["unknown"]} == found
@@ -85,7 +68,7 @@ def test_verdicts_are_the_worst_and_never_better_than_known(ask: Ask) -> None:
         pytest.param("kvdiag_source_up", "{0} * 0", id="an engine that is lost"),
     ],
 )
-def test_what_is_blind_is_unknown(ask: Ask, series: str, instead: str) -> None:
+def test_what_is_blind_is_unknown(ask: Prometheus, series: str, instead: str) -> None:
     """A server in which nothing was found is not well where nobody looks any more."""
     expr = sent(verdict_codes(), kvdiag=re.escape(HOST["instance"]).replace("\\", "\\\\"))
     changed = re.sub(rf"{series}\{{[^}}]*\}}", lambda match: f"({instead.format(match[0])})", expr)
@@ -95,14 +78,14 @@ def test_what_is_blind_is_unknown(ask: Ask, series: str, instead: str) -> None:
     assert [str(CODES["unknown"])] == [one["value"][1] for one in after]
 
 
-def test_who_is_silent_is_counted(ask: Ask) -> None:
+def test_who_is_silent_is_counted(ask: Prometheus) -> None:
     """A replica that answered half an hour ago and does not now is in the number of the silent."""
     silent = next(query for query in queries(board("kvdiag-fleet.json")) if query.panel.startswith("Silent"))
     found = ask(sent(silent.expr, kvdiag=chosen(beside(ask))))
     assert ["1"] == [one["value"][1] for one in found]
 
 
-def test_what_is_wrong_has_its_first_moment(ask: Ask) -> None:
+def test_what_is_wrong_has_its_first_moment(ask: Prometheus) -> None:
     """In milliseconds, which Grafana shows as "an hour ago"; what has ended is in no list."""
     wrong = [query for query in queries(board("kvdiag.json")) if query.panel.startswith("Wrong now")]
     found = ask(sent(wrong[1].expr, kvdiag=".+"))

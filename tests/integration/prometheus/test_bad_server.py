@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
-from kvdiag.commands import fleet_history
-from kvdiag.sources import prometheus_api
+from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE
 from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged
 from tests.integration.prometheus.worlds import END_SECONDS
 
 Diagnose = Callable[..., Judged]
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here becomes well by waiting."""
-    monkeypatch.setattr(prometheus_api, "PATIENCE_SECONDS", 0.0)
 
 
 def refusal(said: Judged) -> str:
@@ -181,19 +174,28 @@ def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
     assert containing("store eu-1 is gone") in [gap["reason"] for gap in replica["gaps"]]
 
 
-def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
-    diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_processor() -> Iterator[None]:
+    """This process may use one processor, so that replicas are read one portion after the other."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_a_server_that_dies_half_way_is_not_asked_for_the_others(diagnose: Diagnose) -> None:
     """What was read stays; the others are listed as unknown."""
-    # A server that answers for the first two replicas.
-    monkeypatch.setattr(fleet_history, "REPLICAS_AT_ONCE", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    dead = reply("", status=500)
-    with serving(pods(9), lambda query: dead if "vllm-00" not in query and "vllm-01" not in query else None) as server:
+    # A server that answers for the first portion of four.
+    dead, count = reply("", status=500), 4 * REPLICAS_AT_ONCE
+    answered = {one["pod"] for one in pods(REPLICAS_AT_ONCE) if "pod" in one}
+    with serving(pods(count), lambda query: None if any(pod in query for pod in answered) else dead) as server:
         document = whole(diagnose("--prometheus", server.url, "--output", "json"))
         queries = server.requests.count("/api/v1/query")
-    assert {"fault": 0, "suspect": 0, "unknown": 7, "ok": 2} == document["fleet"]["by_worst"]
-    assert [0, 0, 0, 0, 0, 0, 0, 5, 5] == sorted(one["window"]["samples"] for one in document["replicas"])
+    unread = count - REPLICAS_AT_ONCE
+    assert {"fault": 0, "suspect": 0, "unknown": unread, "ok": REPLICAS_AT_ONCE} == document["fleet"]["by_worst"]
+    samples = sorted(one["window"]["samples"] for one in document["replicas"])
+    assert [0] * unread + [5] * REPLICAS_AT_ONCE == samples
     assert queries < 20
 
 

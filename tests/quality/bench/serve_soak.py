@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from kvdiag.engines.engine import EngineClient
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
@@ -34,6 +35,7 @@ from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Memor
 from kvdiag.sources import host
 from kvdiag.sources.prometheus_text import Page, series
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.finders import Finding
 from tests.builders.values import pool
 from tests.quality.bench.table import note
 from tests.unit.feeds.daemon.virtual_time import now_seconds, run
@@ -168,8 +170,8 @@ class _Inline(DiagnosisSchedule):
 class _Watch(Watch):
     """Reads the host within the loop, for the same reason."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, schedule=_Inline)
+    def __init__(self, *found: Any, **options: Any) -> None:
+        super().__init__(*found, **options)
         self._processes = _Host()
 
 
@@ -197,12 +199,10 @@ async def _soaked(
 
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=max_bytes))
     watch = _Watch(
-        find=find,
-        nvml=nvml,
+        Finding(find, nvml),
         agents=_Agents(drawn),
         limits=DEFAULT_LIMITS,
-        pace=pace_of(1.0),
-        diagnosis_seconds=3600.0 * every_hours,
+        schedule=partial(_Inline, every_seconds=3600.0 * every_hours),
         recorder=recorder,
         clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
         retention=retention,

@@ -102,13 +102,13 @@ def machine() -> str:
 
 
 def rendered(results: Mapping[str, Any]) -> str:
-    """The table in Markdown: the rows of each benchmark are of one run, and the machines are named below it."""
-    told = ["| measurement | kvdiag | reference value | reference | ratio |", "|---|---|---|---|---|"]
-    for row in (row for one in results.values() for row in one["rows"]):
+    """The table in Markdown: the rows of each benchmark are of one run, and machines and days are named below it."""
+    told = ["| measurement | kvdiag | reference value | reference | ratio | benchmark |", "|---|---|---|---|---|---|"]
+    for name, row in ((name, row) for name, one in results.items() for row in one["rows"]):
         own, other = float(row["own"]), float(row["other"])
         ratio = f"{own / other:.2f}" if other else "-"
         unit = f" {row['unit']}" if row["unit"] else ""
-        told.append(f"| {row['what']} | {_text(own)}{unit} | {_text(other)}{unit} | {row['than']} | {ratio} |")
+        told.append(f"| {row['what']} | {_text(own)}{unit} | {_text(other)}{unit} | {row['than']} | {ratio} | {name} |")
     machines: dict[str, list[str]] = {}
     for name, one in results.items():
         machines.setdefault(one["machine"], []).append(name)
@@ -117,8 +117,8 @@ def rendered(results: Mapping[str, Any]) -> str:
 
 
 def short(table: str) -> str:
-    """The head of the table and the rows that the README shows."""
-    lines = table.splitlines()
+    """The head of the table and the rows that the README shows, without the benchmark's name."""
+    lines = [f"{line.rpartition('|')[0].rpartition('|')[0]}|" for line in table.splitlines() if line.startswith("|")]
     rows = [next((line for line in lines if line.startswith(f"| {name} |")), None) for name in IN_README]
     return "\n".join([*lines[:2], *(row for row in rows if row)]) + "\n"
 

@@ -122,9 +122,9 @@ def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.
     note("faults", 1.0, 0.0, than="none", unit="")
     rows = [json.loads(line) for line in notes.read_text().splitlines()]
     table = rendered({"day_speed": {"machine": "2 x Core", "rows": rows}})
-    assert "| memory | 60 MiB | 40 MiB | the other | 1.50 |" in table
-    assert "| preemptions | 0 | 1,216 | without | 0.00 |" in table
-    assert "| faults | 1 | 0 | none | - |" in table
+    assert "| memory | 60 MiB | 40 MiB | the other | 1.50 | day_speed |" in table
+    assert "| preemptions | 0 | 1,216 | without | 0.00 | day_speed |" in table
+    assert "| faults | 1 | 0 | none | - | day_speed |" in table
     assert table.endswith(": day_speed on 2 x Core.\n")
 
 

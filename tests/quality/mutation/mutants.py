@@ -1,7 +1,8 @@
 """Small wrong versions of a module, one change each: what the tests of that module should not let pass.
 
 Not changed are annotations, docstrings, imports, decorators and wording (strings with spaces, parts of f-strings):
-a test that holds every word would hold up every correction of one.
+a test that holds every word would hold up every correction of one. Nor does a function return None for False: no truth
+test tells them apart, and the type checker refuses it.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _of(node: ast.expr | ast.stmt) -> Iterator[Change]:
             if not isinstance(test, ast.Compare | ast.UnaryOp):
                 yield "condition negated", _field(node, "test", ast.UnaryOp(op=ast.Not(), operand=test))
         case ast.Return(value=ast.expr() as value):
-            if not (isinstance(value, ast.Constant) and value.value is None):
+            if not (isinstance(value, ast.Constant) and (value.value is None or value.value is False)):
                 yield "returns None", _field(node, "value", ast.Constant(None))
         case ast.Break():
             yield "break to continue", _field(node, "__class__", ast.Continue)

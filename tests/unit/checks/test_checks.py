@@ -23,6 +23,7 @@ SCRAPES = Path(__file__).parents[2] / "fixtures" / "scrapes"
 REAL = parse_page((SCRAPES / "vllm-0.32.0-cpu-tp2-idle.prom").read_text())
 FOLDER = Path("/shared/published")
 GAP = Gap(source="nvml", kind="failed", reason="the driver is gone; reboot")
+UNFILTERED = replace(ENGINE, polled_metrics=())
 SERVER = Identity(version="0.32.0", model="m", root=None, max_model_len_tokens=None, server_header=None)
 BUSY = device(processes=(process(7, GIB),))
 
@@ -74,9 +75,16 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "a series less": (lambda: engine_check.series(ENGINE, without("vllm:cache_config_info"), ""), "warn"),
     "no series": (lambda: engine_check.series(ENGINE, {}, ""), "fail"),
     "no page": (lambda: engine_check.series(ENGINE, None, "404 on /metrics"), "fail"),
-    "filter": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=3, took_seconds=0.0013), "pass"),
-    "no filter": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=9, took_seconds=0.1), "warn"),
-    "filter of nobody": (lambda: engine_check.name_filter(whole_bytes=9, some_bytes=None, took_seconds=0.0), "skip"),
+    "filter": (lambda: engine_check.name_filter(ENGINE, whole_bytes=9, some_bytes=3, took_seconds=0.0013), "pass"),
+    "no filter": (lambda: engine_check.name_filter(ENGINE, whole_bytes=9, some_bytes=9, took_seconds=0.1), "warn"),
+    "engine without filter": (
+        lambda: engine_check.name_filter(UNFILTERED, whole_bytes=9, some_bytes=9, took_seconds=0.1),
+        "skip",
+    ),
+    "filter of nobody": (
+        lambda: engine_check.name_filter(ENGINE, whole_bytes=9, some_bytes=None, took_seconds=0.0),
+        "skip",
+    ),
     "server's processes": (lambda: engine_check.processes([1, 2], 2, None), "pass"),
     "processes of another user": (lambda: engine_check.processes([1, 2], 1, None), "warn"),
     "unseen processes": (lambda: engine_check.processes(None, 0, "not this host"), "warn"),

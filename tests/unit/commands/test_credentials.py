@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from kvdiag.commands import main
 from kvdiag.commands.connect import Finder
 from kvdiag.commands.options import report_file
 from kvdiag.commands.options.common import ServerAccess
+from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.errors import KvdiagError
-from kvdiag.sources import listening_ports as listening
+from kvdiag.sources.host import PORTS, candidates
 from kvdiag.sources.model_files import read_model
 from tests.fixtures.hostile import Hostile, Peer, reply
+
+pytestmark = pytest.mark.xdist_group("usual ports")
 
 GIVEN = "s3cret-of-the-owner"
 FAST = ("--once", "--tick-seconds", "0.05")
@@ -45,11 +49,23 @@ def stranger() -> Stranger:
     return Stranger()
 
 
+@contextmanager
+def at(port: int, stranger: Stranger) -> Iterator[Hostile]:
+    """The stranger on a port that kvdiag tries by itself; the test is left out where another program has it."""
+    try:
+        server = Hostile(stranger, port=port)
+    except OSError:
+        pytest.skip(f"port {port} is in use")
+    with server:
+        yield server
+
+
 @pytest.fixture
-def found(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
+def found(stranger: Stranger) -> Iterator[Hostile]:
     """The stranger, on the only usual port that is open."""
-    with Hostile(stranger) as server:
-        monkeypatch.setattr(listening, "PORTS", (server.port, server.port, server.port))
+    if urls := candidates(own_port=0):
+        pytest.skip(f"a server listens on {urls[0]}")
+    with at(PORTS[-2], stranger) as server:
         yield server
 
 
@@ -103,7 +119,6 @@ def test_commands_that_search_keep_the_key(
 @pytest.mark.parametrize("secret", [["--password", GIVEN], ["--password-file", "password"]], ids=["value", "file"])
 def test_a_daemon_that_was_found_is_not_given_the_password(
     secret: list[str],
-    found: Hostile,
     stranger: Stranger,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,8 +127,8 @@ def test_a_daemon_that_was_found_is_not_given_the_password(
     """`kvdiag top --user` without an address asks the usual port without the password, and says what is missing."""
     monkeypatch.chdir(tmp_path)
     Path("password").write_text(GIVEN)
-    monkeypatch.setattr("kvdiag.commands.top.LISTEN", f"127.0.0.1:{found.port}")
-    code = main(["top", "--user", "alice", *secret, *FAST])
+    with at(int(LISTEN.rpartition(":")[2]), stranger):
+        code = main(["top", "--user", "alice", *secret, *FAST])
     assert 3 == code
     assert stranger.heads
     assert not stranger.was_given_a_secret

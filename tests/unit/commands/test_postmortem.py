@@ -76,6 +76,18 @@ def test_trace_is_known_by_its_content(tmp_path: Path, packed: bool) -> None:
     assert ("suspect", 2) == (both.finding("spike.activation")["status"], both.code)
 
 
+def test_log_without_a_failure_is_no_missing_data() -> None:
+    """It was read: alone it leaves every verdict unknown, beside another log it is named among the sources."""
+    clean = str(ROOT / "tests" / "fixtures" / "logs" / "vllm-0.32.0-cpu-llama.log")
+    failed = str(FAILURES / "vllm-0.32-capture.log")
+    alone, both = (kvdiag("diagnose", "--postmortem", *logs, "--output", "json") for logs in ([clean], [clean, failed]))
+
+    assert (3, []) == (alone.code, alone.document["gaps"])
+    assert (2, []) == (both.code, both.document["gaps"])
+    evidence = {one["name"]: one["value"] for one in both.finding("spike.graph_capture")["evidence"]}
+    assert "vllm-0.32.0-cpu-llama.log" in evidence["sources"]
+
+
 def test_packed_log_is_read(tmp_path: Path) -> None:
     """A rotated log needs no unpacking."""
     (tmp_path / "log.1.gz").write_bytes(gzip.compress(OOM.encode()))

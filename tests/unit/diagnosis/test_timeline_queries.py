@@ -31,19 +31,12 @@ from kvdiag.diagnosis.timeline_queries import (
     torch_readings,
     whole_load,
 )
-from kvdiag.model import MAX_COUNT, Allocator, Device, Engine, Facts, Gap, Load, Sample, Span, Timeline, Workload
+from kvdiag.model import MAX_COUNT, Allocator, Device, Engine, Facts, Gap, Load, Sample, Timeline, Workload
 from tests.builders.values import GIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
+from tests.unit.diagnosis import loads
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101))
-SPAN = Span(
-    step="load",
-    cycle=0,
-    begin_seconds=10.0,
-    offer_seconds=20.0,
-    release_seconds=30.0,
-    end_seconds=40.0,
-    workload=Workload(requests=1, prompt_tokens=8, max_tokens=8),
-)
+SPAN = replace(loads.SPAN, workload=Workload(requests=1, prompt_tokens=8, max_tokens=8), outcome=None)
 
 
 def at(seconds: float, *engines: Engine, devices: tuple[Device, ...] | None = None) -> Sample:

@@ -8,23 +8,12 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.trust import MARK, verified
-from kvdiag.model import Allocator, Diagnosis, Facts, FailedAllocation, Finding, Memory, Sample, Timeline
+from kvdiag.model import Allocator, Diagnosis, Finding, Memory, Sample, Timeline
 from kvdiag.sources.agent_publication import devices_inside
 from tests.builders.runs import run
-from tests.builders.values import GIB, MIB, allocator, engine, split
+from tests.builders.values import GIB, MIB, engine
 from tests.builders.worlds import World, facts
-
-SERVER = Facts(server_pids=(100, 101, 102))
-FAILED = FailedAllocation(
-    age_seconds=20.0,
-    asked_bytes=3 * GIB,
-    free_bytes=512 * MIB,
-    split=split(
-        live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=128 * MIB
-    ),
-)
-FIRST = allocator(ooms_total=2, allocated_bytes=5 * GIB, title="VLLM::Worker_TP0")
-REFUSED = replace(FIRST, ooms_total=5, allocated_bytes=6 * GIB, failure=FAILED)
+from tests.unit.diagnosis.failures import FIRST, REFUSED, SERVER
 
 
 def doubted(each: Allocator) -> Allocator:

@@ -14,3 +14,4 @@ def refused(field: str) -> Iterator[pytest.ExceptionInfo[KvModelError]]:
     with pytest.raises(KvModelError) as caught:
         yield caught
     assert field == caught.value.field
+    assert "inf" not in str(caught.value).split(), "a limit that does not exist"

@@ -8,7 +8,7 @@ from kvdiag.outputs.html.markup import VOID
 
 
 class Page(HTMLParser):
-    """A page's elements and texts; elements that are not closed in their order fail."""
+    """A page's elements and texts, code between backticks; elements that are not closed in their order fail."""
 
     def __init__(self, page: str) -> None:
         """Read it."""
@@ -16,6 +16,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.seen: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
+        self._in_sentence = False
         self.feed(page)
         self.close()
         assert [] == self.open
@@ -23,6 +24,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep it."""
         self.seen.append((tag, dict(attrs)))
+        self._in_sentence &= tag == "code"
         if tag not in VOID:
             self.open.append(tag)
 
@@ -32,13 +34,17 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """It is the one that was opened last."""
+        self._in_sentence &= tag == "code"
         if tag not in VOID or tag in self.open[-1:]:
             assert tag == self.open.pop()
 
     def handle_data(self, data: str) -> None:
         """Keep it."""
-        if self.open[-1:] != ["style"]:
-            self.texts.append(data)
+        if self.open[-1:] == ["style"]:
+            return
+        text = f"`{data}`" if self.open[-1:] == ["code"] else data
+        self.texts[-1:] = [self.texts[-1] + text] if self._in_sentence else [*self.texts[-1:], text]
+        self._in_sentence = True
 
     @property
     def text(self) -> str:

@@ -68,38 +68,21 @@ def test_a_growth_without_an_end_has_no_latest_time() -> None:
     assert {} == named(shown, "kvdiag_time_to_exhaustion_high_seconds")
 
 
+HALF_FULL = {
+    "kv_headroom_tokens": 49_160.0,
+    "kv_headroom_requests": 4.0,
+    "kv_waste_ratio": 4 * 7.5 / 49_152,
+    "context_mean_tokens": 12_290.0,
+    "requests_concurrency_limit": 8.0,
+}
+
+
 @pytest.mark.parametrize(
     ("usage", "running", "waiting", "expected"),
     [
         pytest.param(0.0, 0, 0, {"kv_headroom_tokens": 98_320.0, "requests_in_flight_ratio": 0.0}, id="idle"),
-        pytest.param(
-            0.5,
-            4,
-            0,
-            {
-                "kv_headroom_tokens": 49_160.0,
-                "kv_headroom_requests": 4.0,
-                "kv_waste_ratio": 4 * 7.5 / 49_152,
-                "context_mean_tokens": 12_290.0,
-                "requests_concurrency_limit": 8.0,
-                "requests_in_flight_ratio": 0.5,
-            },
-            id="half full",
-        ),
-        pytest.param(
-            0.5,
-            4,
-            6,
-            {
-                "kv_headroom_tokens": 49_160.0,
-                "kv_headroom_requests": 4.0,
-                "kv_waste_ratio": 4 * 7.5 / 49_152,
-                "context_mean_tokens": 12_290.0,
-                "requests_concurrency_limit": 8.0,
-                "requests_in_flight_ratio": 1.25,
-            },
-            id="more wait than the rest holds",
-        ),
+        pytest.param(0.5, 4, 0, {**HALF_FULL, "requests_in_flight_ratio": 0.5}, id="half full"),
+        pytest.param(0.5, 4, 6, {**HALF_FULL, "requests_in_flight_ratio": 1.25}, id="more wait than the rest holds"),
         pytest.param(0.25, 0, 0, {"kv_headroom_tokens": 73_740.0, "requests_in_flight_ratio": 0.0}, id="a leak, idle"),
         pytest.param(0.0, 0, 2, {"kv_headroom_tokens": 98_320.0}, id="nothing admitted yet"),
         pytest.param(0.5, None, None, {"kv_headroom_tokens": 49_160.0}, id="requests not told"),
@@ -115,14 +98,7 @@ def test_the_room_in_a_pool(
     assert expected == pytest.approx(
         {
             name: value
-            for name in (
-                "kv_headroom_tokens",
-                "kv_headroom_requests",
-                "kv_waste_ratio",
-                "context_mean_tokens",
-                "requests_concurrency_limit",
-                "requests_in_flight_ratio",
-            )
+            for name in (*HALF_FULL, "requests_in_flight_ratio")
             for value in named(shown, f"kvdiag_{name}").values()
         }
     )

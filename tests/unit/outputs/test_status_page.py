@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from kvdiag.model import Device, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot
 from kvdiag.outputs.current_verdict import current_verdict
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element
+from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.status_page import REFRESH_SECONDS, chart, page
 from tests.builders.runs import judged
 from tests.builders.values import GIB, device, engine
@@ -198,8 +199,9 @@ def test_a_failed_reading_ends_the_line() -> None:
 
 def test_a_chart_keeps_the_highest_of_what_it_leaves_out() -> None:
     """A peak of one second is on the line."""
-    points = [(float(second), 0.9 if second == 5_000 else 0.1) for second in range(10_000)]
-    drawn = Page(chart("x", {"a": points}, 0.0, 10_000.0))
+    values = [0.9 if second == 5_000 else 0.1 for second in range(10_000)]
+    readings = Readings(times=tuple(map(float, range(10_000))), figures={"figure": values}, breaks=())
+    drawn = Page(chart("x", readings, {"figure": "a"}, 0.0, 10_000.0))
     assert "a: 10 %, at most 90 %" in drawn.text
     # From 0.1 of the height up to 0.9, and back again.
     assert re.search(r"(?:l\d+ |v)-1600(?:l\d+ |v)1600", drawn.lines("s0")[0])

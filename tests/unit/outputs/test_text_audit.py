@@ -18,7 +18,7 @@ def test_an_audit_heads_each_gpu_with_its_lines() -> None:
     text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), (NO_ANSWER,)))
     found = parts(text)
     assert "20.0 GiB of 24.0 GiB used" in found["GPU 0  NVIDIA Test"]
-    assert "kv_pool" in found["GPU 0  NVIDIA Test"]
+    assert "KV pool" in found["GPU 0  NVIDIA Test"]
     assert "memory cannot be read" == found["GPU 1  NVIDIA Test"].strip()
     assert "connection refused" in found["Missing data"]
 
@@ -38,4 +38,4 @@ def test_an_audit_without_a_device_shows_the_pool() -> None:
     """Without a GPU the engine's own figures stand under a heading that says so."""
     sample = judged(World(nvml=NO_NVML)).ledger
     found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
-    assert "kv_free" in next(part for title, part in found.items() if title.startswith("KV pool"))
+    assert "KV free" in next(part for title, part in found.items() if title.startswith("KV pool"))

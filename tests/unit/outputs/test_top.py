@@ -44,6 +44,8 @@ UP = (
     SourceHealth(source="nvml", up=True, errors_total=0, duration_seconds=0.002),
 )
 
+DOWN = (replace(UP[0], up=False), *UP[1:])
+
 
 def view(world: World | None = None, **changes: object) -> View:
     """What a daemon beside a world would have to show at the end of a run there."""
@@ -72,7 +74,7 @@ def view(world: World | None = None, **changes: object) -> View:
 
 def of(snapshot: Snapshot, **changes: object) -> View:
     """The view of a snapshot."""
-    usual = View(snapshot=snapshot, lines=ledger(snapshot.newest, snapshot.facts), origin="sampled here")
+    usual = View(snapshot=snapshot, lines=ledger(snapshot.newest, snapshot.facts), origin="sampled by this command")
     return replace(usual, **changes)  # type: ignore[arg-type]
 
 
@@ -146,7 +148,7 @@ STATES: Mapping[str, Callable[[], View]] = {
     "many findings": many_findings,
     "hostile names": hostile,
     "not read yet": unread,
-    "lost": lambda: with_snapshot(view(), state="lost"),
+    "lost": lambda: with_snapshot(view(), state="lost", sources=DOWN),
     "a daemon that is gone": lambda: view(problem="the daemon at http://127.0.0.1:9743: " + "cannot connect " * 20),
 }
 
@@ -211,7 +213,7 @@ def test_slices_and_unreadable_gpus_are_told_apart() -> None:
 
 UNKNOWN: Mapping[str, Callable[[], View]] = {
     "starting": lambda: with_snapshot(view(), state="starting"),
-    "lost": lambda: with_snapshot(view(), state="lost"),
+    "lost": lambda: with_snapshot(view(), state="lost", sources=DOWN),
     "no diagnosis": lambda: with_snapshot(view(), diagnosis=None, diagnosed_seconds=None),
     "an old diagnosis": lambda: with_snapshot(view(), diagnosed_seconds=1_026.0 - STALE_SECONDS - 1.0),
     "no daemon": lambda: view(problem="the daemon does not answer"),

@@ -93,13 +93,18 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     assert (b"kvdiag is ready.\n", b"kvdiag is ready.\n") == (idle, half)
 
 
+def states(serving: Shell) -> list[str]:
+    """What each connection does now."""
+    return [one.state for one in serving.web._connections]  # noqa: SLF001 - no client can see it
+
+
 def test_idle_connections_make_room() -> None:
     """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
     with shell(snapshot(), most_connections=2) as serving, kept(serving) as first, kept(serving) as second:
         assert (200, 200) == (asked(first), asked(second))
-        assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001 - no client can see it
+        assert eventually(lambda: states(serving) == ["idle", "idle"])
         assert 200 == asked(first)
-        assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001
+        assert eventually(lambda: states(serving) == ["idle", "idle"])
         with kept(serving) as third:
             newcomer = asked(third)
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))

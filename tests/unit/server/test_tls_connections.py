@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.server.connections import MAX_TLS_CONNECTIONS, MOST_BROKEN_HANDSHAKES
+from kvdiag.server.connections import MAX_BROKEN_HANDSHAKES, MAX_TLS_CONNECTIONS
 from tests.fixtures.certificates import make_certificate
 from tests.fixtures.hostile import eventually
 from tests.unit.outputs.test_metrics import snapshot
@@ -63,7 +63,7 @@ def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
         gc.disable()
         gc.callbacks.append(look)
         try:
-            for _ in range(2 * MOST_BROKEN_HANDSHAKES):
+            for _ in range(2 * MAX_BROKEN_HANDSHAKES):
                 with socket.create_connection(("127.0.0.1", serving.port)) as broken:
                     broken.sendall(b"\x16")
 

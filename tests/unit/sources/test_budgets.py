@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdiag.engines import openai_client
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.engines.vllm import client as vllm
 from kvdiag.sources import bounded_json, prometheus_text
 from kvdiag.sources.http import MAX_ANSWER_BYTES, REST_SECONDS, HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError, parse_page
@@ -37,7 +37,7 @@ def asked(answer: hostile.Answer, ask: Callable[[HttpReader], Awaitable[T]], clo
     return asyncio.run(ask_it())
 
 
-@pytest.mark.parametrize("count", [20_000, 250_000], ids=["within the bytes", "14 MiB"])
+@pytest.mark.parametrize("count", [MAX_PAGE_SERIES + 1, 250_000], ids=["within the bytes", "14 MiB"])
 def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> None:
     """It is asked for once a minute, and every reading in between gives the reason."""
     now_seconds = [0.0]
@@ -58,9 +58,7 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
             told.append((taken, engines, gap.kind, gap.reason.endswith("60 s after the last")))
         return told
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prometheus_text, "MAX_PAGE_SERIES", 15_000)
-        actual = asked(answer, read, lambda: now_seconds[0])
+    actual = asked(answer, read, lambda: now_seconds[0])
 
     assert [
         (1, None, "failed", False),
@@ -85,20 +83,17 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         answer = await http.get("/metrics/")
         parser = prometheus_text.PageParser()
         task = asyncio.create_task(others())
-        await vllm.in_turns(parser.parsing(answer.text))
+        await openai_client.cooperatively(parser.parsing(answer.text), max_seconds=600.0)
         task.cancel()
         return turns
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "MAX_PARSE_SECONDS", 600.0)
-        actual = asked(reply(text), read, lambda: 0.0)
+    actual = asked(reply(text), read, lambda: 0.0)
 
     assert len(text) // PIECE_CHARACTERS <= actual
 
 
-def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_takes_too_much_of_the_processor_is_given_up() -> None:
     """After the piece that goes beyond the budget, not after the page."""
-    monkeypatch.setattr(vllm, "MAX_PARSE_SECONDS", 0.0)
     pieces = 0
 
     def parsing() -> Generator[None, None, prometheus_text.Page]:
@@ -110,7 +105,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: py
         return {}
 
     with pytest.raises(TooLargeError):
-        asyncio.run(vllm.in_turns(parsing()))
+        asyncio.run(openai_client.cooperatively(parsing(), max_seconds=0.0))
     assert 1 == pieces
 
 
@@ -133,14 +128,12 @@ def test_a_page_beyond_its_budget_is_refused(text: str, reason: str) -> None:
 def test_pieces_come_to_the_same_as_the_whole(kinds: list[str], lines: int) -> None:
     """A counter's samples are named by its type, which stands above them, in another piece or not."""
     page = "".join(
-        f"# HELP x{number} Text.\n# TYPE x{number} {kind}\n" + f'x{number}{{a="{"b" * 60}"}} 1\n' * lines
+        f"# HELP x{number} Text.\n# TYPE x{number} {kind}\n" + f'x{number}{{a="{"b" * 700}"}} 1\n' * lines
         for number, kind in enumerate(kinds)
     )
     whole = [(one.name, one.labels) for family in text_string_to_metric_families(page) for one in family.samples]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prometheus_text, "PIECE_CHARACTERS", 300)
-        actual = [(name, one.labels) for name, series in parse_page(page).items() for one in series]
+    actual = [(name, one.labels) for name, series in parse_page(page).items() for one in series]
 
     assert whole == actual
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, model_config, weights_bytes
+from kvdiag.sources.host import SOURCE
+from kvdiag.sources.served_model import MAX_CONFIG_BYTES, model_config, weights_bytes
 from tests.builders.answers import containing
 from tests.unit.sources.host_programs import unseen
 

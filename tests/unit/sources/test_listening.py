@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from kvdiag.sources import listening_ports
-from kvdiag.sources.listening_ports import candidates
+from kvdiag.sources.host import PORTS, candidates
+
+pytestmark = pytest.mark.xdist_group("usual ports")
 
 
-def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def bound(stack: ExitStack, ports: Iterable[int]) -> list[socket.socket]:
+    """A socket on each of these ports that no other program has."""
+    found = []
+    for port in ports:
+        each = stack.enter_context(socket.socket())
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            each.bind(("127.0.0.1", port))
+            found.append(each)
+    return found
+
+
+def test_open_ports_are_found_and_others_left_alone() -> None:
     """Of the usual ports those on which something listens, in their order; not the daemon's own, nor any other."""
-    # Three open ports, two of them usual ones, and a usual one that is closed
-    with socket.socket() as one, socket.socket() as two, socket.socket() as unusual, socket.socket() as closed:
-        ports = []
-        for each in (one, two, unusual, closed):
-            each.bind(("127.0.0.1", 0))
-            ports.append(each.getsockname()[1])
-        for each in (one, two, unusual):
+    with ExitStack() as stack:
+        one, two, closed = bound(stack, PORTS)[:3]
+        (unusual,) = bound(stack, [0])
+        for each in (two, one, unusual):
             each.listen()
-        monkeypatch.setattr(listening_ports, "PORTS", (ports[1], ports[3], ports[0]))
+        own, other, silent, strange = (each.getsockname()[1] for each in (one, two, closed, unusual))
 
-        assert (f"http://127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[0]}") == candidates(own_port=1)
-        assert (f"http://127.0.0.1:{ports[1]}",) == candidates(own_port=ports[0])
+        urls = [f"http://127.0.0.1:{port}" for port in (own, other)]
+        assert urls == [url for url in candidates(own_port=1) if url in urls]
+        assert set(urls) - set(candidates(own_port=own)) == {urls[0]}
+        assert {f"http://127.0.0.1:{port}" for port in (silent, strange)}.isdisjoint(candidates(own_port=1))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import threading
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources import log_file
 from kvdiag.sources.log_file import read_long_log
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -61,12 +61,32 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     assert (OOM, True) == actual
 
 
-def test_silent_pipe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_pipe_is_given_up(tmp_path: Path) -> None:
     """A writer that never writes does not hold kvdiag for ever."""
-    monkeypatch.setattr(log_file, "SILENT_SECONDS", 0.1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)
     with pytest.raises(KvdiagError, match="has sent nothing"):
-        read_long_log(pipe)
+        read_long_log(pipe, silent_seconds=0.1)
     os.close(held)
+
+
+def test_pipe_that_drips_is_given_up(tmp_path: Path) -> None:
+    """Its writer always has a little more, and never ends."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    over = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb", buffering=0) as file:
+            while not over.wait(0.01):
+                file.write(b"INFO\n")
+
+    writer = threading.Thread(target=drip, daemon=True)
+    writer.start()
+    try:
+        with pytest.raises(KvdiagError, match="has not ended"):
+            read_long_log(pipe, whole_seconds=0.2)
+    finally:
+        over.set()
+        writer.join(10.0)

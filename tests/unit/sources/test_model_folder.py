@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import psutil
 import pytest
 
-from kvdiag.engines.vllm import ENGINE
-from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts
-from kvdiag.sources.host import model_config, model_folder, program, read
-from kvdiag.sources.http import HttpReader
-from tests.fixtures.hostile import LONG_SECONDS, Hostile, reply_json
+from kvdiag.sources.host import program, read
+from kvdiag.sources.served_model import model_config, model_folder
+from tests.fixtures.hostile import LONG_SECONDS, reply_json
 from tests.unit.commands.bad_input.refusals import MODEL, SERVER
+from tests.unit.feeds.live.test_facts import gathered
 from tests.unit.sources.host_programs import WAIT, listening
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8}
@@ -85,18 +81,9 @@ def test_what_is_no_folder_is_not_followed(root: str | None) -> None:
     assert model_folder(root, (os.getpid(),)) is None
 
 
-def gathered(root: Path) -> Facts:
+def of_folder(root: Path) -> Facts:
     """The facts of a server that names this folder as its model's."""
-    answers = {**SERVER, "/v1/models": reply_json({"data": [{**MODEL, "root": str(root)}]})}
-
-    async def work(url: str) -> Facts:
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            with closing(host_reader()) as reader:
-                facts, _ = await gather_facts(ENGINE.open(HttpReader(client)), url, reader, host_seconds=LONG_SECONDS)
-                return facts
-
-    with Hostile(answers) as server:
-        return asyncio.run(work(server.url))
+    return gathered(answers={**SERVER, "/v1/models": reply_json({"data": [{**MODEL, "root": str(root)}]})})
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["elsewhere", "open in the server"])
@@ -114,9 +101,9 @@ def test_secrets_of_the_user_are_not_recorded(tmp_path: Path, document: Any, hel
 
     if held:
         with (secret / "config.json").open("rb"):
-            facts = gathered(secret)
+            facts = of_folder(secret)
     else:
-        facts = gathered(secret)
+        facts = of_folder(secret)
     with TraceWriter(tmp_path / "trace.jsonl", facts):
         pass
 
@@ -127,7 +114,7 @@ def test_secrets_of_the_user_are_not_recorded(tmp_path: Path, document: Any, hel
 def test_the_models_config_is_read_where_the_server_has_it_open(folder: Path) -> None:
     """As before."""
     with (folder / "model.safetensors").open("rb"):
-        facts = gathered(folder)
+        facts = of_folder(folder)
     assert (CONFIG, 100) == (json.loads(facts.model_config or ""), facts.weights_bytes)
 
 

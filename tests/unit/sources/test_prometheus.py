@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.sources import prometheus_api
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import History, Points, add_samples
-from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_api import MAX_ANSWER_BYTES, MAX_SERIES, PrometheusSource, any_of, selector
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
 START, END = 1_000_000.0, 1_086_400.0
@@ -31,19 +30,13 @@ TRUST = ssl.create_default_context()
 Json = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here becomes well by waiting."""
-    monkeypatch.setattr(prometheus_api, "PATIENCE_SECONDS", 0.0)
-
-
 def asked(url: str, *, seconds: float = SECONDS) -> History:
     """What a day of one selector brings."""
 
     async def ask() -> History:
         history = History()
         async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
-            await PrometheusSource(client, seconds).raw(selector('pod="a"'), START, END, history)
+            await PrometheusSource(client, seconds, patience_seconds=0.0).raw(selector('pod="a"'), START, END, history)
         return history
 
     return asyncio.run(ask())
@@ -116,13 +109,14 @@ def test_a_query_that_is_too_much_is_halved(status: int, text: str) -> None:
     assert [] == history.lost
 
 
-def test_an_answer_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_too_large_is_halved() -> None:
     """Our own bound on bytes is a reason as good as the server's."""
-    # An answer that grows with the time asked for
-    monkeypatch.setattr(prometheus_api, "MAX_ANSWER_BYTES", 20_000)
 
+    # An answer that grows with the time asked for, to twice the bound for a day
     def answer(start: float, end: float) -> Answer:
-        return reply_json(matrix(*((start + 60.0 * number, "1") for number in range(int((end - start) / 60.0) + 1))))
+        points = ((start + 60.0 * number, "1") for number in range(int((end - start) / 60.0) + 1))
+        padding = " " * int(2 * MAX_ANSWER_BYTES * (end - start) / (END - START))
+        return reply(json.dumps(matrix(*points)) + padding, content_type="application/json")
 
     with Hostile({"/api/v1/query": by_window(answer)}) as server:
         history = asked(server.url)
@@ -134,8 +128,7 @@ def test_an_answer_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) 
 def test_an_answer_without_an_end_is_not_kept() -> None:
     """However small a stretch is asked for: three of them, and no other is."""
     flood = endless(head(content_type="application/json") + b'{"status":"success"', b" " * 2**16)
-    with Hostile({"/api/v1/query": flood}) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prometheus_api, "MAX_ANSWER_BYTES", 2**20)
+    with Hostile({"/api/v1/query": flood}) as server:
         history = asked(server.url)
         requests = len(server.requests)
 
@@ -264,12 +257,11 @@ def test_a_list_that_cannot_be_had_is_said(answer: Answer, reason: str) -> None:
         assert reason in listed(server.url)
 
 
-def test_too_many_series_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_series_are_refused() -> None:
     """More than can be looked through: the user names fewer."""
-    monkeypatch.setattr(prometheus_api, "MAX_SERIES", 3)
-    series = [{**NAME, "pod": str(number)} for number in range(4)]
+    series = [{**NAME, "pod": str(number)} for number in range(MAX_SERIES + 1)]
     with Hostile({"/api/v1/series": reply_json({"status": "success", "data": series})}) as server:
-        assert listed(server.url).startswith("3 series match, with ")
+        assert listed(server.url).startswith(f"{MAX_SERIES:,} series match, with ")
 
 
 POINTS = st.lists(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvdiag.diagnosis.reserved_memory import confirmed
 from tests.integration.gpu.figures import Figure, at_least, at_most, exactly
 from tests.integration.gpu.scenario import Recorded, Scenario
@@ -56,14 +58,6 @@ async def _cache(stage: Stage) -> tuple[Figure, ...]:
     return ()
 
 
-def _releasable(recorded: Recorded) -> tuple[Figure, ...]:
-    return (
-        at_least("gap", _gap(recorded), SLACK_RATIO * GAP_BYTES, "bytes"),
-        at_least("releasable", _split(recorded, "releasable_bytes"), SLACK_RATIO * GAP_BYTES, "bytes"),
-        at_most("stranded", _split(recorded, "stranded_bytes"), (1 - SLACK_RATIO) * GAP_BYTES, "bytes"),
-    )
-
-
 async def _graph(stage: Stage) -> tuple[Figure, ...]:
     await stage.cycle()
     await stage.server.tell("graph", size_bytes=GAP_BYTES)
@@ -71,12 +65,17 @@ async def _graph(stage: Stage) -> tuple[Figure, ...]:
     return ()
 
 
-def _private(recorded: Recorded) -> tuple[Figure, ...]:
-    return (
-        at_least("gap", _gap(recorded), SLACK_RATIO * GAP_BYTES, "bytes"),
-        at_least("private", _split(recorded, "private_bytes"), SLACK_RATIO * GAP_BYTES, "bytes"),
-        at_most("stranded", _split(recorded, "stranded_bytes"), (1 - SLACK_RATIO) * GAP_BYTES, "bytes"),
-    )
+def _all_of_it(part: str) -> Callable[[Recorded], tuple[Figure, ...]]:
+    """The gap is as large as it was made, this part has all of it, and none is stranded."""
+
+    def measure(recorded: Recorded) -> tuple[Figure, ...]:
+        return (
+            at_least("gap", _gap(recorded), SLACK_RATIO * GAP_BYTES, "bytes"),
+            at_least(part, _split(recorded, f"{part}_bytes"), SLACK_RATIO * GAP_BYTES, "bytes"),
+            at_most("stranded", _split(recorded, "stranded_bytes"), (1 - SLACK_RATIO) * GAP_BYTES, "bytes"),
+        )
+
+    return measure
 
 
 def _gap(recorded: Recorded) -> int:
@@ -120,13 +119,13 @@ SCENARIOS = (
         about="3 GiB freed in whole segments: cache, not fragmentation",
         play=_cache,
         expected={"fragmentation.allocator": ("ok",), "leak.device_torch": ("unknown", "ok")},
-        measure=_releasable,
+        measure=_all_of_it("releasable"),
     ),
     Scenario(
         name="graph_pool",
         about="3 GiB free in the pool of a CUDA graph",
         play=_graph,
         expected={"fragmentation.allocator": ("ok",)},
-        measure=_private,
+        measure=_all_of_it("private"),
     ),
 )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvdiag.commands import main
 from kvdiag.errors import KvdiagError
-from kvdiag.sources import hub, log_file
+from kvdiag.sources.hub import read_config
 from kvdiag.sources.model_files import read_model
 from tests.fixtures.hostile import Answer, Hostile, endless, head, reply
 
@@ -73,15 +69,12 @@ DRIPS = [
 
 
 @pytest.mark.parametrize("answer", DRIPS)
-def test_a_hub_that_does_not_end_is_given_up(answer: Answer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_that_does_not_end_is_given_up(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a deadline for all of it, though each read brings something."""
-    monkeypatch.setattr(hub, "WHOLE_SECONDS", 0.3)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with Hostile(answer) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         with pytest.raises(KvdiagError, match="has not sent all"):
-            read_model("some/model")
+            read_config("some/model", MIB, whole_seconds=0.3)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
@@ -124,26 +117,3 @@ def test_a_histogram_without_an_end_is_refused() -> None:
     """A device that always has more."""
     arguments = ("llama_70b", "--gpu", "H100", "--request-rate", "1", "--lengths", "/dev/zero")
     assert resident_bytes("fit", *arguments) < MAX_RESIDENT_BYTES // 2
-
-
-@pytest.mark.parametrize("option", [("fit", "--from-log"), ("diagnose", "--postmortem", "--log")])
-def test_a_log_that_drips_is_given_up(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A pipe whose writer always has a little more, and never ends."""
-    monkeypatch.setattr(log_file, "WHOLE_SECONDS", 0.2)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    over = threading.Event()
-
-    def drip() -> None:
-        with contextlib.suppress(BrokenPipeError), pipe.open("wb", buffering=0) as file:
-            while not over.wait(0.01):
-                file.write(b"INFO\n")
-
-    writer = threading.Thread(target=drip, daemon=True)
-    writer.start()
-    try:
-        exit_code = main([*option, str(pipe)])
-    finally:
-        over.set()
-        writer.join(10.0)
-    assert 3 == exit_code

@@ -198,7 +198,7 @@ def test_finished_requests_need_all_but_their_last_token() -> None:
         (
             SPAN,
             (under_load(21.0, 9, (512,), running=1, waiting=1), under_load(22.0, 9, (512,), running=1, waiting=1)),
-            "up to 1 request waited",
+            "at most 1 of 2",
         ),
         (
             SPAN,

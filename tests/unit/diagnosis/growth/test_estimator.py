@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
+from itertools import accumulate
 
 import pytest
 
@@ -113,6 +114,62 @@ def test_a_burst_needs_engines_that_answer() -> None:
     assert served.decides is None
     assert assess(climb, LIMITS).burst is None
     assert assess(climb, LIMITS, served_since_seconds=1800.0).burst is None
+
+
+@pytest.mark.parametrize(("minutes", "hours"), [(74, [1.0]), (75, [1.0, 1.25])])
+def test_the_whole_history_is_a_window_once_it_is_a_quarter_longer(minutes: int, hours: list[float]) -> None:
+    """Than the longest window that it fills."""
+    times = [60.0 * minute + 30.0 for minute in range(minutes)]
+    found = assess(Series(times_seconds=times, sizes_bytes=[10 * MB * minute for minute in range(minutes)]), LIMITS)
+    assert hours == [one.window_hours for one in found.windows]
+
+
+@pytest.mark.parametrize(
+    ("rises", "reason"),
+    [
+        ((100, 90, 80, 60), "slowing"),
+        ((100, 99, 98, 79), "slowing"),
+        ((100, 99, 98, 80), "grows"),
+        ((100, 100, 80, 60), "grows"),
+        ((100, 80, 90, 60), "grows"),
+    ],
+)
+def test_growth_slows_down_where_each_fifth_rises_less(rises: tuple[int, ...], reason: str) -> None:
+    """And the last one by less than four fifths of the first: 13 minutes each, by their middles."""
+    middles = [0, *accumulate(rises)]
+    sizes = []
+    for minute in range(65):
+        part = min(max((minute - 6) // 13, 0), 3)
+        sizes.append(3 * MB * (13 * middles[part] + rises[part] * (minute - 6 - 13 * part)) // 13)
+    found = assess(Series(times_seconds=[60.0 * minute for minute in range(65)], sizes_bytes=sizes), LIMITS)
+    assert [reason] == [one.reason for one in found.windows]
+
+
+CURVES: dict[str, Callable[[float], float]] = {
+    "steady": lambda hour: 200 * MB * hour,
+    "late": lambda hour: 600 * MB * max(hour - 6.0, 0.0),
+    "faster and faster": lambda hour: 20 * MB * hour**2,
+    "levels off": lambda hour: 3000 * MB * (1.0 - math.exp(-hour / 5.0)),
+    "sawtooth": lambda hour: 300 * MB * (hour % 4.0) + 30 * MB * hour,
+    "steps up": lambda hour: 300 * MB * (hour // 0.8),
+    "steps both ways": lambda hour: 60 * MB * hour + 500 * MB * (3.0 < hour < 5.0) + 400 * MB * (hour > 9.5),
+    "waves": lambda hour: 80 * MB * hour + 90 * MB * math.sin(hour * 2.0),
+}
+
+
+def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
+    """Of every window over twelve hours, by curve and by kinds of drawn memory with a leak of 60 MB an hour."""
+    found = {name: assess(series(above, 12.0), LIMITS) for name, above in CURVES.items()}
+    found |= {f"drawn: {kind}": drawn(kind, 5, 13.0, 60.0) for kind in ("load cycles", "fast noise", "ratchet")}
+    lines = [
+        ", ".join([name, *(f"{value:.3g}" if isinstance(value, float) else str(value) for value in astuple(rounded))])
+        for name, assessment in found.items()
+        for one in assessment.windows
+        # Further digits of so small a p-value are the platform's.
+        for rounded in [replace(one, p_drift=max(one.p_drift, 1e-6))]
+    ]
+    names = ", ".join(["series", *(each.name for each in fields(GrowthEvidence))])
+    golden("figures/growth.txt", "\n".join([names, *lines]) + "\n")
 
 
 def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:

@@ -9,7 +9,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders.answers import containing
+from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
 from tests.builders.values import GIB, KIB, MIB, SERVER_PID, allocator, device, engine
@@ -114,7 +114,7 @@ def test_cycle_that_was_cut_short_spoils_no_other() -> None:
     """The others are judged without it."""
     found = of(Seen(live=NONE, host=NONE, last_cycle=50))
 
-    assert ["it was cut short"] == [cycle.problem for cycle in found.cycles if not cycle.clean]
+    assert ["the cycle was cut short"] == [cycle.problem for cycle in found.cycles if not cycle.clean]
     assert ["kv_held_idle", "torch_live", "torch_unused", "server", "others", "host_anonymous"] == [
         one.kind for one in found.components
     ]
@@ -137,7 +137,7 @@ def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> No
     [
         (Seen(other_prompts=range(5, 60)), 2, ": other traffic (in 55 of 60"),
         (Seen(failing=range(5, 60)), 2, ": requests failed: HTTP 500"),
-        (Seen(last_cycle=20), 10, ": it was cut short (in 1 of 21"),
+        (Seen(last_cycle=20), 10, ": the cycle was cut short (in 1 of 21"),
     ],
 )
 def test_soak_of_too_few_cycles_says_what_spoilt_most(seen: Seen, judged: int, problem: str) -> None:
@@ -153,9 +153,7 @@ def test_soak_that_did_not_run_is_told_from_none() -> None:
     """Its warm-up alone is a soak that broke off; no mark of it is none."""
     begun = Mark(at_seconds=1.0, step="soak_warmup", cycle=0, phase="begin")
 
-    assert Soak(cycles=(), problem="it did not run") == soaked(
-        Timeline(samples=(), marks=(begun,)), Facts(), DEFAULT_LIMITS
-    )
+    assert Soak(cycles=(), problem=ANY_TEXT) == soaked(Timeline(samples=(), marks=(begun,)), Facts(), DEFAULT_LIMITS)
     assert soaked(Timeline(samples=()), Facts(), DEFAULT_LIMITS) is None
 
 
@@ -255,7 +253,7 @@ def cycle(
         (cycle(requests=None), None),
         (cycle(failed=1), "requests failed: no reason given"),
         (cycle(failed=1, errors=("a", "b")), "requests failed: a"),
-        (replace(cycle(), marks=cycle().marks[:-1]), "it was cut short"),
+        (replace(cycle(), marks=cycle().marks[:-1]), "the cycle was cut short"),
     ],
 )
 def test_cycle_is_disturbed_by_whatever_is_not_its_own(seen: Timeline, expected: str | None) -> None:

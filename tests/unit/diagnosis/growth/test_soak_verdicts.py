@@ -164,9 +164,9 @@ def test_evidence_has_every_figure_with_its_unit(kind: str, source: str, unit: s
         ("first_touch_growth", 32.0 * MIB, unit, source),
         ("judged_load_cycles", 12, "cycles", "kvdiag"),
         ("judged_idle_cycles", 11, "cycles", "kvdiag"),
-        ("p_trend", 0.001, "ratio", "computed"),
-        ("p_load", 0.002, "ratio", "computed"),
-        ("p_dose", 0.003, "ratio", "computed"),
+        ("p_trend", 0.001, "p-value", "computed"),
+        ("p_load", 0.002, "p-value", "computed"),
+        ("p_dose", 0.003, "p-value", "computed"),
         ("detection_limit", 4.0 * MIB, f"{unit} per cycle", "computed"),
         ("detection_limit_per_request", 1.0 * MIB, f"{unit} per request", "computed"),
     ]

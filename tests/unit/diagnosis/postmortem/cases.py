@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvdiag.diagnosis.postmortem import Case, postmortem
+from kvdiag.engines import vllm
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Finding, ReservedSplit
 from kvdiag.oom.account import Account
@@ -14,14 +15,17 @@ from kvdiag.oom.message import Shortage
 
 MIB, GIB = 2**20, 2**30
 
+FLAGS = vllm.ENGINE.flags
+
 
 def case_of(text: str) -> Case:
     """A case of one text, as a log would be one without its start."""
     found = read_failures(text)
     if found is None:
-        return Case(has_log=True)
+        return Case(has_log=True, flags=FLAGS)
     names = ("shortage", "process", "rank", "phase", "phase_source", "work", "running", "waiting", "max_num_seqs")
-    return Case(accounts=(Account(origin="a log", **{name: getattr(found, name) for name in names}),), has_log=True)
+    of_log = Account(origin="a log", **{name: getattr(found, name) for name in names})
+    return Case(accounts=(of_log,), has_log=True, flags=FLAGS)
 
 
 def account(kind: str = "torch", **changes: Any) -> Account:
@@ -68,7 +72,7 @@ def split(
 
 def finding(verdict: str, *accounts: Account, **parts: Any) -> Finding:
     """What a post-mortem says of one verdict."""
-    diagnosis = postmortem(Case(accounts=accounts, **parts))
+    diagnosis = postmortem(Case(accounts=accounts, **{"flags": FLAGS, **parts}))
     return next(one for one in diagnosis.findings if one.id == verdict)
 
 

@@ -206,7 +206,7 @@ def test_phase_without_a_witness_is_the_sources_own() -> None:
         ),
         (account(device=None, unallocated_bytes=None), ("1.00 GiB", "256 MiB")),
         (account(free_bytes=None), ("1.00 GiB", "GPU 0", "128 MiB")),
-        (BARE, ("requested",)),
+        (BARE, ("out of memory",)),
         (
             replace(BARE, shortage=Shortage(kind="masked", message="")),
             ("NVML", "MIG"),

@@ -63,9 +63,9 @@ def test_request_of_our_own_that_ran_out_is_an_account(seen: Timeline, told: boo
         "phase": ("request", "the trace"),
         "requested": (3 * GIB, "the trace"),
     }
-    assert told == ("requested" in shown)
+    assert told == (("requested", 3 * GIB, "the trace") in [(name, *pair) for name, pair in shown.items()])
     assert not told or expected == {name: shown[name] for name in expected}
-    assert told == (spike.status == "fault")
+    assert not told or spike.status == "fault"
 
 
 def test_failure_without_a_trace_has_the_time_that_is_told() -> None:

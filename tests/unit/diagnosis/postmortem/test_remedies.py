@@ -11,6 +11,8 @@ import pytest
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction, scaled
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from kvdiag.model import Facts
+from tests.builders.values import pool
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account
 
 TOTAL = 100 * GIB
@@ -44,7 +46,7 @@ def figures_of(text: str | None) -> tuple[float | None, float | None, int | None
         (MIB, (0.01, 0.89, 10_000)),  # never less than a hundredth
         (5 * GIB - HEADROOM, (0.05, 0.85, 50_000)),
         (5 * GIB - HEADROOM + 1024, (0.06, 0.84, 60_000)),
-        (95 * GIB, (0.96, 0.01, 500_000)),  # no fraction is below 0.01, which is the whole pool
+        (50 * GIB - HEADROOM, (None, None, None)),  # more than the pool has, so no fraction would do
     ],
 )
 def test_fraction_is_lowered_by_what_was_missing_and_headroom(short_bytes: int, expected: tuple[float, ...]) -> None:
@@ -57,18 +59,32 @@ def test_unknown_fraction_or_device_leaves_the_difference() -> None:
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
     assert (0.01, None, None) == figures_of(lower_fraction(no_fraction, 512 * MIB))
-    assert "798 MiB / the device" in lower_fraction(no_total, 512 * MIB)  # with headroom
-    assert "5.00 GiB / the device" in (raise_fraction(no_total, 5 * GIB) or "")
+    assert "798 MiB divided by the device" in lower_fraction(no_total, 512 * MIB)  # with headroom
+    assert "5.00 GiB divided by the device" in (raise_fraction(no_total, 5 * GIB) or "")
     assert (0.02, None, None) == figures_of(lower_fraction(no_fraction, None))
 
 
-@pytest.mark.parametrize(("short_gib", "left_bytes", "tokens"), [(5, 44 * GIB + 704 * MIB, 53_125), (50, 0, 500_000)])
-def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int, tokens: int) -> None:
-    """To a multiple of 64 MiB, down to nothing at most."""
+@pytest.mark.parametrize(("short_gib", "left_bytes", "tokens"), [(5, 44 * GIB + 704 * MIB, 53_125), (50, None, None)])
+def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int | None, tokens: int | None) -> None:
+    """To a multiple of 64 MiB; a pool that is smaller than what was missing is left as it is."""
     printed = report_of(None)
     report = replace(printed, settings=replace(printed.settings, pool_bytes=50 * GIB))
 
     assert (None, left_bytes, tokens) == figures_of(lower_fraction(case_with(report), short_gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("sized", "expected"),
+    [
+        ({"pool_bytes": 50 * GIB}, (None, 44 * GIB + 704 * MIB, None)),
+        ({"pool_bytes": None, "memory_fraction_ratio": 0.9}, (0.06, 0.84, None)),
+    ],
+    ids=["in bytes", "by the fraction"],
+)
+def test_trace_shows_what_sizes_the_pool(sized: dict[str, Any], expected: tuple[float | None, ...]) -> None:
+    """Without a log of the start, the setting that the trace's pool has is changed."""
+    case = replace(case_with(), facts=Facts(pools=(pool(**sized),)))
+    assert expected == figures_of(lower_fraction(case, 5 * GIB))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,17 @@ from tests.builders.runs import run
 from tests.builders.values import allocator
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
-from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, case_of, finding, report_of, split, status_of_text
+from tests.unit.diagnosis.postmortem.cases import (
+    FLAGS,
+    GIB,
+    MIB,
+    account,
+    case_of,
+    finding,
+    report_of,
+    split,
+    status_of_text,
+)
 
 ACTIVATION, CAPTURE, HOLES = "spike.activation", "spike.graph_capture", "fragmentation.allocator"
 FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
@@ -171,7 +181,9 @@ def test_another_limit_is_suspected_where_a_segment_more_was_free(free_bytes: in
         pytest.param("prefill", {}, None, id="known"),
         pytest.param(None, {}, "; add the engine's log (--log)", id="no log"),
         pytest.param(None, {"has_log": True}, "; add the log from the engine's start", id="the end of a log"),
-        pytest.param(None, {"has_log": True, "report": EngineReport()}, "", id="a log from its start"),
+        pytest.param(
+            None, {"has_log": True, "report": EngineReport()}, "; add the agent's black box", id="a log from its start"
+        ),
     ],
 )
 def test_log_that_would_show_the_phase_is_named(phase: str | None, parts: dict[str, Any], missing: str | None) -> None:
@@ -243,6 +255,17 @@ def test_remedy_of_a_step_lowers_what_it_scales_with(figures: dict[str, Any], ex
     assert expected == changes(actual)
 
 
+@pytest.mark.parametrize("phase", ["prefill", "logprobs", "encoder", "decode", "profile", "graph_capture", "kv_pool"])
+def test_remedies_have_the_flags_of_the_engine_alone(phase: str) -> None:
+    """Of an engine without flags no remedy has one, and of one with others every remedy has those."""
+    case: dict[str, Any] = {"phase": phase, "max_num_seqs": 512}
+    for flags in ({}, {name: f"--of-{name}" for name in FLAGS}):
+        found = postmortem(Case(accounts=(account(**case),), report=REPORT, flags=flags)).findings
+        named = re.findall(r"--[a-z-]+", " ".join(one.remedy or "" for one in found if one.status == "fault"))
+        assert bool(flags) == bool(named)
+        assert all(flag.startswith("--of-") for flag in named)
+
+
 def test_batch_that_failed_stands_in_for_the_largest() -> None:
     """Where the log does not print how many tokens a batch may have."""
     one = account(phase="prefill", work=Work(scheduled_tokens=6144, requests=3))
@@ -312,6 +335,7 @@ def test_weights_that_do_not_fit_are_not_helped_by_the_fraction() -> None:
         ({"needed_bytes": None}, {FRACTION: 0.75}),
         ({"free_bytes": None}, {}),
         ({"total_bytes": None}, {}),
+        ({"free_bytes": 7 * GIB}, {}),  # 0.08: too little for a server
     ],
 )
 def test_refused_budget_gets_the_fraction_that_is_free(figures: dict[str, Any], expected: dict[str, float]) -> None:

@@ -170,6 +170,7 @@ def test_sizes_that_are_not_reported_are_left_open() -> None:
     """Of three others two report none: nobody is cleared by the third, and what is known to be large comes first."""
     unsized = (process(7, None), process(8, None))
     small = once(gpu(OWN, *unsized, process(9, MIB)))
+    assert 0 == evidence(once(gpu(OWN, process(9, 0))))["foreign_bytes"]
     assert "unknown" == small.status
     assert {"gpu": 0, "foreign_bytes": MIB, "process 7": None, "process 8": None, "process 9": MIB} == evidence(small)
     assert "fault" == once(gpu(OWN, *unsized, process(9, 2 * GIB))).status

@@ -164,6 +164,18 @@ def test_figures_by_the_page_have_units_and_sources() -> None:
     } == {one.name: (one.value, one.unit, one.source) for one in actual.evidence}
 
 
+@pytest.mark.parametrize("counter", ["prompt_tokens_total", "generation_tokens_total", "prefix_queries_total"])
+def test_the_page_over_a_restart_is_left_out(counter: str) -> None:
+    """Any counter that falls shows one; what came and went beside it counts for no request."""
+    whole = pages(blocks_each=1_500)
+    restarted = [
+        replace(one, **{counter: getattr(one, counter) - (getattr(whole[40], counter) if number >= 40 else 0)})
+        for number, one in enumerate(whole)
+    ]
+    changes = [evidence(of_metrics(*readings))["concurrency_changes"] for readings in (whole, restarted)]
+    assert [79, 78] == changes
+
+
 def test_long_contexts_that_stay_are_not_waste() -> None:
     """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
     actual = of_metrics(*pages(blocks_each=70, resident_blocks=5_600))

@@ -8,11 +8,14 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation
-from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Sample, Timeline
+from kvdiag.model import Allocator, Device, Engine, Facts, Finding, Sample, Timeline
 from tests.builders.answers import evidence, rows
-from tests.builders.values import GIB, MIB, allocator, device, engine, process, split
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, device, engine, process, split
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
+from tests.unit.diagnosis.failures import FAILED, FIRST, REFUSED, SERVER
 
-SERVER = Facts(server_pids=(100, 101, 102))
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)
 HEADROOM = 300_000_000
 CONTEXT = 256 * MIB
@@ -24,24 +27,30 @@ def judged(*samples: Sample, of: Facts = SERVER) -> Finding:
     return found
 
 
-FAILED = FailedAllocation(
-    age_seconds=20.0,
-    asked_bytes=3 * GIB,
-    free_bytes=512 * MIB,
-    split=split(
-        live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=128 * MIB
-    ),
-)
-"""3 GiB asked of 512 MiB free, 640 releasable and 384 stranded: 1.5 GiB, so that 1.5 are short."""
-
-FIRST = allocator(ooms_total=2, allocated_bytes=5 * GIB, title="VLLM::Worker_TP0")
-REFUSED = replace(FIRST, ooms_total=5, allocated_bytes=6 * GIB, failure=FAILED)
-
-
 def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
     """The finding on what processes told at first and at last."""
     first, last = zip(*pairs, strict=True)
     return judged(Sample(at_seconds=0.0, allocators=first), Sample(at_seconds=15.0, allocators=last))
+
+
+@pytest.mark.parametrize(
+    ("step", "message", "expected"),
+    [
+        ("concurrent", OOM, "fault"),
+        ("concurrent", OOM_WITH_ROOM, "ok"),
+        ("long_context", OOM, "ok"),
+        ("concurrent", OOM.replace("512.00 MiB is free", "4.00 GiB is free"), "unknown"),
+    ],
+    ids=["not enough", "not in one piece", "one long request", "enough was free"],
+)
+def test_failed_request_of_ours_is_judged_by_its_message(step: str, message: str, expected: str) -> None:
+    """Devices that were never seen full say nothing against a request that ran out of memory."""
+    world = World(failing={step: message})
+    (actual,) = spike_activation.judge(run(world), facts_of(world), DEFAULT_LIMITS)
+
+    asked = evidence(actual)["requested"]
+    assert (expected, step) == (actual.status, evidence(actual)["step"])
+    assert asked == (5 * GIB // 2 if message is OOM_WITH_ROOM else 3 * GIB)
 
 
 def test_a_refused_allocation_has_its_figures() -> None:

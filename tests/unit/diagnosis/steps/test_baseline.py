@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,16 +11,14 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import BASELINE
 from kvdiag.model import Device, Engine, Gap, Mark, Quantity, Sample, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, expected, measured
-from tests.builders.runs import run
+from tests.builders.runs import run, step_result
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, device, engine, holding, pool, process
 from tests.builders.worlds import TRAINING, World, facts
 
 POOL_BYTES = 6145 * 2 * MIB
 
 
-def result(world: World, timeline: Timeline | None = None) -> StepResult:
-    """The step's result on a run, or on another timeline of it."""
-    return BASELINE.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+result = partial(step_result, BASELINE)
 
 
 def with_devices(world: World, *devices: Device, gaps: tuple[Gap, ...] = ()) -> Timeline:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from functools import partial
+
 from kvdiag.diagnosis.steps import CONCURRENT
 from kvdiag.model import Quantity, StepResult, Timeline, Workload
 from tests.builders.answers import ANY_TEXT, measured
-from tests.builders.runs import run
+from tests.builders.runs import run, step_result
 from tests.builders.values import MIB, pool
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import World
 
-
-def result(world: World, timeline: Timeline | None = None) -> StepResult:
-    """The step's result on a run, or on another timeline of it."""
-    return CONCURRENT.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+result = partial(step_result, CONCURRENT)
 
 
 def test_growth_that_matches_the_tokens_is_ok() -> None:

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import LONG_CONTEXT
 from kvdiag.model import Engine, Load, Quantity, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, measured
-from tests.builders.runs import run
+from tests.builders.runs import run, step_result
 from tests.builders.values import MIB, pool
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import World
 
-
-def result(world: World, timeline: Timeline | None = None) -> StepResult:
-    """The step's result on a run, or on another timeline of it."""
-    return LONG_CONTEXT.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+result = partial(step_result, LONG_CONTEXT)
 
 
 def test_growth_along_a_line_is_ok() -> None:

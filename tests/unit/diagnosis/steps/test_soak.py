@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.blocks.step_accounting import NOT_RUN
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import SOAK
 from kvdiag.model import Quantity, StepResult, Timeline
@@ -154,7 +155,7 @@ def test_what_only_new_content_grows_is_a_cache() -> None:
         ),
         pytest.param(
             replace(ALL, last_cycle=20),
-            containing("10 load cycles", "12 are needed", ": it was cut short (in 1 of 21"),
+            containing("10 load cycles", "12 are needed", ": the cycle was cut short (in 1 of 21"),
             id="cut short",
         ),
         pytest.param(
@@ -305,7 +306,7 @@ def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
     assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
     assert containing("load cycles", "12 are needed") == short.summary
     none = SOAK.judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
-    assert ("it did not run", ()) == (none.summary, none.notes)
+    assert (NOT_RUN, ()) == (none.summary, none.notes)
 
 
 def test_what_the_step_offers() -> None:

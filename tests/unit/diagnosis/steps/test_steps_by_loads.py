@@ -10,9 +10,9 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import CONCURRENT, LONG_CONTEXT, SINGLE_REQUEST, Step
 from kvdiag.model import Facts, StepResult
 from tests.builders.answers import ANY_TEXT, expected, measured
-from tests.builders.runs import run
+from tests.builders.runs import step_result
 from tests.builders.values import OOM, pool
-from tests.builders.worlds import SMALL_POOL, World, facts
+from tests.builders.worlds import SMALL_POOL, World
 from tests.unit.diagnosis.steps.loads import Offered, timeline
 
 KNOWN = Facts(pools=(pool(max_concurrency=None),))
@@ -137,7 +137,7 @@ LOADS = (SINGLE_REQUEST, CONCURRENT, LONG_CONTEXT)
 def test_a_load_that_cannot_be_judged_is_unknown(step: Step, world_of: Callable[[str], World]) -> None:
     """Never a fault, and with nothing but the reason."""
     world = world_of(step.id)
-    actual = step.judge(run(world), facts(world), DEFAULT_LIMITS)
+    actual = step_result(step, world)
     assert StepResult(id=step.id, status="unknown", summary=ANY_TEXT) == actual
 
 
@@ -178,7 +178,7 @@ def test_loads_get_their_status(step: Step, world: World, status: str) -> None:
     """39, 143 and 1,031 blocks a request are needed: one more is the tolerance, half as much again a fault. Blocks
     outgrown by a window are freed a step late, so both counts are right.
     """
-    assert status == step.judge(run(world), facts(world), DEFAULT_LIMITS).status
+    assert status == step_result(step, world).status
 
 
 @pytest.mark.parametrize(

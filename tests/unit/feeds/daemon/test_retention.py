@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.daemon.retention import Retention, thinned
-from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
+from kvdiag.model import PARTS, Facts, Gap, HostProcess, Sample, Timeline
 from tests.builders.answers import finding
 from tests.builders.values import device, engine, holding, pool, process
 
@@ -114,3 +115,9 @@ def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list
     assert Timeline(samples=kept).samples == kept
     assert came[-1:] == list(kept[-1:])
     assert all(earlier.at_seconds <= later.at_seconds for earlier, later in pairwise(kept))
+
+
+def test_every_part_of_a_sample_has_its_source() -> None:
+    """What keeps, thins and shows samples goes by the list of sources, so that no part may be missing there."""
+    beside = {"at_seconds", "load", "load_before", "gaps"}
+    assert {field.name for field in fields(Sample)} - beside == set(PARTS.values())

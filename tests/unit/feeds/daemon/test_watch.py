@@ -13,10 +13,11 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import Clock, DeviceReading
 from kvdiag.model import Diagnosis, Facts, Sample, Timeline
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.finders import Finding
 from tests.builders.values import device
 from tests.unit.feeds.daemon.virtual_time import now_seconds, run
 
@@ -66,11 +67,9 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watch]:
     async def work() -> tuple[tuple[Sample, ...], Watch]:
         wall = Settable()
         watch = Watch(
-            find=nobody,
-            nvml=Devices(),
+            Finding(nobody, Devices()),
             agents=None,
             limits=DEFAULT_LIMITS,
-            pace=pace_of(1.0),
             clock=Clock(wall=wall, steady=now_seconds),
             schedule=Idle,
         )

@@ -9,6 +9,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import httpx2
@@ -19,11 +20,12 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
 from kvdiag.model import Device, Diagnosis, Facts, Sample, Snapshot, Status
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.finders import Finding
 from tests.builders.values import GIB, SERVER_PID, device, pool, process
 from tests.builders.worlds import World, facts
 from tests.unit.feeds.daemon.virtual_time import now_seconds, run
@@ -139,15 +141,12 @@ def watching(
 
         Inline.said.clear()
         watch = Watch(
-            find=find,
-            nvml=driver,
+            Finding(find, driver),
             agents=None,
             limits=DEFAULT_LIMITS,
-            pace=pace_of(1.0),
-            diagnosis_seconds=pace,
+            schedule=partial(Inline, every_seconds=pace),
             clock=Clock(wall=lambda: BEGUN_SECONDS + now_seconds(), steady=now_seconds),
             retention=retention,
-            schedule=Inline,
         )
         task = asyncio.create_task(watch.run())
         await script(watch)

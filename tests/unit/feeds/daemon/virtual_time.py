@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import selectors
+import struct
+import termios
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -11,6 +14,9 @@ T = TypeVar("T")
 
 THREAD_SECONDS = 10.0
 """Longest that a thread is waited for once no timer is left."""
+
+DELIVERY_SECONDS = 0.001
+"""Bytes in flight between two sockets are waited for in steps of this: a busy kernel does not deliver them at once."""
 
 
 class _Jump(selectors.DefaultSelector):
@@ -24,9 +30,23 @@ class _Jump(selectors.DefaultSelector):
             # Nothing is due: a thread, of which the loop's clock knows nothing, may still have to answer.
             ready = super().select(THREAD_SECONDS)
             assert ready, "nothing left to wait for: a deadlock"
-        elif not ready and timeout is not None:
+        while not ready and timeout and self._in_flight():
+            ready = super().select(DELIVERY_SECONDS)
+        if not ready and timeout is not None:
             self.passed_seconds += max(timeout, 0.0)
         return ready
+
+    def _in_flight(self) -> bool:
+        """Whether bytes that one of our sockets sent are not delivered yet."""
+        return any(_undelivered_bytes(key.fd) for key in self.get_map().values())
+
+
+def _undelivered_bytes(descriptor: int) -> int:
+    """What a socket sent and the other side has not received (SIOCOUTQ, tcp(7)); 0 of what sends nothing."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0])
+    except OSError:
+        return 0
 
 
 class _Loop(asyncio.SelectorEventLoop):

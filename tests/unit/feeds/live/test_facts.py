@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 
 import httpx2
@@ -16,12 +16,17 @@ from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
-from tests.fixtures.hostile import LONG_SECONDS, Hostile
+from tests.fixtures.hostile import LONG_SECONDS, Answer, Hostile
 from tests.unit.commands.bad_input.refusals import SERVER
 
 
-def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> Facts:
-    """The facts of an idle server, whose host is read so."""
+def gathered(
+    read: Callable[[], ThreadedReader[Facts]] = host_reader,
+    *,
+    host_seconds: float = LONG_SECONDS,
+    answers: Mapping[str, Answer] = SERVER,
+) -> Facts:
+    """The facts of a server that answers so, whose host is read so."""
 
     async def work(url: str) -> Facts:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
@@ -29,13 +34,13 @@ def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> 
                 facts, _ = await gather_facts(ENGINE.open(HttpReader(client)), url, reader, host_seconds=host_seconds)
                 return facts
 
-    with Hostile(SERVER) as server:
+    with Hostile(answers) as server:
         return asyncio.run(work(server.url))
 
 
 def test_the_server_and_its_host_are_told_together() -> None:
     """Version and model come from the server, its processes from the host: here the one that listens."""
-    facts = gathered(host_reader, LONG_SECONDS)
+    facts = gathered()
     assert ("0.32.0", "tiny", 20_000) == (facts.engine_version, facts.model, facts.max_model_len_tokens)
     assert facts.server_pids
 
@@ -50,6 +55,6 @@ def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
 
     try:
         with pytest.raises(KvdiagError, match="timed out after"):
-            gathered(lambda: ThreadedReader(hang, "host"), 0.05)
+            gathered(lambda: ThreadedReader(hang, "host"), host_seconds=0.05)
     finally:
         release.set()

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import MAX_ABOUT_CHARACTERS, TraceWriter, read_trace
-from kvdiag.model import Facts, Timeline
+from kvdiag.model import Facts, Gap, Sample, Timeline
 from tests.builders import runs, worlds
 from tests.builders.answers import containing
 from tests.unit.feeds.recording.small_traces import CUT_OFF, FACTS_SEEN, HEADER, LINES, MARK, SAMPLES, write
@@ -48,6 +48,20 @@ def test_trace_is_known_by_its_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
     assert (Timeline(samples=SAMPLES), FACTS_SEEN) == read_trace(path)
+
+
+def test_early_traces_name_the_engine_as_a_source(tmp_path: Path) -> None:
+    """Traces of before the seam have the engine's name where gaps now say `engine`, in facts and samples."""
+    path = tmp_path / "trace.jsonl"
+    gap, other = Gap("engine", "failed", "no answer"), Gap("nvml", "failed", "no answer")
+    write(path, Timeline(samples=(Sample(at_seconds=1.0, gaps=(gap, other)),)), Facts(gaps=(gap,)))
+    text = path.read_text().replace('"source":"engine"', '"source":"vllm"')
+    path.write_text("".join(line for line in text.splitlines(keepends=True) if "crc32" not in line) + '{"end":1}\n')
+    timeline, facts = read_trace(path)
+    assert (["engine", "nvml"], ["engine"]) == (
+        [one.source for one in timeline.samples[0].gaps],
+        [one.source for one in facts.gaps[:1]],
+    )
 
 
 def test_sample_takes_few_bytes(tmp_path: Path) -> None:

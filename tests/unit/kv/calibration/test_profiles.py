@@ -19,6 +19,7 @@ from kvdiag.kv.calibration.profiles import (
 )
 from kvdiag.kv.families.architecture import parse_architecture
 from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
+from tests.unit.kv.refused import refused
 
 PIB = 1 << 50
 SMALL = ProfileQuery(gpu_total_bytes=1000, model=MODEL, tensor_parallel=1, pipeline_parallel=1)
@@ -288,3 +289,17 @@ def test_a_key_is_short() -> None:
 
     assert (16, 512) == (len(key.digest), len(key.name))
     assert int(key.digest, 16) >= 0
+
+
+@pytest.mark.parametrize("name", ["moe_intermediate_size", "ffn_dim"])
+def test_a_width_of_a_key_has_a_limit(name: str) -> None:
+    """Also one that the family itself does not read: 2^26."""
+    without = {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
+    assert digest(without | {name: 2**26}) != digest(without)
+    with refused(name):
+        digest(without | {name: 2**26 + 1})
+
+
+def test_a_key_stays_the_same() -> None:
+    """Profiles that an earlier release has written are found by it."""
+    assert "5f11a0db05bc0335" == digest(LLAMA)

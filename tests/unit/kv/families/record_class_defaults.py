@@ -96,7 +96,8 @@ def rows(values: dict[str, Any]) -> str:
 def main() -> None:
     """Write both records, one line for each model type and for each class."""
     classes = {name: found for name in sorted(FAMILIES) if (found := class_of(name)) is not None}
-    versions = json.dumps({name: metadata.version(name).partition("+")[0] for name in ("transformers", "vllm")})[:-1]
+    packages = {"transformers": "transformers", "vllm_version": "vllm"}
+    versions = json.dumps({key: metadata.version(name).partition("+")[0] for key, name in packages.items()})[:-1]
     # Encoders keep no cache.
     set_by_class = {
         name: fields

@@ -19,6 +19,7 @@ from kvdiag.kv.families.registry import FAMILIES
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv.models import catalogue
+from tests.unit.kv.observed import reads_of_fields
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -56,34 +57,21 @@ def test_the_known_part_says_the_same(config: Any) -> None:
         assert outcome(judged, config) == outcome(judged, kept)
 
 
-def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_that_is_read_is_known() -> None:
     """Nothing is asked of a config that would have been dropped before."""
     asked: set[str] = set()
-    of: dict[int, str] = {}
 
-    def note(method: str) -> None:
-        real = getattr(Fields, method)
+    def note(fields: Fields, names: tuple[str, ...], _given: object) -> None:
+        if fields.path("").removesuffix(".").rpartition(".")[2] not in FREELY_NAMED:
+            asked.update(names)
 
-        def noting(self: Fields, name: str, *names: object, **options: object) -> object:
-            if of.get(id(self)) not in FREELY_NAMED:
-                asked.update(each for each in (name, *names) if isinstance(each, str))
-            found = real(self, name, *names, **options)
-            if isinstance(found, Fields):
-                of[id(found)] = name
-                kept.append(found)
-            return found
-
-        monkeypatch.setattr(Fields, method, noting)
-
-    kept: list[Fields] = []
-    for method in ("has", "raw", "maybe_integer", "number", "flag", "text", "sequence", "child"):
-        note(method)
-
-    for parameters in configs():
-        (config,) = parameters.values
-        for judged in (parse_architecture, declared_quantization):
-            outcome(judged, config)
-        outcome(lambda one: count_parameters(one, parse_architecture(one)), config)
+    methods = ("has", "raw", "maybe_integer", "number", "flag", "text", "sequence", "child")
+    with reads_of_fields(note, *methods):
+        for parameters in configs():
+            (config,) = parameters.values
+            for judged in (parse_architecture, declared_quantization):
+                outcome(judged, config)
+            outcome(lambda one: count_parameters(one, parse_architecture(one)), config)
 
     assert len(asked) > 100
     assert set() == asked - KNOWN_KEYS

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.config_fields import Fields
@@ -17,6 +15,7 @@ from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv import hybrids
 from tests.unit.kv.families.test_families import EVERYTHING
+from tests.unit.kv.observed import reads_of_fields
 from tests.unit.kv.recordings import recorded_models
 
 MORE: dict[str, Any] = {
@@ -44,35 +43,28 @@ def configs() -> list[dict[str, Any]]:
     return [*everything, *patterned, *recorded, *hybrids.CONFIGS.values()]
 
 
-def test_every_size_has_its_limits(monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]) -> None:
+def test_every_size_has_its_limits(golden: Callable[[str, str], None]) -> None:
     """A number beyond them is refused by its name (test_fields.py), so that no config costs more than a moment."""
     found: dict[tuple[str, ...], set[str]] = {}
     reader = ""
 
-    def noting(method: str, least: int) -> None:
-        real = getattr(Fields, method)
+    def note(fields: Fields, names: tuple[str, ...], given: dict[str, Any]) -> None:
+        if names:
+            key = (fields.path(names[0]), f"{given['low']:,} to {given['high']:,}")
+            found.setdefault(key, set()).add(reader)
 
-        def read(self: Fields, *names: str, low: int = least, high: int = 1 << 24, **options: Any) -> object:
-            if names:
-                found.setdefault((self.path(names[0]), f"{low:,} to {high:,}"), set()).add(reader)
-            return real(self, *names, low=low, high=high, **options)
-
-        monkeypatch.setattr(Fields, method, read)
-
-    noting("maybe_integer", 1)
-    noting("integers", 0)
-    for config in configs():
-        reader = str(config.get("model_type"))
-        with suppress(KvModelError):
-            architecture = parse_architecture(config)
-            count_parameters(config, architecture)
-    reader = "page specs"
-    parse_page_specs(
-        {"layers": [{"spec": kind, "block_size": 1, "page_bytes": 1, "sliding_window": 1} for kind in SPECS]}
-    )
-    for quantization in QUANTIZED:
-        reader = str(quantization["quant_method"])
-        declared_quantization({"quantization_config": quantization})
+    with reads_of_fields(note, "maybe_integer", "integers"):
+        for config in configs():
+            reader = str(config.get("model_type"))
+            with suppress(KvModelError):
+                count_parameters(config, parse_architecture(config))
+        reader = "page specs"
+        parse_page_specs(
+            {"layers": [{"spec": kind, "block_size": 1, "page_bytes": 1, "sliding_window": 1} for kind in SPECS]}
+        )
+        for quantization in QUANTIZED:
+            reader = str(quantization["quant_method"])
+            declared_quantization({"quantization_config": quantization})
 
     lines = [
         f"{' '.join(key)}: {' '.join(sorted(readers)) if len(readers) <= MANY else 'many'}"

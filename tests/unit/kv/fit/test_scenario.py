@@ -246,7 +246,9 @@ def test_smaller_weights(weight_format: WeightFormat | None, expected: dict[str,
 def test_what_fits_comes_first_then_what_gains_most() -> None:
     """10,000 requests on 24 GiB: fewer or shorter ones fit, half the bytes or twice the GPUs are not enough."""
     of = scenario(demand=Demand(context_tokens=160, requests=10_000), overheads=generic_overheads(), gpu_bytes=24 << 30)
-    levers = find_levers(of, scenario_plan(of))
+    *levers, last = find_levers(of, scenario_plan(of))
+    assert [True] * len(levers) == [found.supported for found in levers]
+    assert not last.supported
     fits = [found.plan.outcome is not Outcome.DOES_NOT_FIT for found in levers]
     gains = [found.gained_bytes for found in levers]
 

@@ -69,6 +69,7 @@ def test_every_number_format_has_its_width(bits: int, dtypes: list[str]) -> None
         ({"shape": [1] * 9, "dtype": "BF17"}, "x.shape"),
         ({"shape": [2**40 + 1]}, "x.shape"),
         ({"dtype": "BF17"}, "x.dtype"),
+        ({"shape": [1] * 8, "dtype": "BF17"}, "x.dtype"),
         ({"dtype": None}, "x.dtype"),
         ({"data_offsets": []}, "x.data_offsets"),
         ({"data_offsets": [0, 9]}, "x.data_offsets"),

@@ -14,7 +14,7 @@ from kvdiag.sources import agents
 from kvdiag.sources.agent_folder import MAX_FILE_BYTES
 from kvdiag.sources.agents import MAX_FILES
 from tests.builders.answers import containing
-from tests.unit.sources.agents.publications import NAME, PUBLICATION, READ, changed, read, write
+from tests.unit.sources.agents.publications import PUBLICATION, READ, changed, read, write
 
 STRANGER = 54_321
 
@@ -139,18 +139,19 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     )
 
 
-def test_files_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_bounded_together(tmp_path: Path) -> None:
     """Each for itself may be of the size that is allowed; each that is left unread is a gap."""
-    size = write(tmp_path).stat().st_size
-    for number in (1, 2):
-        write(tmp_path, "{" + " " * size, f"agent-9999999-{number}.json")
-    monkeypatch.setattr(agents, "MAX_READ_BYTES", size + 1)
+    write(tmp_path)
+    # Named so that they come last; one less would leave room for the first file, which is read.
+    most = agents.MAX_READ_BYTES // MAX_FILE_BYTES
+    for number in range(most + 2):
+        write(tmp_path, "{" + " " * (MAX_FILE_BYTES - 1), f"agent-9999999-{number:02}.json")
 
     found, gaps = read(tmp_path)
 
     assert found is not None
-    assert ["agent-9999999-1.json: not read", "agent-9999999-2.json: not read"] == sorted(
-        gap.removeprefix("failed: ").rpartition(": the files")[0] for gap in gaps if NAME not in gap
+    assert [f"agent-9999999-{number:02}.json: not read" for number in range(most - 1, most + 2)] == sorted(
+        gap.removeprefix("failed: ").rpartition(": the files")[0] for gap in gaps if "not read: the files" in gap
     )
 
 

@@ -62,7 +62,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
 def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     """A healthy server's verdict names the smallest leak that it would have seen."""
     actual = verdicts(World())
-    assert [("ok", containing("flat over 6 equal cycles", "2.00 MiB"))] * 2 == [
+    assert [("ok", containing("flat over 6 equal requests", "2.00 MiB"))] * 2 == [
         (one.status, one.summary) for one in actual
     ]
 
@@ -72,12 +72,12 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     [
         (World(nvml=NO_NVML), NO_NVML.reason),
         (World(nvml=GPU_LOST), GPU_LOST.reason),
-        (World(memory_told=False), containing("fewer than 5 equal cycles")),
-        (World(lost_in="single_request"), containing("fewer than 5 equal cycles")),
-        (World(busy=True), containing("fewer than 5 equal cycles")),
+        (World(memory_told=False), containing("fewer than 5 equal requests")),
+        (World(lost_in="single_request"), containing("fewer than 5 equal requests")),
+        (World(busy=True), containing("fewer than 5 equal requests")),
         (
             World(failing={"single_request": "HTTP 500"}),
-            containing("fewer than 5 equal cycles"),
+            containing("fewer than 5 equal requests"),
         ),
     ],
     ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],
@@ -251,14 +251,14 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
     actual = told(world)
     grows = containing("VLLM::Worker_TP0 100", "torch's allocated memory", "6.00 MiB with each request")
-    flat = containing("outside torch", "flat over 6 equal cycles", "2.00 MiB per request")
+    flat = containing("outside torch", "flat over 6 equal requests", "2.00 MiB per request")
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
 
 
 def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
-    flat = containing("torch's allocated memory", "flat over 6 equal cycles", "64.0 KiB per request")
+    flat = containing("torch's allocated memory", "flat over 6 equal requests", "64.0 KiB per request")
     grows = containing("VLLM::Worker_TP0 100", "6.00 MiB with each request", "outside torch")
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
@@ -287,7 +287,7 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
     ("torch_growth_bytes", "expected"),
     [
         (6 * MIB, ("ok", containing("GPU 0", "outside torch it is flat"))),
-        (2 * MIB, ("fault", containing("GPU 0", "24.0 MiB in 6 cycles", "outside torch"))),
+        (2 * MIB, ("fault", containing("GPU 0", "24.0 MiB in 6 equal requests", "outside torch"))),
     ],
 )
 def test_where_processes_are_not_reported_the_devices_growth_less_torchs_decides(

@@ -76,10 +76,10 @@ def test_a_server_that_grows_has_its_figures() -> None:
 @pytest.mark.parametrize(
     ("steps", "unit", "status", "words"),
     [
-        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE - 1, "ok", "flat over 6 equal cycles"),
-        ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "flat over 6 equal cycles"),
-        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", " rose 2.00 MiB in 6 cycles"),
-        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", " rose 36.0 MiB in 6 cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE - 1, "ok", "flat over 6 equal requests"),
+        ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "flat over 6 equal requests"),
+        ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", " rose 2.00 MiB in 6 equal requests"),
+        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", " rose 36.0 MiB in 6 equal requests"),
     ],
     ids=["less than a page", "first touch", "a page once", "twice"],
 )
@@ -101,7 +101,7 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
 
     own, neighbour = of(1, 30)[0], of(0, 30)
     assert ("fault", 0, "server") == (own.status, evidence(own)["gpu"], evidence(own)["holder"])
-    assert [("unknown", containing("another process", "GPU 1", "360 MiB in 6 cycles"))] * 2 == [
+    assert [("unknown", containing("another process", "GPU 1", "360 MiB in 6 equal requests"))] * 2 == [
         (one.status, one.summary) for one in neighbour
     ]
     assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
@@ -141,11 +141,11 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
         (
             Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),), devices=(gpu(GIB),)),)),
-            containing("fewer than 5 equal cycles", "take 1 h of samples"),
+            containing("no test run", "sample for 1 h"),
         ),
         (
             cycles([Sample(at_seconds=0.0, devices=(gpu(GIB),))] * 5),
-            containing("fewer than 5 equal cycles"),
+            containing("fewer than 5 equal requests"),
         ),
     ],
     ids=["nothing", "no NVML", "no steps", "four cycles"],
@@ -195,11 +195,11 @@ def of_live(*processes: Sequence[int], unit: int = KIB) -> Finding:
 @pytest.mark.parametrize(
     ("steps", "status", "words"),
     [
-        ((0, 0, 0, 0, 0, 0, 0, 63), "ok", "flat over 6 equal cycles"),
-        ((0, 0, 0, 0, 0, 0, 0, 64), "ok", "rose once, 64.0 KiB in 6 cycles"),
-        ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", " rose 128 KiB in 6 cycles"),
+        ((0, 0, 0, 0, 0, 0, 0, 63), "ok", "flat over 6 equal requests"),
+        ((0, 0, 0, 0, 0, 0, 0, 64), "ok", "rose once, 64.0 KiB in 6 equal requests"),
+        ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", " rose 128 KiB in 6 equal requests"),
         ((64,) * 8, "fault", " grows 64.0 KiB with each request"),
-        ((63,) * 8, "unknown", " rose 378 KiB in 6 cycles"),
+        ((63,) * 8, "unknown", " rose 378 KiB in 6 equal requests"),
     ],
     ids=["less than counts", "once", "twice", "each time", "a little less each time"],
 )
@@ -241,8 +241,8 @@ def of_outside(*processes: Sequence[int]) -> Finding:
 @pytest.mark.parametrize(
     ("steps", "status", "words"),
     [
-        ((5, 5, 0, 0, 0, 0, 0, 0), "ok", "flat over 6 equal cycles"),
-        ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", " rose 4.00 MiB in 6 cycles"),
+        ((5, 5, 0, 0, 0, 0, 0, 0), "ok", "flat over 6 equal requests"),
+        ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", " rose 4.00 MiB in 6 equal requests"),
         (STEADY, "fault", "Worker 100 grows 2.00 MiB with"),
     ],
     ids=["flat", "now and then", "each time"],
@@ -285,12 +285,12 @@ def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: b
     ("growth", "status", "words"),
     [
         (lambda: rest(STEADY, STEADY), "ok", "outside torch it is flat"),
-        (lambda: rest((2,) * 8, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((2,) * 8, STEADY), "fault", " 12.0 MiB in 6 equal requests"),
         (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "outside torch it is flat"),
-        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", " 12.0 MiB in 6 cycles"),
+        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", " 12.0 MiB in 6 equal requests"),
         (lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8), "unknown", "GPU 0 rose 2.00 MiB in"),
         (lambda: rest((0,) * 8, (0,) * 8), "ok", "outside torch it is flat"),
-        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", " 24.0 MiB in 6 cycles"),
+        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", " 24.0 MiB in 6 equal requests"),
         (lambda: rest(STEADY, (0,) * 8, own=False), "unknown", "are not reported"),
     ],
     ids=["torch's", "half of it", "two processes'", "a third", "a page", "flat", "another GPU's torch", "a neighbour"],

@@ -176,7 +176,7 @@ def test_window_too_short_is_unknown_and_names_what_decides() -> None:
     """Half an hour without steps is neither cycles nor a window."""
     actual = verdicts(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=device_part))
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
-    assert all("1 h of samples" in one.summary for one in actual.values())
+    assert all("sample for 1 h" in one.summary for one in actual.values())
 
 
 def test_steps_are_judged_by_their_cycles_alone() -> None:
@@ -281,7 +281,7 @@ def test_a_server_of_one_gpu_has_no_others() -> None:
 
 LEAK = after_requests(MIB)
 
-NO_CYCLES = "fewer than 5 equal cycles"
+NO_CYCLES = "fewer than 5 equal requests"
 
 
 def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding]:

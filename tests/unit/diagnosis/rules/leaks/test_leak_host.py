@@ -87,7 +87,7 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
         ),
         (
             (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
-            containing("only 0 s", "sample 1 h", "143 MiB/h"),
+            containing("less than a minute", "sample 1 h", "143 MiB/h"),
         ),
     ],
     ids=["not read", "not here", "resident alone"],

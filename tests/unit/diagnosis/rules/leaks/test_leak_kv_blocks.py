@@ -130,6 +130,30 @@ def test_idle_intervals_get_their_status(pages: tuple[Engine, ...], status: str)
     assert status == verdict(seen(*pages)).status
 
 
+def test_growth_is_that_since_the_pool_was_last_empty() -> None:
+    """40 blocks of 2 MiB in 0.8 s, 30 of them in the first half; the 6,104 that are free last 122 s at that rate."""
+    growth = verdict(seen(*floors(500, 0, 30, 40))).growth
+    assert growth is not None
+    rates = (growth.low_bytes_per_second, growth.bytes_per_second, growth.high_bytes_per_second)
+    lasts = (growth.exhaustion_low_seconds, growth.exhaustion_seconds, growth.exhaustion_high_seconds)
+    assert [50 * MIB, 100 * MIB, 150 * MIB] == pytest.approx(rates)
+    assert [81.387, 122.08, 244.16] == pytest.approx(lasts, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        pytest.param(seen(*floors(0, 40)), id="two idle intervals"),
+        pytest.param(seen(*floors(40, 30, 35)), id="fewer than at first"),
+        pytest.param(run(World(leaked_blocks_per_request=4)), id="the load of test steps"),
+    ],
+)
+def test_growth_that_is_not_known_is_left_out(timeline: Timeline) -> None:
+    """The leak is a fault all the same."""
+    actual = verdict(timeline)
+    assert ("fault", None) == (actual.status, actual.growth)
+
+
 def test_blocks_of_all_engines_count_where_each_reports_its_pool() -> None:
     """One engine's leak is not hidden by the other's empty pool; without the second's pool the sum is unknown."""
     pages = ((engine(), engine(label="1", usage=3 / 6144)),) * 2

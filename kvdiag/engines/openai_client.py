@@ -1,44 +1,42 @@
-"""A vLLM server over HTTP. Nothing that it answers is trusted: answers are bounded in size and time by `HttpReader`."""
+"""A server with OpenAI's API and a Prometheus endpoint over HTTP, whichever engine it is.
+
+Nothing that it answers is trusted: answers are bounded in size and time by `HttpReader`. What the engine's metrics are
+called and mean is its `EngineAdapter`'s; an engine with another API has a client of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Generator
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
-from kvdiag.engines.vllm.metrics import LENGTH_NAMES, POLLED_NAMES, parse_engines, parse_lengths
 from kvdiag.model import MAX_COUNT, Gap, Lengths
 from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
 
 WHOLE_EVERY = 10
-"""Filtered answers without an engine for each unfiltered one that is requested."""
+"""Filtered responses without an engine before the next unfiltered request."""
 
 MAX_PARSE_SECONDS = 0.5
-"""CPU for one page: a whole one of 0.32 takes 0.007, as each engine adds; on a busy machine several times as much."""
+"""CPU time to parse one response: 0.007 s for all metrics of vLLM 0.32 per engine, several times that when busy."""
 
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
 
 
-COMPLETIONS_PATH = "/v1/completions"
-FIRST_ENGINE_HEADERS = {"X-data-parallel-rank": "0"}
-
-
 def _text(value: object) -> str | None:
-    """A text that can be shown and sent back; `None` for anything else."""
+    """A text that can be shown and sent in a request; `None` for anything else."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
         return None
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-async def in_turns(steps: Generator[None, None, Page]) -> Page:
-    """The page that the steps come to; other tasks have their turn between them.
+async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: float = MAX_PARSE_SECONDS) -> Page:
+    """The result of a parser's steps; other tasks run between them.
 
     Raises:
-        TooLargeError: they take more of the processor than any server's page.
+        TooLargeError: they take more CPU time than any server's metrics.
 
     """
     spent_seconds = 0.0
@@ -50,19 +48,19 @@ async def in_turns(steps: Generator[None, None, Page]) -> Page:
             page: Page = end.value
             return page
         spent_seconds += time.thread_time() - begun_seconds
-        if spent_seconds > MAX_PARSE_SECONDS:
-            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+        if spent_seconds > max_seconds:
+            raise TooLargeError(f"it takes more than {max_seconds:g} s of the processor")
         await asyncio.sleep(0)
 
 
-class VllmClient:
-    """Reads one vLLM server (`kvdiag.engines.engine.EngineClient`)."""
+class OpenAIClient:
+    """Reads one server with OpenAI's API (`kvdiag.engines.engine.EngineClient`)."""
 
     def __init__(self, http: HttpReader, engine: EngineAdapter) -> None:
         """Read through `http`, whose base address is the server's."""
         self._http = http
         self.engine = engine
-        self._filtered = True
+        self._filtered = bool(engine.polled_metrics)
         self._empty = 0
         self._why_none: tuple[Gap, ...] = ()
         self._parsers: dict[tuple[str, ...], PageParser] = {}
@@ -73,7 +71,7 @@ class VllmClient:
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
-            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
+            raise Unreadable("absent", f"/v1/models lists no model: is this a {self.engine.title} server?")
         version, header = None, None
         try:
             answer = await self._http.get("/version")
@@ -81,7 +79,7 @@ class VllmClient:
             found = self._http.decode(answer)
             version = found.get("version") if isinstance(found, dict) else None
         except Unreadable:
-            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
+            pass  # /version is optional: the names of the metrics show the dialect as well.
         longest = first.get("max_model_len")
         return Identity(
             version=_text(version),
@@ -92,14 +90,20 @@ class VllmClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series, only `names` if the server can filter; Unreadable if it has none."""
-        # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
-        path, params = "/metrics/", [("name[]", name) for name in names]
+        """The metrics endpoint's series, only `names` if the server can filter.
+
+        Raises:
+            Unreadable: there are no metrics.
+            TooMuchError: the response is too large.
+
+        """
+        # Servers without a filter return all metrics.
+        path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
         if "html" in answer.content_type:
             raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
         try:
-            return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
+            return await cooperatively(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
         except TooLargeError as error:
             reason = f"the metrics page is too large: {error}"
             self._http.rest(path, params, reason)
@@ -108,9 +112,11 @@ class VllmClient:
             raise Unreadable("failed", f"the metrics are malformed: {str(error)[:120]}") from error
 
     async def read(self) -> EngineReading:
-        """The engines now, or a gap that says why not."""
+        """The engines now, or a gap with the reason why not."""
         try:
-            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
+            engines, gaps = self.engine.parse_engines(
+                await self.page(self.engine.polled_metrics if self._filtered else ())
+            )
             if engines is None and self._filtered and gaps[0].kind == "absent":
                 return await self._unfiltered()
         except Unreadable as error:
@@ -119,38 +125,17 @@ class VllmClient:
 
     async def lengths(self) -> Lengths | None:
         """How long finished requests were; Unreadable as `page`."""
-        return parse_lengths(await self.page(LENGTH_NAMES))
+        names = self.engine.length_metrics
+        return self.engine.parse_lengths(await self.page(names)) if names else None
 
     async def _unfiltered(self) -> EngineReading:
-        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
+        """The engines if a filtered response has none: the server cannot filter, or no engine has started."""
         if self._empty % WHOLE_EVERY == 0:
-            engines, self._why_none = parse_engines(await self.page())
+            engines, self._why_none = self.engine.parse_engines(await self.page())
             if engines is not None:
-                again = parse_engines(await self.page(POLLED_NAMES))
+                again = self.engine.parse_engines(await self.page(self.engine.polled_metrics))
                 self._filtered = again[0] is not None
                 self._empty = 0
                 return again if self._filtered else (engines, self._why_none)
         self._empty += 1
         return None, self._why_none
-
-
-def request_body(
-    *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
-) -> dict[str, Any]:
-    """The JSON body of one request.
-
-    `ignore_eos` and `min_tokens` make the length exact; `continuous_usage_stats` puts an exact count into every chunk,
-    even where several tokens come in one.
-    """
-    return {
-        "model": model,
-        "prompt": token_ids,
-        "max_tokens": max_tokens,
-        "min_tokens": max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        **({} if cache_salt is None else {"cache_salt": cache_salt}),
-        **({} if user is None else {"user": user}),
-    }

@@ -1,0 +1,23 @@
+"""The boards as they are drawn for README: every panel of them has something to show."""
+
+from __future__ import annotations
+
+from html import escape
+
+import pytest
+
+from dashboards.generate import BOARDS
+from tests.integration.dashboards.boards import Prometheus, board, panels
+from tests.integration.dashboards.drawing import page
+
+pytestmark = pytest.mark.xdist_group("boards")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_panel_is_drawn_with_data(ask: Prometheus, name: str) -> None:
+    """With all replicas chosen, and collapsed rows open, no panel says that it has no data."""
+    every = list(panels(board(name)))
+    drawn = page({**board(name), "panels": every}, ask)
+    assert [] == [one["title"] for one in every if f">{escape(one['title'])}<" not in drawn]
+    assert len(every) == drawn.count('class="panel"')
+    assert 0 == drawn.count('class="none')

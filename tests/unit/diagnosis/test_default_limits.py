@@ -1,0 +1,22 @@
+"""Every threshold by which diagnose judges, as shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+
+from kvdiag.diagnosis.limits import ADMISSION_LIMITS, DEFAULT_LIMITS
+
+
+def lines(limits: object, path: str) -> Iterator[str]:
+    """A line for each threshold, those of parts by their path."""
+    if is_dataclass(limits):
+        for each in fields(limits):
+            yield from lines(getattr(limits, each.name), f"{path}.{each.name}" if path else each.name)
+    else:
+        yield f"{path}: {limits}\n"
+
+
+def test_a_threshold_changes_only_where_it_is_meant_to(golden: Callable[[str, str], None]) -> None:
+    """Each was measured against recorded and simulated servers (docs/accuracy.md)."""
+    golden("figures/limits.txt", "".join([*lines(DEFAULT_LIMITS, ""), *lines(ADMISSION_LIMITS, "admission")]))
