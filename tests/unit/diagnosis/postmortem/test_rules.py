@@ -432,7 +432,7 @@ def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:
     ],
 )
 def test_further_graphs_are_extrapolated(
-    captured: tuple[int, int] | None, sizes: dict[str, int], figures: dict[str, int], words: str, lowered: float
+    captured: tuple[int, int] | None, sizes: dict[str, int], figures: dict[str, Any], words: str, lowered: float
 ) -> None:
     """The fraction is lowered for the graphs that were still to come, not for the one that failed alone."""
     one = account(phase="graph_capture", graphs_captured=captured, **figures)
