@@ -1,7 +1,7 @@
 """One engine version or configuration against another, by what their test steps measured. Pure.
 
-A baseline is what one run has shown in figures: idle memory, the pool, and what the steps cost. Compared figure by
-figure, worse is what takes more memory for the same tokens, or leaves less room for them.
+A baseline has the figures of one run: idle memory, the pool, and the cost of the steps. A figure is worse if it means
+more memory for the same tokens, or less room for them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvdiag.model.codec import from_plain, to_plain
 VERSION = 1
 
 TOLERANCE_RATIO = 0.02
-"""Difference that is no difference: idle memory of the same server differs by less from start to start."""
+"""Relative difference that is ignored: idle memory of one server differs by less from start to start."""
 
 LEAST_BYTES = 32 * 2**20
-"""Nor is less than this, whatever its share: a library's workspace comes and goes with its version."""
+"""Smaller differences in bytes are ignored, too: the workspace of a library depends on its version."""
 
 CALLED = "called"
-"""The unit of a verdict: 1 where it was called, 0 where not."""
+"""The unit of a verdict: 1 if it was found, 0 if not."""
 
 Worse = Literal["higher", "lower"]
 Outcome = Literal["same", "better", "worse", "not seen", "new"]
@@ -44,14 +44,14 @@ class Figure:
     grain: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a figure that could not be found again."""
+        """Refuse a figure without name or unit."""
         if not self.name or not self.unit:
             raise ValueError("a figure has no name or no unit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What one run has shown. `verdicts` holds the ids of what was suspect or a fault."""
+    """The figures of one run. `verdicts` holds the ids of suspects and faults."""
 
     engine: str | None
     engine_version: str | None
@@ -84,7 +84,6 @@ def baseline_of(timeline: Timeline, diagnosis: Diagnosis) -> Baseline:
 
     Raises:
         ValueError: it has none.
-
     """
     if not diagnosis.steps:
         raise ValueError("no test step was run: a baseline is made from `kvdiag run --record`")
@@ -159,7 +158,7 @@ def _number(step: StepResult | None, name: str) -> float | None:
 
 
 def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANCE_RATIO) -> tuple[Change, ...]:
-    """Every figure of either, in the order of the older, what is worse told by more than the tolerance."""
+    """Every figure of either, in the order of the older; differences within the tolerance count as `same`."""
     old = {figure.name: figure for figure in before.figures}
     new = {figure.name: figure for figure in after.figures}
     changes = []
@@ -188,7 +187,7 @@ def _outcome(was: Figure | None, now: Figure | None, tolerance_ratio: float) -> 
 
 
 def document(baseline: Baseline) -> dict[str, Any]:
-    """A baseline as it is kept."""
+    """A baseline as it is saved."""
     return {"kvdiag_baseline": VERSION, **to_plain(baseline)}
 
 
@@ -197,7 +196,6 @@ def parse(value: Any) -> Baseline:
 
     Raises:
         ValueError: it is none.
-
     """
     if not isinstance(value, dict) or value.get("kvdiag_baseline") != VERSION:
         raise ValueError(f"it has no kvdiag_baseline of version {VERSION}")

@@ -24,7 +24,6 @@ def folder(path: Path, *, link: bool = True) -> int:
 
     Raises:
         OSError: it is not a directory, or is a link that is not allowed.
-
     """
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if link else os.O_NOFOLLOW))
 
@@ -34,7 +33,6 @@ def created(path: Path, *, link: bool = True) -> int:
 
     Raises:
         OSError: it cannot be created; FileExistsError if the name is taken, even by a dangling link.
-
     """
     beside = folder(path.parent, link=link)
     try:
@@ -48,7 +46,6 @@ def emptied(path: Path) -> int:
 
     Raises:
         OSError: it cannot be created or opened, is a link, or belongs to another user.
-
     """
     try:
         return created(path)
@@ -71,7 +68,6 @@ def refuse(path: Path) -> None:
 
     Raises:
         OSError: the file cannot be written, is a link or belongs to another user, or its directory is not writable.
-
     """
     try:
         about = path.lstat()
@@ -103,7 +99,6 @@ def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool =
 
     Raises:
         OSError: it cannot be written, or what has its name is not a regular file.
-
     """
     beside = folder(path.parent, link=link)
     # A random name, which nobody can guess; no longer than a file name may be.

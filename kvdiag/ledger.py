@@ -78,7 +78,9 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
     # If the server is one of several processes and it is unknown which, none counts as another process.
     component = "process" if ranks and not shown else "other_process"
     lines += [
-        _line(device, component, process.used_bytes or 0, "measured", process.who)
+        _line(
+            device, component, process.used_bytes or 0, "measured", f"{process.name or 'process'} (pid {process.pid})"
+        )
         for process in processes
         if process not in own
     ]

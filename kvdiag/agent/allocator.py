@@ -83,7 +83,6 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
 
     Raises:
         TooManyBlocksError: there are too many blocks, or a memory history that the snapshot would include.
-
     """
     blocks = sum(int(statistics.get(name, {}).get("current", 0)) for name in ("active", "inactive_split"))
     if blocks > MOST_BLOCKS:

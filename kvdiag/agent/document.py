@@ -81,7 +81,6 @@ class Document:
 
         Raises:
             Exception: any error of torch, and TooManyBlocksError; the previous split stays.
-
         """
         began_seconds = time.monotonic()
         segments, self._settings = allocator.snapshot(cuda, device["statistics"])

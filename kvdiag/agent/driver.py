@@ -59,7 +59,6 @@ class Driver:
 
         Raises:
             DriverError: NVML is not installed, or does not report it.
-
         """
         handle = self._handle(uuid)
         second = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
@@ -78,7 +77,6 @@ class Driver:
 
         Raises:
             DriverError: NVML is not installed, does not report it, or lists more than 64.
-
         """
         count = ctypes.c_uint(MOST_PROCESSES)
         entries = (_ProcessInfo * MOST_PROCESSES)()

@@ -67,7 +67,6 @@ def summarise(
 
     Raises:
         KeyError, TypeError, ValueError: the segments do not have torch's format.
-
     """
     found = [_Segment(each, large_page_bytes) for each in segments if each["device"] == device]
     shared = [each for each in found if not each.private]

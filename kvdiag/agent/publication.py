@@ -36,7 +36,6 @@ class Seldom:
 
         Raises:
             TypeError, ValueError: the value is not JSON.
-
         """
         if value is None:
             return "null"
@@ -62,7 +61,6 @@ class Folder:
         Raises:
             OSError: the folder is missing, full or read-only; an existing file stays unchanged.
             TypeError, ValueError: the value is not JSON.
-
         """
         parts = "".join(f',"{part}":{text}' for part, text in encoded.items())
         data = f"{encode(value)[:-1]}{parts}}}".encode()

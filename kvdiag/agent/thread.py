@@ -67,7 +67,6 @@ class Agent:
 
         Raises:
             OSError: the folder cannot be written.
-
         """
         with self.busy:
             if "torch" in sys.modules and not self._over:

@@ -9,7 +9,7 @@ from typing import Literal
 Outcome = Literal["pass", "warn", "fail", "skip"]
 
 ORDER: tuple[Outcome, ...] = ("fail", "warn", "pass", "skip")
-"""The worst first; what was skipped says nothing."""
+"""The worst first; a skipped check does not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvdiag.formatting import format_bytes, plural
 from kvdiag.sources.prometheus_text import Page
 
 APART_SECONDS = 5.0
-"""Clocks that differ by more join readings of different moments: a load lasts as long."""
+"""Clocks that differ by more would join samples of different loads."""
 
 
 def answers(url: str | None, identity: Identity | None, problem: str | None) -> Check:

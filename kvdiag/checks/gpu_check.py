@@ -9,7 +9,7 @@ from kvdiag.formatting import plural
 from kvdiag.model import Device, Gap
 
 SLOW_SECONDS = 0.1
-"""A reading of eight GPUs takes a few milliseconds; the daemon reads once a second."""
+"""Reading eight GPUs takes a few milliseconds; the daemon reads once a second."""
 
 IDLE_BYTES = 2**30
 """More than an idle GPU's driver takes for itself (some 0.5 GiB on a large one)."""

@@ -115,7 +115,6 @@ def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         KvdiagError: a name or value is invalid, or the file cannot be read.
-
     """
     try:
         with path.open("rb") as file:

@@ -50,7 +50,6 @@ def base_url(url: str) -> str:
 
     Raises:
         KvdiagError: it is not an http or https address.
-
     """
     refusal = f"{url.rpartition('@')[2]!r} is not a server address: give one such as http://127.0.0.1:8000"
     return urlunsplit(pasted(url, SUFFIXES, refusal))
@@ -78,7 +77,6 @@ async def connect(url: str, access: ServerAccess, *, forced: bool = False) -> As
 
     Raises:
         KvdiagError: it cannot be reached, or is not a supported server.
-
     """
     finder = Finder(url, access, own_port=0)
     try:
@@ -100,7 +98,6 @@ class Finder:
 
         Raises:
             KvdiagError: the address, the key or the certificates cannot be used.
-
         """
         self._url = None if url is None else base_url(url)
         self._own_port = own_port
@@ -119,7 +116,6 @@ class Finder:
 
         Raises:
             KvdiagError: none does.
-
         """
         if self._url is not None:
             return await self._ask(self._url)
@@ -162,7 +158,6 @@ def open_client(url: str, access: ServerAccess) -> httpx2.AsyncClient:
 
     Raises:
         KvdiagError: the key or the certificates cannot be used.
-
     """
     headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(access.api_key)}
     # The environment's proxies are not for a server on this machine or in this pod.
@@ -181,7 +176,6 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
     Raises:
         KvdiagError: it cannot be sent in a header.
-
     """
     # A key that comes from a file often brings its line end.
     key = (api_key or "").strip()

@@ -74,7 +74,6 @@ def simulated(scenario: str) -> Iterator[str]:
 
     Raises:
         KvdiagError: there is no such scenario, or it does not start.
-
     """
     _scenario(scenario)
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to cancel on the server.

@@ -50,7 +50,6 @@ def examine_history(
 
     Raises:
         KvdiagError: there is no answer, no such API, or no replica.
-
     """
     try:
         found = asyncio.run(_survey(access, match, window))

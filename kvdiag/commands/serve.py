@@ -73,7 +73,6 @@ class Daemon:
 
         Raises:
             KvdiagError: a directory, file or certificate cannot be used.
-
         """
         self._options = options
         self._reread = reread
@@ -101,7 +100,6 @@ class Daemon:
 
         Raises:
             KvdiagError: the address cannot be listened on.
-
         """
         over = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -73,7 +73,6 @@ class EngineClient(Protocol):
 
         Raises:
             Unreadable: it cannot be reached, requires a key, or is no server of this engine.
-
         """
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
@@ -81,7 +80,6 @@ class EngineClient(Protocol):
 
         Raises:
             Unreadable: it cannot be read, or is not in Prometheus's text format.
-
         """
 
     async def read(self) -> EngineReading:
@@ -92,7 +90,6 @@ class EngineClient(Protocol):
 
         Raises:
             Unreadable: as `page`.
-
         """
 
 

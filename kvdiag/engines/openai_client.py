@@ -1,7 +1,7 @@
-"""A server with OpenAI's API and a Prometheus endpoint over HTTP, whichever engine it is.
+"""Reads a server with OpenAI's API and a Prometheus endpoint over HTTP, for every engine that has both.
 
-Nothing that it answers is trusted: answers are bounded in size and time by `HttpReader`. What the engine's metrics are
-called and mean is its `EngineAdapter`'s; an engine with another API has a client of its own.
+No response is trusted: `HttpReader` limits their size and time. The names and the meaning of the engine's metrics are
+its `EngineAdapter`'s; an engine with another API has a client of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: floa
 
     Raises:
         TooLargeError: they take more CPU time than any server's metrics.
-
     """
     spent_seconds = 0.0
     while True:
@@ -95,7 +94,6 @@ class OpenAIClient:
         Raises:
             Unreadable: there are no metrics.
             TooMuchError: the response is too large.
-
         """
         # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]

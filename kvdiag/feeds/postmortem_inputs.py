@@ -35,7 +35,6 @@ def gather(
 
     Raises:
         KvdiagError: one of them cannot be read or is nothing of the kind, or there is more than one trace.
-
     """
     named: list[tuple[Path, Kind]] = [(path, "black box") for path in boxes]
     named += [(path, "log") for path in logs]
@@ -73,7 +72,6 @@ def recognise(path: Path) -> Kind:
 
     Raises:
         KvdiagError: it cannot be read, is empty or binary, or is an agent's publication.
-
     """
     if str(path) == "-":
         return "log"

@@ -45,7 +45,6 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
 
     Raises:
         ValueError: a field is missing, of another type, impossible, or (unless lenient) unknown.
-
     """
     if not isinstance(plain, Mapping):
         raise ValueError(f"{kind.__name__} must be an object, not {type(plain).__name__}")  # noqa: TRY004 - as the rest

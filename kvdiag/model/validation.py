@@ -31,7 +31,6 @@ class Checked:
 
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
-
     """
 
     __slots__ = ()

@@ -39,7 +39,7 @@ ROUNDING_BYTES = 16 * 2**20
 """What three sizes of torch's message may be off by together: each has two decimals in GiB."""
 
 SEGMENT_BYTES = 2 * 2**20
-"""torch asks the driver for multiples of this (c10/core/AllocatorConfig.h)."""
+"""torch requests multiples of this from the driver (c10/core/AllocatorConfig.h)."""
 
 SIZE = r"(\d{1,3}(?:,\d{3}){1,6}(?:\.\d{1,6})?|\d{1,20}(?:\.\d{1,6})?)\s{0,2}(bytes|[KMGTPE]i?B|B)(?!\w)"
 # vLLM's V0 and Apple's allocator write GB for what they have divided by 2**30.
@@ -91,7 +91,7 @@ class Shortage:
     def short_bytes(self) -> int | None:
         """Bytes that the driver was short of; at least one segment, since the driver lacked the rest of it.
 
-        `None` where it is not told, or where more was free: then something else stood against it.
+        `None` if it is not reported, or if more was free: then something else refused the allocation.
         """
         if self.asked_bytes is None or self.free_bytes is None or self.enough_free:
             return None
@@ -128,21 +128,21 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
     text = text[:MAX_MESSAGE_CHARACTERS]
     # A message may be wrapped between words, or in the middle of one, which only shows without any blanks.
     spaced, squeezed = " ".join(text.split()), "".join(text.split())
-    told: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     for name, form, pattern, without_blanks in _FIGURES.get(kind, _FIGURES["allocation"]):
         found = pattern.search(spaced) or without_blanks.search(squeezed)
         value = None if found is None else _value(form, found)
         if value is not None:
-            told.setdefault(name, value)
-    reserved = told.pop("reserved_bytes", None)
-    if reserved is not None and reserved >= told.get("allocated_bytes", reserved):
-        told.setdefault("unallocated_bytes", reserved - told.get("allocated_bytes", reserved))
+            known.setdefault(name, value)
+    reserved = known.pop("reserved_bytes", None)
+    if reserved is not None and reserved >= known.get("allocated_bytes", reserved):
+        known.setdefault("unallocated_bytes", reserved - known.get("allocated_bytes", reserved))
     if kind not in _FIGURES:
-        told.update(_processes(spaced, squeezed, told))
-    told = _possible(told)
-    if kind == "torch" and "allowed_bytes" in told and told.get("free_bytes", 0) >= told.get("asked_bytes", 2**63):
+        known.update(_processes(spaced, squeezed, known))
+    known = _possible(known)
+    if kind == "torch" and "allowed_bytes" in known and known.get("free_bytes", 0) >= known.get("asked_bytes", 2**63):
         kind = "limit"
-    return Shortage(kind=kind, message=spaced[:400], **told)
+    return Shortage(kind=kind, message=spaced[:400], **known)
 
 
 def _squeezed(pattern: str) -> re.Pattern[str]:
@@ -165,7 +165,7 @@ _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)
 MAX_PROCESSES = 64
 
 
-def _processes(spaced: str, squeezed: str, told: dict[str, Any]) -> dict[str, Any]:
+def _processes(spaced: str, squeezed: str, known: dict[str, Any]) -> dict[str, Any]:
     """Which of the listed processes is torch's own: in a container it is listed by the host's id, as if another."""
     listed = [
         (int(found[1]), size)
@@ -174,9 +174,9 @@ def _processes(spaced: str, squeezed: str, told: dict[str, Any]) -> dict[str, An
         ]
         if (size := as_bytes(found[2], found[3])) is not None
     ]
-    if "process_bytes" in told or not listed:
+    if "process_bytes" in known or not listed:
         return {"others": tuple(listed)}
-    held = told.get("allocated_bytes", 0) + told.get("unallocated_bytes", 0)
+    held = known.get("allocated_bytes", 0) + known.get("unallocated_bytes", 0)
     # Its own is the one that can hold what torch says it does; two such leave it open.
     own = [each for each in listed if each[1] >= held]
     if len(own) != 1:
@@ -208,10 +208,10 @@ def _value(form: str, found: re.Match[str]) -> int | float | str | None:
     return as_bytes(str(count), "KiB" if form == "kib" else "B")
 
 
-def _possible(told: dict[str, Any]) -> dict[str, Any]:
+def _possible(known: dict[str, Any]) -> dict[str, Any]:
     """The figures without those that contradict one another: more free, or held, than there is."""
-    total = told.get("total_bytes")
+    total = known.get("total_bytes")
     if total is None:
-        return told
+        return known
     within = {"free_bytes", "allocated_bytes", "process_bytes"}
-    return {name: value for name, value in told.items() if name not in within or value <= total}
+    return {name: value for name, value in known.items() if name not in within or value <= total}

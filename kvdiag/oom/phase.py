@@ -46,13 +46,13 @@ through the same model code as a request.
 
 _FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names)})\b")) for phase, names in _FUNCTIONS.items())
 
-_SAID: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+_NEARBY: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("load", re.compile(r"Failed to load model")),
     ("graph_capture", re.compile(r"Capture cuda graph failed|Capturing CUDA graphs?|while capturing")),
     ("warmup", re.compile(r"warming up (?:sampler|pooler)")),
     ("profile", re.compile(r"during (?:the )?(?:profile run|memory profiling)")),
 )
-"""Said beside the message itself."""
+"""Wordings next to the message itself."""
 
 _PROGRESS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("startup", re.compile(r"vLLM API server version|non-default args: |Initializing an? (?:V[01] )?LLM engine")),
@@ -85,14 +85,14 @@ def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) 
     if kind in _OF_REFUSALS:
         return _OF_REFUSALS[kind], "message"
     near = text[max(0, position - NEAR_CHARACTERS) : position + NEAR_CHARACTERS]
-    said = next((phase for phase, pattern in _SAID if pattern.search(near)), None)
-    if kind == "capture" or said == "graph_capture":
+    nearby = next((phase for phase, pattern in _NEARBY if pattern.search(near)), None)
+    if kind == "capture" or nearby == "graph_capture":
         return "graph_capture", "message"
     framed = _framed(text, position)
     if framed not in {None, "request", "startup"}:
         return framed, "traceback"
-    if said is not None:
-        return said, "message"
+    if nearby is not None:
+        return nearby, "message"
     progress = _progress(lines_before)
     if framed == "startup" and progress not in {None, "request"}:
         return progress, "progress"

@@ -31,7 +31,6 @@ class Admissions:
 
         Raises:
             ValueError: the query does not give the sizes of the request.
-
         """
         wish = Wish(prompt_tokens=_tokens(query, "prompt_tokens"), max_tokens=_tokens(query, "max_tokens"))
         read_seconds = now.engines_seconds

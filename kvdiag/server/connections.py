@@ -56,7 +56,7 @@ HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may read. `allow` is asked for the Authorization of a request and the client's IP address.
+    """Who may read. `allow` decides by a request's Authorization header and the client's IP address.
 
     It returns `None` if it cannot decide now.
     """
@@ -120,7 +120,6 @@ class WebServer:
 
         Raises:
             OSError: it is in use, or not permitted.
-
         """
         # Not with the server's own TLS: connections whose handshake does not end would not be counted.
         self._tls = tls
@@ -238,7 +237,6 @@ class WebServer:
 
         Raises:
             OSError, TimeoutError, asyncio.IncompleteReadError: the client disconnected, or takes too long.
-
         """
         keeps = bodiless = False
         async with asyncio.timeout(self._request_seconds):

@@ -47,7 +47,6 @@ class Passwords:
 
         Raises:
             KvdiagError: there are users, and bcrypt is not installed.
-
         """
         self._users = dict(users)
         self._bcrypt = needed("bcrypt", "basic_auth_users") if users else None
@@ -97,7 +96,6 @@ class Passwords:
 
         Raises:
             ReadTimeout, TimeoutError: it takes too long.
-
         """
         key, loop = (origin, user), asyncio.get_running_loop()
         async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
@@ -154,7 +152,6 @@ def needed(name: str, why: str) -> ModuleType:
 
     Raises:
         KvdiagError: it is not installed.
-
     """
     import importlib  # noqa: PLC0415 - with it, here alone
 

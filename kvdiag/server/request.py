@@ -1,4 +1,9 @@
-"""Requests of HTTP/1: parsed by h11, and reduced to what the daemon needs. A malformed request is refused."""
+"""Requests of HTTP/1, parsed by h11 and reduced to what the daemon needs.
+
+The contract for every reader of a `Request`: its head was complete and valid HTTP/1.0 or 1.1, or `BadRequestError` was
+raised. Its texts are untrusted, the path is as sent but for trailing slashes, repeated headers are joined by commas,
+and a request with a body is answered but is the last one of its connection.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_VERSION = "1.0.0"
 
 NEVER = re.compile(r"q=0(\.0*)?")
-"""The weight of a form that the client refuses (RFC 9110, 12.4.2)."""
+"""The weight of a content type that the client refuses (RFC 9110, 12.4.2)."""
 
 
 class BadRequestError(Exception):
@@ -33,7 +38,7 @@ class Request:
     openmetrics: bool = False
     """Whether the client accepts OpenMetrics; otherwise it gets Prometheus' text format."""
     host: str = ""
-    """The Host header: the address that the client thinks it talks to; empty if there is none."""
+    """The Host header: the address that the client has connected to, in its view; empty if there is none."""
     authorization: str = ""
     packed: bool = False
     keeps: bool = False
@@ -45,9 +50,8 @@ def parse_request(head: bytes) -> Request:
 
     Raises:
         BadRequestError: it is not a valid request.
-
     """
-    # h11 takes a bare line feed for the end of a line; a proxy in front may not, and then sees other headers.
+    # h11 accepts a bare line feed as the end of a line; a proxy in front may not, and then reads other headers.
     if head.count(b"\n") != head.count(b"\r\n"):
         raise BadRequestError
     connection = h11.Connection(h11.SERVER)
@@ -83,7 +87,7 @@ def parse_request(head: bytes) -> Request:
 
 
 def _takes(accepted: str, form: str, version: str | None = None) -> bool:
-    """Whether a client accepts a form, in this version if it names one, and does not refuse it."""
+    """Whether a client accepts a content type, in this version if it names one, and does not refuse it."""
     for each in accepted.lower().split(","):
         kind, *parameters = (part.strip() for part in each.split(";"))
         versions = [one.removeprefix("version=") for one in parameters if one.startswith("version=")]

@@ -85,7 +85,6 @@ class WebConfig:
 
         Raises:
             KvdiagError: certificates or key cannot be used.
-
         """
         if self.certificate is None or self.key is None:
             return None
@@ -107,7 +106,6 @@ class WebConfig:
 
         Raises:
             KvdiagError: they cannot be used.
-
         """
         if self.certificate is None or self.key is None:
             return
@@ -130,7 +128,6 @@ def access(config: WebConfig) -> tuple[Access, Passwords]:
 
     Raises:
         KvdiagError: bcrypt is not installed.
-
     """
     passwords = Passwords(config.users)
     return Access(allow=passwords.allow if config.users else None, headers=config.headers), passwords
@@ -141,7 +138,6 @@ def read_web_config(path: Path) -> WebConfig:
 
     Raises:
         KvdiagError: it cannot be read, is not valid, or has an unsupported setting.
-
     """
     try:
         with path.open("rb") as file:

@@ -56,7 +56,6 @@ def parse_completion(body: bytes, limits: ModelLimits) -> Completion:
 
     Raises:
         ApiError: vLLM would reject it, with this message.
-
     """
     fields = _object(body)
     _check_model(fields, limits)
@@ -97,7 +96,6 @@ def tokenize(body: bytes, limits: ModelLimits) -> dict[str, Any]:
 
     Raises:
         ApiError: no prompt, or an unknown model.
-
     """
     fields = _object(body)
     _check_model(fields, limits)

@@ -133,7 +133,6 @@ class CachingAllocator:
 
         Raises:
             OutOfMemoryError: neither is available, even after all free segments were returned to the device.
-
         """
         rounded = max(round_up(size_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
         pool: Literal["small", "large"] = "small" if rounded <= SMALL_BYTES else "large"

@@ -84,7 +84,6 @@ class HttpServer:
 
         Raises:
             OSError: the port is taken or may not be used.
-
         """
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._protocol, "127.0.0.1", port)

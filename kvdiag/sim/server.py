@@ -40,7 +40,6 @@ class Drill:
 
         Raises:
             OSError: the port is taken or may not be used.
-
         """
         self._thread.start()
         started = self._ready.wait(START_SECONDS)

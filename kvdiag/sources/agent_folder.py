@@ -39,7 +39,6 @@ def content(folder: int, name: str) -> Written:
 
     Raises:
         RefusedError: it is not a file, too large, dated in the future, or from a user who may not publish here.
-
     """
     try:
         # Do not follow links, and do not block on a pipe.

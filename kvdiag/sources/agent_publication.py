@@ -54,7 +54,6 @@ def parse(text: str | bytes) -> Publication:
 
     Raises:
         ValueError: it is no publication that this version understands.
-
     """
     return read_document(json_object(text))
 
@@ -64,7 +63,6 @@ def read_document(reported: Mapping[str, Any]) -> Publication:
 
     Raises:
         ValueError: as `parse`.
-
     """
     check_format(reported, "kvdiag_agent", FORMAT)
     process = _part(reported, "process")
@@ -101,7 +99,6 @@ def json_object(text: str | bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: it is something else, or has a number that is none.
-
     """
     reported = decode(text, parse_constant=_no_constant)
     if not isinstance(reported, dict):

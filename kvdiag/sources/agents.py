@@ -28,7 +28,7 @@ MAX_FILES = 128
 """A server of 16 engines with 8 workers each has fewer."""
 
 MAX_READ_BYTES = 8 * 2**20
-"""Of all files together, at each reading: 128 of them have 400 KB, and 8 MiB take 0.1 s to parse."""
+"""Of all files together, at each read: 128 of them have 400 KB, and 8 MiB take 0.1 s to parse."""
 
 STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0

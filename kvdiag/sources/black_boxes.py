@@ -49,7 +49,6 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
 
     Raises:
         ValueError: it is no black box that this version understands.
-
     """
     reported = json_object(text)
     check_format(reported, "kvdiag_black_box", FORMAT)
@@ -96,7 +95,6 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
 
     Raises:
         KvdiagError: the folder cannot be read.
-
     """
     boxes: list[Account] = []
     gaps: list[Gap] = []
@@ -201,7 +199,6 @@ def read_file(path: Path, text: bytes) -> Account:
 
     Raises:
         KvdiagError: it is none, or damaged.
-
     """
     if len(text) > MAX_FILE_BYTES:
         raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB: not a black box")

@@ -31,7 +31,6 @@ def decode(
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or has more values than `max_values`.
-
     """
     if (count := most_values(text)) > max_values:
         raise TooManyValuesError(f"{count:,} values in one document; at most {max_values:,} are read")

@@ -38,7 +38,6 @@ async def read_daemon(http: HttpReader) -> DaemonReading:
 
     Raises:
         Unreadable: it does not answer, denies access, or is no daemon of this kind; the reason says which.
-
     """
     try:
         answer = await http.get(PATH)

@@ -18,10 +18,10 @@ from kvdiag.model import GapKind
 from kvdiag.sources.bounded_json import TooManyValuesError, decode
 
 MAX_ANSWER_BYTES = 4 * 2**20
-"""A metrics page of vLLM 0.32 has 59 KB; 4 MiB is room for 64 engines behind one front end."""
+"""The metrics of vLLM 0.32 have 59 KB; 4 MiB is room for 64 engines behind one front end."""
 
 LEAST_CHUNK_BYTES = 256
-"""On average, after the first `FREE_CHUNKS`: reading a chunk costs as much as parsing a page."""
+"""On average, after the first `FREE_CHUNKS`: reading a chunk costs as much as parsing metrics."""
 
 FREE_CHUNKS = 1024
 
@@ -29,7 +29,7 @@ REST_SECONDS = 60.0
 """Pause before an answer that exceeded a limit is requested again."""
 
 ANSWER_SECONDS = 5.0
-"""For one whole answer. A busy API server can take 1 s; after 5 s a reading is useless."""
+"""Timeout of one whole response. A busy API server can take 1 s; after 5 s a sample is useless."""
 
 MOST_KEPT = 64
 """Prepared requests that are kept for reuse."""
@@ -54,7 +54,7 @@ class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent`
 
 
 class TooMuchError(Unreadable):
-    """An answer that exceeds a limit, and would again if it was repeated."""
+    """A response that exceeds a limit, and would again if the request was repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,6 @@ class HttpReader:
         Raises:
             Unreadable: no connection, no certificate, no permission, too large, too slow, or an error status.
             TooMuchError: it is over a budget, or was within the last minute.
-
         """
         until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
         if self._clock() < until_seconds:
@@ -158,7 +157,6 @@ class HttpReader:
 
         Raises:
             Unreadable: as `get`, or it is not JSON.
-
         """
         return self.decode(await self.get(path, body=body))
 
@@ -168,7 +166,6 @@ class HttpReader:
 
         Raises:
             Unreadable: it is not JSON.
-
         """
         try:
             return decode(answer.text)
@@ -182,8 +179,7 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
     """The body as received; the caller must close it unless it is read to the end.
 
     Raises:
-        Unreadable: it is packed. A few bytes can unpack to any number, at no pause for a deadline to take hold.
-
+        Unreadable: it is packed. A few bytes can unpack to any size, without a pause in which a timeout could act.
     """
     packing = response.headers.get("content-encoding", "identity")
     if packing.lower() != "identity":
@@ -194,11 +190,10 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
 
 
 async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -> bytearray:
-    """A body of at most `limit_bytes`, read while other tasks get their turns.
+    """A body of at most `limit_bytes`; other tasks run while it is read.
 
     Raises:
         TooMuchError: it is larger, or comes in more pieces than any server sends.
-
     """
     content = bytearray()
     count = 0

@@ -26,7 +26,6 @@ def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SE
 
     Raises:
         KvdiagError: there is none, or not all of it comes in time.
-
     """
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     url = f"{endpoint}/{model}/resolve/main/config.json"

@@ -54,7 +54,6 @@ def read_long_log(
 
     Raises:
         KvdiagError: it cannot be read, or a pipe stays silent.
-
     """
     limits_seconds = silent_seconds, whole_seconds
     try:
@@ -84,7 +83,6 @@ def _chunks(file: int, name: str, silent_seconds: float, whole_seconds: float) -
 
     Raises:
         KvdiagError: it stays silent, or does not end.
-
     """
     held, total = b"", 0
     begun_seconds = time.monotonic()

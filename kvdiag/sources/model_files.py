@@ -58,7 +58,6 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
 
     Raises:
         KvdiagError: there is no such model, or what is there is not a config.
-
     """
     try:
         path = Path(model).expanduser()

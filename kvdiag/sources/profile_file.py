@@ -36,7 +36,6 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
 
     Raises:
         KvdiagError: it cannot be read, or does not hold profiles.
-
     """
     try:
         with path.open("rb") as file:
@@ -66,7 +65,6 @@ def write_profiles(path: Path, profiles: Sequence[Profile]) -> None:
 
     Raises:
         KvdiagError: it cannot be written.
-
     """
     content = json.dumps(profiles_document(profiles), indent=1) + "\n"
     try:

@@ -106,7 +106,6 @@ def decoded_answer(body: bytes | bytearray, path: str) -> dict[str, Any] | None:
 
     Raises:
         TooMuchError: it has too many values.
-
     """
     try:
         value = decode(body, max_values=MAX_ANSWER_VALUES)
@@ -147,7 +146,6 @@ def series_labels(metric: object) -> Labels:
 
     Raises:
         RefusedError: they are not labels.
-
     """
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
         raise RefusedError("failed", "a series has invalid labels: is this a Prometheus API?")
@@ -169,7 +167,6 @@ def add_samples(answer: Mapping[str, Any], start_seconds: float, end_seconds: fl
 
     Raises:
         Unreadable: it has neither range vectors nor instant vectors.
-
     """
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") in ("matrix", "vector") else None

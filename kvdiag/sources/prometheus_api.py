@@ -103,7 +103,6 @@ class PrometheusSource:
 
         Raises:
             Unreadable: no answer, an error, or more series than the limit.
-
         """
         form = [("match[]", selector) for selector in selectors]
         form += [("start", _time(start_seconds)), ("end", _time(end_seconds))]
@@ -189,7 +188,6 @@ class PrometheusSource:
 
         Raises:
             Unreadable: no answer, an error, or several values.
-
         """
         answer = await self._ask("/api/v1/query", [("query", query)])
         data: Any = answer.get("data")

@@ -1,9 +1,9 @@
 """Parses a metrics endpoint's response in Prometheus's text format, within limits.
 
-1. `parse_page` parses a response ("page") whole, by prometheus_client's parser, in pieces of bounded size: the caller
-   of `PageParser.parsing` can run other tasks between pieces, and stop at a time limit.
-2. `PageParser` parses the same endpoint repeatedly: the text before each value (name and labels) rarely changes from
-   one scrape to the next. If none has changed, it reads the values alone.
+1. A response ("page") is parsed by prometheus_client's parser in pieces of bounded size: the caller of
+   `PageParser.parsing` can run other tasks between pieces, and stop at a time limit.
+2. The text before each value (name and labels) rarely changes from one scrape to the next. If none has changed,
+   `PageParser` reads the values alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,17 +45,6 @@ def series(labels: Mapping[str, str], value: float) -> Series:
 
 class TooLargeError(ValueError):
     """A page with more lines or series than the limit."""
-
-
-def parse_page(text: str) -> Page:
-    """The page's series by name.
-
-    Raises:
-        ValueError: it is not in Prometheus's text format.
-        TooLargeError: it has more lines or series than any server's.
-
-    """
-    return _by_name(list(chain.from_iterable(_samples(text))))
 
 
 def _samples(text: str) -> Iterator[list[tuple[str, Series]]]:
@@ -135,11 +123,11 @@ class PageParser:
         self._samples: list[tuple[str, Series]] = []
 
     def parsing(self, text: str) -> Generator[None, None, Page]:
-        """The page's series by name, as `parse_page` finds them, in steps: pauses after each piece of the page.
+        """The series by name, in steps: pauses after each piece of the page.
 
         Raises:
-            ValueError: as `parse_page`.
-
+            ValueError: it is not in Prometheus's text format.
+            TooLargeError: it has more lines or series than any server's.
         """
         split = _split(text)
         heads, values = split or ([], [])

@@ -1,9 +1,9 @@
-"""The trend of a series, and with what confidence: its slope beside the load, its drift against a random walk.
+"""The trend of a series and its confidence: the slope given the load, and drift compared with a random walk.
 
-The significance of a slope is what most tools get wrong on memory: readings depend on those before them. On synthetic
+Most tools get the significance of a slope wrong for memory, whose samples are autocorrelated. On synthetic
 server memory at a nominal 1 %, Mann-Kendall on raw samples gave 25 to 87 % false alarms, least squares 27 to 100 %. The
 slope here stays below 1 % on noise without memory and at 3 to 5 % where each value keeps 0.6 to 0.8 of the one before
-(8 % at 0.9), with the load beside it also under load. It is one gate among others, not a verdict.
+(8 % at 0.9), and also under load if the load is given. It is one gate among others, not a verdict.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Slope:
 
 
 def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
-    """The trend of a series beside other series that may explain it; `None` where too few values are left to tell.
+    """The trend of a series given other series that may explain it; `None` if there are too few values.
 
     Regress on time and on each of `beside` (the load); a long-run variance of the scores, prewhitened by their own
     lag-1 correlation, Bartlett's kernel, Student's t with the degrees of freedom that the kernel leaves.
@@ -55,7 +55,7 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
     others = [list(series) for series in beside if max(series) > min(series)]
     if count < 2 * (len(others) + 3):
         return None
-    # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
+    # Frisch-Waugh-Lovell: the slope given others is the slope between the residuals of both.
     basis = _orthogonal([[1.0] * count, *others])
     time = _unexplained([float(step) for step in range(count)], basis)
     rest = _unexplained(list(values), basis)
@@ -76,7 +76,7 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
 
 
 def slope_error(values: Sequence[float], per_step: float) -> float:
-    """The standard error of a slope, by what the series leaves beside it.
+    """The standard error of a slope, from the residuals of the series.
 
     The variance is widened by (1 + r) / (1 - r) for the lag-1 correlation r of the residuals, which a short sample
     underestimates (Kendall 1954). Rounding leaves a straight line a little.
@@ -137,11 +137,11 @@ def _long_run_variance(scores: Sequence[float], lags: int) -> float:
 
 
 def drift_tail(values: Sequence[float], pieces: int) -> float | None:
-    """The probability of so much drift where a series only wanders (a random walk), one-sided; `None` if too short.
+    """The one-sided p-value of a series' drift under a random walk; `None` if it is too short.
 
     The increments between the medians of `pieces` + 1 equal pieces are tested against 0: a trend test assumes that a
-    series comes back, and a random walk does not. Increments between means of adjacent pieces of a walk have a
-    correlation of 1/4 (Working 1960), by which their mean varies half as much again.
+    series returns to its mean, which a random walk does not. Increments between means of adjacent pieces of a walk have
+    a correlation of 1/4 (Working 1960), by which their mean varies half as much again.
     """
     parts = pieces + 1
     if len(values) < parts:

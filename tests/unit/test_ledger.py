@@ -58,7 +58,7 @@ def test_another_process_has_its_own_line() -> None:
     """What is not the server's stands under its own name and pid."""
     found = lines(device(used_bytes=23 * GIB, processes=(process(100, 18 * GIB), process(7, 3 * GIB, "train.py"))))
     (other,) = [line for line in found if line.component == "other_process"]
-    assert (3 * GIB, "measured", "train.py 7") == (other.bytes, other.provenance, other.detail)
+    assert (3 * GIB, "measured", "train.py (pid 7)") == (other.bytes, other.provenance, other.detail)
 
 
 def test_bytes_of_no_process_are_unaccounted() -> None:
@@ -117,7 +117,7 @@ def test_a_process_of_no_bytes_takes_none() -> None:
         ("other_process", 0),
         ("unaccounted", 0),
     ] == [(line.component, line.bytes) for line in found]
-    assert ["", "all of pid 100", "process 7"] == [line.detail for line in found[:-1]]
+    assert ["", "all of pid 100", "process (pid 7)"] == [line.detail for line in found[:-1]]
 
 
 def test_a_pool_computed_from_the_config_says_so() -> None:

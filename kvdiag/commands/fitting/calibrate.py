@@ -57,7 +57,6 @@ def calibrate(model: str | None, options: FitOptions) -> int:
 
     Raises:
         KvdiagError: the log or server cannot be read, contradicts MODEL or an option, or reports nothing to compare.
-
     """
     if options.calibrate is not None and options.from_log is not None:
         raise click.UsageError("pass --calibrate URL or --from-log FILE, not both")

@@ -51,7 +51,6 @@ def check_options(options: FitOptions) -> None:
 
     Raises:
         click.UsageError: options exclude one another, or name what does not exist.
-
     """
     if options.grid and options.kv_pool_bytes is not None:
         raise click.UsageError("pass --grid or --kv-pool-bytes, not both")
@@ -70,7 +69,6 @@ def check_settings(architecture: Architecture, deployment: Deployment, options: 
     Raises:
         click.UsageError: an option is about layers that the model does not have.
         KvModelError: no kernel takes that block size.
-
     """
     if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
@@ -216,7 +214,6 @@ def profile_of(
 
     Raises:
         KvdiagError: the file of profiles is there and cannot be used.
-
     """
     known = known_profiles(options)
     if not known or options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:

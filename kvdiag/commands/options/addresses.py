@@ -20,7 +20,6 @@ def pasted(url: str, suffixes: Sequence[str], refusal: str) -> SplitResult:
 
     Raises:
         KvdiagError: it is no http or https address; `refusal` is the message.
-
     """
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -47,7 +46,6 @@ def basic_authorization(parts: SplitResult, user: str | None, password: str | No
     Raises:
         KvdiagError: the password cannot be read or used.
         click.UsageError: there is a password and no user.
-
     """
     name = user or unquote(parts.username or "")
     secret = read_secret(password, file) or unquote(parts.password or "")
@@ -61,7 +59,6 @@ def read_secret(value: str | None, file: Path | None) -> str | None:
 
     Raises:
         KvdiagError: the file cannot be read, or its content is invalid.
-
     """
     if file is not None:
         try:

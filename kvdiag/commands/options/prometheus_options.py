@@ -48,7 +48,6 @@ class PrometheusAccess:
 
         Raises:
             KvdiagError: a certificate cannot be used.
-
         """
         return httpx2.AsyncClient(
             base_url=self.url,
@@ -116,7 +115,6 @@ class PrometheusOptions:
 
         Raises:
             KvdiagError: a value is invalid.
-
         """
         shown = (self.prometheus or "").rpartition("@")[2]
         refusal = f"{shown!r} is not a Prometheus address: give one such as http://prometheus:9090"
@@ -141,7 +139,6 @@ class PrometheusOptions:
 
         Raises:
             KvdiagError: it is not a selector.
-
         """
         text = self.match.strip()
         if text.startswith("{") and text.endswith("}"):
@@ -158,7 +155,6 @@ class PrometheusOptions:
 
         Raises:
             KvdiagError: a value is invalid, or the window is empty.
-
         """
         duration_seconds = parse_duration(self.window)
         if duration_seconds is None:

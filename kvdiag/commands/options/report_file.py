@@ -42,7 +42,6 @@ class ReportFile:
 
         Raises:
             KvdiagError: it cannot be, or is one.
-
         """
         self._path = path
         if path is None:
@@ -64,7 +63,6 @@ class ReportFile:
 
         Raises:
             KvdiagError: it cannot be written.
-
         """
         if self._path is None:
             return

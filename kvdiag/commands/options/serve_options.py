@@ -51,7 +51,6 @@ class ServeOptions:
 
     Raises:
         KvdiagError: an address or a threshold is invalid.
-
     """
 
     listen: str = given_by(
@@ -125,7 +124,6 @@ def reread(context: click.Context) -> ServeOptions:
 
     Raises:
         KvdiagError: the file cannot be used.
-
     """
     given = context.params["config"] or context.find_root().params.get("config")
     defaults = {} if given is None else settings(context, given).get("serve", {})
@@ -146,7 +144,6 @@ def address(listen: str) -> tuple[str, int]:
 
     Raises:
         KvdiagError: it is neither.
-
     """
     refusal = KvdiagError(f"{listen!r} is not an address to listen on: give HOST:PORT, such as {LISTEN}")
     try:

@@ -24,7 +24,6 @@ def limits_of(reserved_gap_bytes: int, pressure: tuple[float, float] | None = No
 
     Raises:
         KvdiagError: the warning threshold is not below the critical one.
-
     """
     limits = replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)
     if pressure is None:

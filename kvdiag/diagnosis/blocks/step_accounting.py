@@ -176,7 +176,7 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a load by its peak."""
     need = growth.need.most_blocks
     tolerance = limits.blocks_per_request_tolerance * growth.requests
-    held = f"{plural(growth.held_blocks, 'block')} in use under load, {format_count(need)} needed"
+    held = f"{plural(growth.held_blocks, 'block')} under load, {format_count(need)} needed"
     who = f"{plural(growth.tokens, 'token')} of {plural(growth.requests, 'request')}"
     if abs(growth.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"

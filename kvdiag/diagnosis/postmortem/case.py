@@ -60,7 +60,6 @@ class Case:
 
         Raises:
             ValueError: no failure is reported.
-
         """
         first, _, _ = _merged(self.accounts)
         samples = self.timeline.samples[-30:] if self.timeline is not None else ()

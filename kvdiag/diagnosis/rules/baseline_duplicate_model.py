@@ -70,7 +70,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, status, summary, evidence),)
     summary = f"the server's memory is its pool, one copy of the weights and {format_bytes(beyond)} of overhead"
     if beyond > allowance:
-        summary += f", {format_bytes(beyond - allowance)} more than usual but too little for a second copy"
+        summary += f" (usually at most {format_bytes(allowance)}): more than usual, but too little for a second copy"
     return (Finding(ID, "ok", summary, evidence),)
 
 

@@ -45,13 +45,15 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (uneven,)
     own = assigned_uuids(timeline, facts)
     floors = idle_floors(timeline, facts, limits)
-    devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
-    if not own or devices is None:
+    readings = [floor.devices for floor in reversed(floors) if floor.devices]
+    if not own or not readings:
         idle = "the GPUs were not read while the server was idle; pause traffic for a moment"
         whose = "the server's GPUs are not known; run kvdiag in its PID namespace"
         return unknown(ID, gap_reason(timeline, facts, "nvml") or (idle if own else whose))
-    ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
-    if len(ranks) < len(own):
+    # A short interval may have no process lists, which are read less often: the newest one that has them decides.
+    every = ([_rank(device, facts) for device in server_devices(devices, own)] for devices in readings)
+    ranks = next((known for each in every if len(known := [one for one in each if one]) >= len(own)), None)
+    if ranks is None:
         return unknown(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
     if len(ranks) == 1:
         return (Finding(ID, "ok", "one GPU: nothing to balance"),)

@@ -115,7 +115,6 @@ def read_log(path: Path) -> EngineReport:
 
     Raises:
         KvdiagError: it cannot be read, or is not a log of a vLLM server that starts.
-
     """
     content, whole = read_long_log(path)
     report = parse_log(content.decode("utf-8", "replace"), origin=str(path))
@@ -135,7 +134,6 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
 
     Raises:
         KvdiagError: none of the lines that tell it are there.
-
     """
     starts = [_Start()]
     for process, name, record in _records(text):

@@ -126,7 +126,6 @@ class ActiveFeed(MarkedRun):
         Raises:
             KvdiagError: the server has other traffic, or refuses or does not finish the first request, or the trace
                 cannot be written.
-
         """
         sampling = asyncio.create_task(self.sampler.run())
         offering = asyncio.create_task(self._offer_all())

@@ -81,9 +81,9 @@ def minute_of(sample: Sample) -> float:
 def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
     """The samples that represent a minute, in order, each reduced to the parts for which it is kept.
 
-    Of each part the newest; of the devices the newest that lists processes, if there is one; of the engines also the
-    fullest, and the last two in a row that were idle (a floor takes two that agree) with the one that ended that; every
-    gap once.
+    Of each part the newest sample; of the devices the newest that lists processes, if any does; of the engines also
+    the fullest, and the last two in a row that were idle (a floor takes two that agree) with the one that ended that;
+    every gap once.
     """
     read = {
         part: [at for at, sample in enumerate(minute) if getattr(sample, part) is not None] for part in PARTS.values()

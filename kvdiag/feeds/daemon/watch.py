@@ -74,7 +74,6 @@ class Watch:
             recorder: gets every sample; what it has kept of an earlier run is continued. `None` keeps nothing on disk.
             clock, retention: the time of samples, and the history in memory.
             schedule: makes the schedule of diagnoses from their subject, a callback and the clock.
-
         """
         self.limits = limits
         """Of diagnoses from now on."""

@@ -77,7 +77,6 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
 
     Raises:
         Unreadable: the server does not answer, or has no such API.
-
     """
     found = await _series(source, [selector(_named((*ENGINE_METRICS, *KVDIAG)), match)], window)
     labels = [dict(series_id) for series_id in found]

@@ -130,7 +130,6 @@ class TimelineBuilder:
 
         Raises:
             KvdiagError: the trace cannot be written.
-
         """
         if isinstance(entry, Sample):
             self._samples.append(entry)

@@ -31,7 +31,6 @@ async def gather_facts(
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, or a read times out.
-
     """
     try:
         identity = await client.identify()

@@ -79,7 +79,6 @@ class Budget:
 
         Raises:
             TooLongError: a limit is exceeded.
-
         """
         self.unpacked_bytes -= len(line)
         self.values -= LINE_VALUES + most_values(line)
@@ -116,7 +115,6 @@ class Kept:
 
         Raises:
             TooLongError: there is no room for it.
-
         """
         self.marks.append(mark)
         self._budget.memory_bytes -= size_bytes
@@ -128,7 +126,6 @@ class Kept:
 
         Raises:
             TooLongError: it does not fit even when thinned, or it has more devices or processes than any server.
-
         """
         self._refuse_crowds(sample)
         self.last = sample
@@ -171,7 +168,6 @@ class Kept:
 
         Raises:
             TooLongError: it has test steps, which cannot be judged from thinned samples.
-
         """
         if self.marks and self._thinned:
             raise TooLongError("it needs too much memory, and test steps cannot be judged from one-minute samples")

@@ -45,7 +45,6 @@ def read_recorded(path: Path) -> tuple[Timeline, Facts]:
 
     Raises:
         KvdiagError: as `read_trace` and `read_segments`.
-
     """
     return read_segments(path) if path.is_dir() else read_trace(path)
 
@@ -55,7 +54,6 @@ def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeli
 
     Raises:
         KvdiagError: it cannot be read, holds no segment or too many, a bad one, or segments of several servers.
-
     """
     segments: list[_Segment] = []
     gaps: list[Gap] = []

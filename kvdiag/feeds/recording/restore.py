@@ -45,7 +45,6 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
 
     Raises:
         KvdiagError: the folder cannot be read.
-
     """
     try:
         histories, segments = files(folder / HISTORY), files(folder)

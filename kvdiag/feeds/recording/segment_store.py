@@ -68,7 +68,6 @@ class SegmentStore:
 
         Raises:
             KvdiagError: it cannot be made, read or written, or another recorder has it.
-
         """
         self.folder = folder
         self._history = folder / HISTORY
@@ -106,7 +105,6 @@ class SegmentStore:
 
         Raises:
             KvdiagError: the disk is full or gone; the segment ends there.
-
         """
         if self.folder not in self._open:
             self._start(self.folder, sample.at_seconds, self._set_seconds)
@@ -121,7 +119,6 @@ class SegmentStore:
 
         Raises:
             KvdiagError: the disk is full or gone.
-
         """
         if not samples:
             return
@@ -140,7 +137,6 @@ class SegmentStore:
 
         Raises:
             KvdiagError: the disk is full or gone; the old ones are still there.
-
         """
         old = files(self._history)
         self._end(self._history)
@@ -158,7 +154,6 @@ class SegmentStore:
 
         Raises:
             KvdiagError: the disk is full or gone; the folder is unlocked all the same.
-
         """
         try:
             self._end(self.folder)
@@ -248,7 +243,6 @@ def files(folder: Path) -> list[Path]:
 
     Raises:
         OSError: the folder cannot be read.
-
     """
     with os.scandir(folder) as entries:
         found = [entry.name for entry in entries if NAME.fullmatch(entry.name) and _is_ours(entry)]

@@ -96,7 +96,6 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         Raises:
             KvdiagError: the file cannot be written.
             ValueError: `about` is no JSON, or too long.
-
         """
         self._path = path
         self._entries = 0
@@ -123,7 +122,6 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
 
         Raises:
             KvdiagError: the disk is full or gone.
-
         """
         kind = "sample" if isinstance(entry, Sample) else "mark"
         self._write({kind: to_plain(entry)})
@@ -150,7 +148,6 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
 
         Raises:
             KvdiagError: the disk is full or gone.
-
         """
         if self._file.closed:
             return
@@ -188,7 +185,6 @@ def read_trace(
         KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
         DamagedError: it is not as it was written.
         TooLongError: it is longer than the budget.
-
     """
     try:
         with _unpacked(path) as file:
@@ -297,7 +293,6 @@ def read_header(path: Path) -> tuple[Facts, float]:
 
     Raises:
         KvdiagError: as `read_trace`, for what stands there.
-
     """
     with _unpacked(path) as file:
         first = next(_lines(file), (b"", False))[0]

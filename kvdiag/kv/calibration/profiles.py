@@ -221,7 +221,6 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
 
     Raises:
         KvModelError: it is not one, or of a newer schema.
-
     """
     if not isinstance(document, Mapping) or not isinstance(document.get("profiles"), list):
         raise KvModelError("it has no list `profiles`", "profiles")

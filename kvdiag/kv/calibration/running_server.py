@@ -168,7 +168,6 @@ def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) 
 
     Raises:
         KvModelError: it can have none of them.
-
     """
     found: list[Served] = []
     refused: KvModelError | None = None

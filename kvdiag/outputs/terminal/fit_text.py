@@ -73,7 +73,8 @@ def render_fit(
         _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
     ]
     if levers:
-        parts += [heading("Possible changes, each applied alone (yes: it fits)"), _levers(levers)]
+        title = "Possible changes, each alone (yes: fits; tight: < 10 % free; n/a: unsupported)"
+        parts += [heading(title), _levers(levers, _per_gpu(scenario))]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)
@@ -90,10 +91,11 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
-    headroom = f"{format_bytes(plan.headroom_bytes)} per GPU"
+    per_gpu = _per_gpu(scenario)
+    headroom = f"{format_bytes(plan.headroom_bytes)}{per_gpu}"
     if plan.keeps_cache:
         need = plural(plan.demand.requests, "request needs", "requests need")
-        headroom += f"; {need} {format_bytes(plan.needed_bytes)} of KV pool on each"
+        headroom += f"; {need} {format_bytes(plan.needed_bytes)} of KV pool{per_gpu}"
     rows = [("model", f"{origin}: {kinds} layers"), ("headroom", headroom)]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
@@ -140,11 +142,15 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
     return indented(table)
 
 
-def _levers(levers: Sequence[Lever]) -> RenderableType:
+def _per_gpu(scenario: Scenario) -> str:
+    return "" if scenario.gpus == 1 else " per GPU"
+
+
+def _levers(levers: Sequence[Lever], per_gpu: str) -> RenderableType:
     rows = []
     for lever in levers:
         plan = lever.plan
-        effect = f"{format_bytes(lever.gained_bytes)} more headroom per GPU"
+        effect = f"{format_bytes(lever.gained_bytes)} more headroom{per_gpu}"
         if plan.keeps_cache:
             effect += f", {plural(plan.max_requests, 'request')} at once"
         change = Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim"))

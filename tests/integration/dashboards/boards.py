@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from dashboards.drawing import board_page
 from dashboards.generate import BOARDS, FOLDER
 from dashboards.queries import KVDIAG
 
@@ -60,11 +61,13 @@ def variable(of: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+ALL = {"__rate_interval": "4m", "__range": "1h", "job": ".+", "model_name": ".+", "instance": ".+", "gpu": ".*"}
+"""The variables of a board of the last hour, with nothing chosen."""
+
+
 def sent(expr: str, **values: str) -> str:
     """A query with its variables filled in: All for the choices that are not named."""
-    told = {"__rate_interval": "4m", "__range": "1h", "job": ".+", "model_name": ".+", "instance": ".+", "gpu": ".*"}
-    told |= values
-    return re.sub(r"\$(\w+)", lambda match: told.get(match[1], match[0]), expr)
+    return board_page.sent(expr, ALL | values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +107,14 @@ def beside(ask: Prometheus, **chosen: str) -> set[str]:
 def chosen(instances: set[str]) -> str:
     """How Grafana writes several values into a matcher."""
     return "(" + "|".join(sorted(one.replace(".", r"\\.") for one in instances)) + ")"
+
+
+def drawn(name: str, ask: Prometheus, *, rows: int = 1000, rows_open: bool = False, **choices: str) -> str:
+    """A committed board as a page, with these choices; `rows_open` has what is in collapsed rows too."""
+    # Grafana's `$__rate_interval` is at least four scrape intervals.
+    span = {"__range": f"{ask.range_seconds:.0f}s", "__rate_interval": f"{4 * ask.step_seconds:.0f}s"}
+    values = {**ALL, **span, **choices, "kvdiag": chosen(beside(ask, **span, **choices))}
+    shown = board(name)
+    if rows_open:
+        shown["panels"] = list(panels(shown))
+    return board_page.page(shown, ask, values, rows=rows, **choices)

@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from dashboards.drawing.board_page import WIDTH
 from kvdiag.commands.drill import simulated
 from tests.integration.browser.chromium import Scheme, browsing
-from tests.integration.dashboards.boards import Prometheus, board
-from tests.integration.dashboards.drawing import WIDTH, page
+from tests.integration.dashboards.boards import Prometheus, drawn
 from tests.integration.dashboards.scene import SCRAPE_SECONDS, scene
 from tests.integration.vllm.cli import kvdiag
 
@@ -43,11 +43,11 @@ def main(folder: Path, minutes: float = 15.0) -> None:
             time.sleep((START_MINUTES + minutes) * 60)
             now = time.time() - SCRAPE_SECONDS
             ask = Prometheus(url=url, end_seconds=now, range_seconds=minutes * 60, step_seconds=SCRAPE_SECONDS)
-            drawn = {
-                "dashboard": page(board("kvdiag.json"), ask, rows=FIRST_ROWS, instance=LEAKS),
-                "fleet": page(board("kvdiag-fleet.json"), ask),
+            pages = {
+                "dashboard": drawn("kvdiag.json", ask, rows=FIRST_ROWS, instance=LEAKS),
+                "fleet": drawn("kvdiag-fleet.json", ask),
             }
-        for title, text in drawn.items():
+        for title, text in pages.items():
             path = scratch / f"{title}.html"
             path.write_text(text, encoding="utf-8")
             _shot(path, folder / f"{title}.png", WIDTH, "dark")

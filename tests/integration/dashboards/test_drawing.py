@@ -7,8 +7,7 @@ from html import escape
 import pytest
 
 from dashboards.generate import BOARDS
-from tests.integration.dashboards.boards import Prometheus, board, panels
-from tests.integration.dashboards.drawing import page
+from tests.integration.dashboards.boards import Prometheus, board, drawn, panels
 
 pytestmark = pytest.mark.xdist_group("boards")
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("boards")
 def test_every_panel_is_drawn_with_data(ask: Prometheus, name: str) -> None:
     """With all replicas chosen, and collapsed rows open, no panel says that it has no data."""
     every = list(panels(board(name)))
-    drawn = page({**board(name), "panels": every}, ask)
-    assert [] == [one["title"] for one in every if f">{escape(one['title'])}<" not in drawn]
-    assert len(every) == drawn.count('class="panel"')
-    assert 0 == drawn.count('class="none')
+    text = drawn(name, ask, rows_open=True)
+    assert [] == [one["title"] for one in every if f">{escape(one['title'])}<" not in text]
+    assert len(every) == text.count('class="panel"')
+    assert 0 == text.count('class="none')

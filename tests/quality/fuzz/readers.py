@@ -37,7 +37,7 @@ from kvdiag.sources import agent_publication, black_boxes, prometheus_answers
 from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
-from kvdiag.sources.prometheus_text import parse_page
+from tests.builders.metrics_pages import parse_page
 
 Reader = Callable[[bytes], None]
 

@@ -16,7 +16,8 @@ from kvdiag.engines import DEFAULT as ENGINE
 from kvdiag.engines.engine import Identity
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
-from kvdiag.sources.prometheus_text import Page, parse_page
+from kvdiag.sources.prometheus_text import Page
+from tests.builders.metrics_pages import parse_page
 from tests.builders.values import GIB, allocator, device, process
 
 SCRAPES = Path(__file__).parents[2] / "fixtures" / "scrapes"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.trust import MARK, verified
-from kvdiag.model import Allocator, Diagnosis, Finding, Memory, Sample, Timeline
+from kvdiag.diagnosis.trust import MARK, verified, weighed
+from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, Timeline
 from kvdiag.sources.agent_publication import devices_inside
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, engine
@@ -54,6 +54,15 @@ def test_a_fault_that_stands_without_it_stays_one() -> None:
     found = of(failing((FIRST, REFUSED), (other, other)), "spike.activation")
     assert "fault" == found.status
     assert MARK in found.evidence
+
+
+def test_findings_that_rest_on_it_in_part_say_so() -> None:
+    """One figure of an agent among others is enough; without any the finding stays as it is."""
+    figures = tuple(Evidence(source, 1, "bytes", source) for source in ("nvml", "torch", "computed"))
+    findings = (Finding("leak.host", "ok", "", figures), Finding("leak.kv_blocks", "ok", "", figures[:1]))
+    timeline = Timeline(samples=(Sample(at_seconds=0.0, allocators=(doubted(FIRST),)),))
+    _, actual = weighed(timeline, ((), findings), lambda _: ((), ()))
+    assert (replace(findings[0], evidence=(*figures, MARK)), findings[1]) == actual
 
 
 @pytest.mark.parametrize("finding_id", ["leak.device_torch", "leak.device_non_torch"])

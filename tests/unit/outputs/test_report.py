@@ -79,9 +79,7 @@ def test_every_part_of_the_memory_says_what_it_is_under_the_mouse() -> None:
     diagnosis = judged(World())
     content = render(diagnosis, run(World()), MAKING)
     titles = re.findall(r'<rect [^>]*class="part [^>]*><title>([^<]*)</title></rect>', content)
-    expected = [
-        f"{line.component.replace('_', ' ')}: {format_bytes(line.bytes)}" for line in diagnosis.ledger if line.bytes
-    ]
+    expected = [f"{spaced(line.component)}: {format_bytes(line.bytes)}" for line in diagnosis.ledger if line.bytes]
     assert expected == titles
 
 

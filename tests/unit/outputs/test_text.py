@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from kvdiag.commands.printing import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Evidence, Facts, Finding, StepResult, Timeline
-from kvdiag.outputs.presentation import evidence_value, sentence
+from kvdiag.outputs.presentation import evidence_value, sentence, spaced
 from kvdiag.outputs.terminal.text import render
 from tests.builders.runs import judged, run
 from tests.builders.soak_timeline import SOAKS, facts_of, soak
@@ -52,7 +52,7 @@ def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(n
             assert [one.status.upper(), "cause", "confirm", "runbook", "remedy"] == names
             told = next(number for number, line in enumerate(lines) if line[:9].strip() == "cause")
             numbers = " ".join(line.strip() for line in lines[:told])
-            assert all(f"{part.name.replace('_', ' ')}: " in numbers for part in one.evidence)
+            assert all(f"{spaced(part.name)}: " in numbers for part in one.evidence)
 
 
 @pytest.mark.parametrize("name", WORLDS)

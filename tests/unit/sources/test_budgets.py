@@ -17,7 +17,8 @@ from kvdiag.engines import openai_client
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.sources import bounded_json, prometheus_text
 from kvdiag.sources.http import MAX_ANSWER_BYTES, REST_SECONDS, HttpReader, TooMuchError, Unreadable
-from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError, parse_page
+from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError
+from tests.builders.metrics_pages import parse_page
 from tests.fixtures import hostile
 from tests.fixtures.hostile import Hostile, head, raw, reply
 

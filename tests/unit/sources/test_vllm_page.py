@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.sources.prometheus_text import Page, PageParser, parse_page
+from kvdiag.sources.prometheus_text import Page, PageParser
+from tests.builders.metrics_pages import parse_page
 
 SCRAPES = tuple(sorted((Path(__file__).parents[2] / "fixtures" / "scrapes").glob("*.prom")))
 SHORT = """\

@@ -204,6 +204,18 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
     ] == rows(actual)
 
 
+def test_a_short_idle_interval_without_process_lists_does_not_hide_an_earlier_one() -> None:
+    """Process lists are read less often than memory: the newest idle interval that has them decides."""
+    known, dark = (rank(0, 9 * GIB), rank(1, 6 * GIB)), (device(0), device(1))
+    at_idle, at_work = engine(), engine(running=1, usage=0.5)
+    readings = [*[(at_idle, known)] * 2, (at_work, known), *[(at_idle, dark)] * 2]
+    samples = tuple(
+        Sample(at_seconds=float(at), engines=(one,), devices=gpus) for at, (one, gpus) in enumerate(readings)
+    )
+    (actual,) = judge(Timeline(samples=samples), SERVER, DEFAULT_LIMITS)
+    assert "suspect" == actual.status
+
+
 @pytest.mark.parametrize("pools", [(), (pool(pool_bytes=None),)], ids=["no pool", "no size of a block"])
 def test_without_the_size_of_a_block_there_is_no_price(pools: tuple[KvPool, ...]) -> None:
     """What a rank holds is told, and not what it costs."""

@@ -9,8 +9,8 @@ import pytest
 from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.vllm.metrics import MAX_SERIES, WAITING_BY_REASON, parse_engines, parse_pools
 from kvdiag.model import MAX_COUNT, Engine, Gap
-from kvdiag.sources.prometheus_text import parse_page
 from tests.builders.answers import containing
+from tests.builders.metrics_pages import parse_page
 from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
 
 RUNNING, TOKENS, USAGE = "vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc"

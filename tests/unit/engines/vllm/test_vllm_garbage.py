@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvdiag.engines.vllm.metrics import parse_engines, parse_pools
-from kvdiag.sources.prometheus_text import MAX_LINE_CHARACTERS, parse_page
+from kvdiag.sources.prometheus_text import MAX_LINE_CHARACTERS
+from tests.builders.metrics_pages import parse_page
 from tests.unit.engines.vllm.vllm_pages import SCRAPES
 
 

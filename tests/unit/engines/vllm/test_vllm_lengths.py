@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.engines.vllm.metrics import parse_lengths
-from kvdiag.sources.prometheus_text import parse_page
+from tests.builders.metrics_pages import parse_page
 
 SCRAPES = Path(__file__).parents[3] / "fixtures" / "scrapes"
 BUCKET = 'vllm:request_generation_tokens_bucket{{engine="{engine}",le="{le}"}} {count}\n'

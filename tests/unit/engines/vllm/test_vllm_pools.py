@@ -10,8 +10,8 @@ from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
-from kvdiag.sources.prometheus_text import parse_page
 from tests.builders.answers import containing
+from tests.builders.metrics_pages import parse_page
 from tests.unit.engines.vllm.vllm_pages import engine_page
 
 

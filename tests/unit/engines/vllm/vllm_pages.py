@@ -6,8 +6,9 @@ from pathlib import Path
 
 from kvdiag.engines.engine import SOURCE
 from kvdiag.model import Gap
-from kvdiag.sources.prometheus_text import Page, parse_page
+from kvdiag.sources.prometheus_text import Page
 from tests.builders.answers import containing
+from tests.builders.metrics_pages import parse_page
 
 SCRAPES = Path(__file__).parents[3] / "fixtures" / "scrapes"
 

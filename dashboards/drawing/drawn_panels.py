@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from tests.integration.dashboards.drawn_values import (
+from dashboards.drawing.drawn_values import (
     Json,
     Line,
     Marks,
@@ -250,7 +250,7 @@ def _times(across: _Scale, y: float, *, grid: bool) -> list[str]:
         if grid:
             parts.append(f'<path d="M{x:.1f} 6V{y:.1f}" stroke="#2a2c31"/>')
         if x < across.pixels[1] - 10:
-            text = datetime.fromtimestamp(at, UTC).strftime("%H:%M" if step >= 60 else "%H:%M:%S")
+            text = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step % 60 else "%H:%M")
             parts.append(f'<text x="{x:.1f}" y="{y + 17:.1f}" text-anchor="middle">{text}</text>')
         at += step
     return parts

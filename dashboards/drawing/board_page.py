@@ -12,26 +12,39 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.integration.dashboards import drawn_panels
-from tests.integration.dashboards.boards import Prometheus, beside, chosen, sent
-from tests.integration.dashboards.drawn_values import PALETTE, Json, Line, Marks, Points, color_of, settings_of
+from dashboards.drawing import drawn_panels
+from dashboards.drawing.drawn_values import PALETTE, Json, Line, Marks, Points, color_of, settings_of
 
 STYLE = Path(__file__).with_name("board.css")
 WIDTH, CELL, GAP, TITLE, TOP = 1400, 38, 8, 30, 96
-SCRAPES_PER_RATE = 4
-"""Grafana's `$__rate_interval` is at least this many scrape intervals."""
 
 
-def page(board: Json, ask: Prometheus, *, rows: int = 1000, **choices: str) -> str:
-    """The board down to a line of its grid, with these choices of its variables; collapsed rows stay closed."""
-    values = {
-        "__range": f"{ask.range_seconds:.0f}s",
-        "__rate_interval": f"{SCRAPES_PER_RATE * ask.step_seconds:.0f}s",
-        **choices,
-    }
-    values["kvdiag"] = chosen(beside(ask, **values))
+class Prometheus(Protocol):
+    """A Prometheus asked for one time range."""
+
+    @property
+    def end_seconds(self) -> float:
+        """When the range ends, Unix time."""
+
+    @property
+    def range_seconds(self) -> float:
+        """How long it is."""
+
+    @property
+    def step_seconds(self) -> float:
+        """From one value of a graph to the next."""
+
+    def __call__(self, expr: str, *, instant: bool) -> list[dict[str, Any]]:
+        """The result of a query at the end of the range, or over the range."""
+
+
+def page(board: Json, ask: Prometheus, values: Json, *, rows: int = 1000, **choices: str) -> str:
+    """The board down to a line of its grid; collapsed rows stay closed.
+
+    `values` are the values of its variables as they stand in queries, `choices` those that are not All, as shown.
+    """
     marks = list(_marks(board, ask, values))
     column = (WIDTH - GAP) / 24
     drawn, bottom = [], 0
@@ -50,7 +63,7 @@ def page(board: Json, ask: Prometheus, *, rows: int = 1000, **choices: str) -> s
             drawn.append(f'<div class="panel" {place}><div class="title">{title}</div>{body}</div>')
         bottom = max(bottom, y + height)
     return (
-        f'<!doctype html><meta charset="utf-8"><style>{STYLE.read_text()}body {{ width: {WIDTH}px; '
+        f'<!doctype html><meta charset="utf-8"><style>{STYLE.read_text(encoding="utf-8")}body {{ width: {WIDTH}px; '
         f'height: {bottom + GAP}px }}</style><div class="top"><div><span class="dim">Dashboards /</span> '
         f'{escape(board["title"])}</div><div class="dim">Drawn from {board["uid"]}.json, not by Grafana. Last '
         f'{ask.range_seconds / 60:.0f} minutes, UTC</div></div><div class="choices">{_choices(board, choices)}</div>'
@@ -69,7 +82,7 @@ def _choices(board: Json, choices: Json) -> str:
 
 def _inside(panel: Json, ask: Prometheus, values: Json, marks: Marks, size: tuple[float, float]) -> str:
     """What stands below the title of a panel."""
-    answers = [ask(sent(one["expr"], **values), instant=one["instant"]) for one in panel["targets"]]
+    answers = [ask(sent(one["expr"], values), instant=one["instant"]) for one in panel["targets"]]
     if panel["type"] == "table":
         return drawn_panels.table(panel, answers, ask.end_seconds)
     if panel["type"] == "stat":
@@ -83,10 +96,15 @@ def _inside(panel: Json, ask: Prometheus, values: Json, marks: Marks, size: tupl
     return drawn_panels.graph(panel, lines, marks, span, size)
 
 
+def sent(expr: str, values: Json) -> str:
+    """A query with its variables filled in."""
+    return re.sub(r"\$(\w+)", lambda match: str(values.get(match[1], match[0])), expr)
+
+
 def _marks(board: Json, ask: Prometheus, values: Json) -> Iterator[tuple[float, str]]:
     """The moment when each annotation began, within the range, and its colour."""
     for one in board["annotations"]["list"]:
-        for series in ask(sent(one["expr"], **values), instant=False) if "expr" in one else ():
+        for series in ask(sent(one["expr"], values), instant=False) if "expr" in one else ():
             begun, before = set(), -math.inf
             for at, text in series["values"]:
                 if one["useValueForTime"]:

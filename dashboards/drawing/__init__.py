@@ -1,0 +1,1 @@
+"""Boards drawn without Grafana, for the pictures in the documents."""
