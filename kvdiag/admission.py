@@ -84,12 +84,11 @@ _MILDEST: tuple[Decision, ...] = ("shed", "wait", "admit")
 
 
 def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -> str | None:
-    if engines is None or not engines:
+    if not engines:
         return "the server does not answer"
     if age_seconds > ADMISSION_LIMITS.stale_seconds:
         return f"the newest sample is {age_seconds:,.0f} s old"
-    problem = curve_problem(facts)
-    if problem is not None:
+    if (problem := curve_problem(facts)) is not None:
         return problem
     pools = {pool.engine for pool in facts.pools}
     for engine in engines:
@@ -116,6 +115,7 @@ def _one(
     held_blocks = min(round((engine.kv_usage_ratio or 0.0) * pool.usage_blocks), pool.usable_blocks)
     held_tokens = held_blocks * pool.block_tokens / max(running, 1)
     growth_tokens = wish.max_tokens if known is None else known.peak_growth_tokens(held_tokens, longest_tokens)
+    waiting_blocks, promised_blocks = waiting * _blocks(round(prompt_tokens + mean_tokens), facts), sum(promised)
     numbers = Advice(
         decision="wait",
         reason="",
@@ -123,21 +123,17 @@ def _one(
         usable_blocks=pool.usable_blocks,
         free_blocks=pool.usable_blocks - held_blocks,
         running_blocks=running * _blocks(round(growth_tokens), facts),
-        waiting_blocks=waiting * _blocks(round(prompt_tokens + mean_tokens), facts),
-        promised_blocks=sum(promised),
+        waiting_blocks=waiting_blocks,
+        promised_blocks=promised_blocks,
         request_blocks=_blocks(wish.prompt_tokens + output_tokens, facts),
         reserve_blocks=round(pool.usable_blocks * ADMISSION_LIMITS.reserve_ratio),
         output_tokens=output_tokens,
     )
-    return _judged(numbers, whole_blocks=_blocks(wish.prompt_tokens + wish.max_tokens, facts), busy=running + waiting)
-
-
-def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
-    usable, queued = numbers.usable_blocks or 0, (numbers.waiting_blocks or 0) + (numbers.promised_blocks or 0)
-    if whole_blocks > usable:
+    usable, queued = pool.usable_blocks, waiting_blocks + promised_blocks
+    if (whole_blocks := _blocks(wish.prompt_tokens + wish.max_tokens, facts)) > usable:
         reason = f"{whole_blocks:,} blocks exceed the KV pool ({usable:,} blocks): the request can never be served"
         return replace(numbers, decision="shed", reason=reason)
-    if not busy and not numbers.promised_blocks:
+    if not (running or waiting or promised_blocks):
         return replace(numbers, decision="admit", reason="no other request, and the whole request fits")
     room = _room(numbers)
     if room >= 0:

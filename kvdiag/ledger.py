@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
-from kvdiag.model import Allocator, Device, Facts, KvPool, LedgerLine, Process, Provenance, Sample, without_mig_parents
+from kvdiag.model import Allocator, Device, Facts, KvPool, LedgerLine, Provenance, Sample, without_mig_parents
 
 _ORIGINS: dict[Provenance, str] = {
     "reported": "the engine's kv_cache_memory_bytes",
@@ -61,7 +61,9 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
         lines.append(_line(device, "driver_reserved", memory.driver_reserved_bytes, "measured"))
     processes = [process for process in device.processes or () if process.used_bytes is not None]
     shown = _shows_server(device, facts)
-    own = [process for process in processes if _is_own(process, device, facts, ranks=ranks)]
+    # Containers often see host pids: a lone process on the server's device is taken to be the server.
+    alone = not shown and ranks > 0 and len(device.processes or ()) == 1
+    own = [process for process in processes if alone or process.pid in (facts.server_pids or ())]
     allocators = _allocators(device, sample, facts)
     sizes = [each.process_bytes for each in allocators if each.process_bytes is not None]
     if own:
@@ -89,13 +91,6 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
     return [*lines, _line(device, "unaccounted", rest, "computed", detail)]
 
 
-def _is_own(process: Process, device: Device, facts: Facts, *, ranks: int) -> bool:
-    if _shows_server(device, facts):
-        return process.pid in (facts.server_pids or ())
-    # Containers often see host pids: a lone process on the server's device is taken to be the server.
-    return ranks > 0 and len(device.processes or ()) == 1
-
-
 def _allocators(device: Device, sample: Sample, facts: Facts) -> list[Allocator]:
     """The server's allocators on a device; none where one of them counts bytes that are not on it."""
     found = [each for each in sample.allocators or () if each.is_on(device) and each.may_be_of(facts.server_pids)]
@@ -103,13 +98,7 @@ def _allocators(device: Device, sample: Sample, facts: Facts) -> list[Allocator]
 
 
 def _server_lines(
-    device: Device,
-    held: int,
-    pids: str,
-    allocators: list[Allocator],
-    sample: Sample,
-    facts: Facts,
-    ranks: int,
+    device: Device, held: int, pids: str, allocators: list[Allocator], sample: Sample, facts: Facts, ranks: int
 ) -> list[LedgerLine]:
     parts = _parts(device, facts, ranks)
     if not allocators:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile
+from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
@@ -77,9 +78,11 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
 
 
 def floor_within(
-    timeline: Timeline, start_seconds: float, end_seconds: float, facts: Facts, limits: Limits
+    timeline: Timeline, start_seconds: float | None, end_seconds: float | None, facts: Facts, limits: Limits
 ) -> IdleFloor | None:
-    """The idle floor at the end of a window; `None` where it did not settle."""
+    """The idle floor at the end of a window; `None` where it did not settle, or the window was not reached."""
+    if start_seconds is None or end_seconds is None:
+        return None
     newest_first = (one for one in reversed(timeline.between(start_seconds, end_seconds)) if one.engines is not None)
     return _floor(tuple(takewhile(_is_idle, newest_first))[::-1], timeline, facts, limits)
 
@@ -150,16 +153,10 @@ def _tokens_counted(sample: Sample | None) -> int | None:
     return sum(known) if known and len(known) == len(counts) else None
 
 
-def most_waiting(timeline: Timeline, span: Span) -> int:
-    """The most requests waiting in any sample of a span's load; 0 where the engines do not count them."""
-    waiting = (sum(one.requests_waiting or 0 for one in sample.engines or ()) for sample in under_load(timeline, span))
-    return max(waiting, default=0)
-
-
-def most_running(timeline: Timeline, span: Span) -> int:
-    """The most requests running in any sample of a span's load; 0 where the engines do not count them."""
-    running = (sum(one.requests_running or 0 for one in sample.engines or ()) for sample in under_load(timeline, span))
-    return max(running, default=0)
+def most_requests(timeline: Timeline, span: Span, gauge: Literal["requests_running", "requests_waiting"]) -> int:
+    """The most requests by a gauge in any sample of a span's load; 0 where the engines do not count them."""
+    counts = (sum(getattr(one, gauge) or 0 for one in sample.engines or ()) for sample in under_load(timeline, span))
+    return max(counts, default=0)
 
 
 def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:

@@ -6,7 +6,7 @@ that cannot be computed is `None`. Times are seconds of any origin: adding a con
 
 from __future__ import annotations
 
-from kvdiag.stats.jumps import Change, Levelled, change, sensitivities, without_jumps
+from kvdiag.stats.jumps import Levelled, is_step, sensitivities, without_jumps
 from kvdiag.stats.series import (
     Interval,
     blocks,

@@ -12,35 +12,20 @@ from statistics import median
 from kvdiag.stats.series import FEWEST_FOR_CHANGE, deviation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """How well one step and a straight line explain a series, by the shares (0..1) of the variance that they leave.
-
-    A lower `step_share` is an event, a lower `line_share` a trend.
-    """
-
-    step_share: float
-    line_share: float
-
-
-def change(values: Sequence[float]) -> Change | None:
-    """How well the best level step and a straight line explain a series; `None` if it is flat or too short."""
+def is_step(values: Sequence[float]) -> bool:
+    """Whether one level step explains more of a series than a straight line; not if it is flat or too short."""
     count = len(values)
     middle = mean(values) if values else 0.0
     centred = [value - middle for value in values]
     whole = sum(value * value for value in centred)
     if count < FEWEST_FOR_CHANGE or whole <= (1e-12 * max(abs(value) for value in values)) ** 2 * count:
-        return None
+        return False
     sums = list(accumulate(centred))
     # What a step before `index` explains: n a b / (a + b) times the squared difference of means, here in sums.
     step = max(sums[index - 1] ** 2 * count / (index * (count - index)) for index in range(1, count))
     offset = (count - 1) / 2.0
     product = sum((place - offset) * value for place, value in enumerate(centred))
-    line = product * product / (count * (count * count - 1) / 12.0)
-    return Change(
-        step_share=max(1.0 - step / whole, 0.0),
-        line_share=max(1.0 - line / whole, 0.0),
-    )
+    return step > product * product / (count * (count * count - 1) / 12.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +42,8 @@ def without_jumps(values: Sequence[float], deviations: float, least: float) -> L
     rises = [later - earlier for earlier, later in pairwise(values)]
     if not rises:
         return Levelled(values=tuple(values), ups=0, downs=0)
-    jumps = _jumps(rises, deviations, least)
+    usual, bound = median(rises), max(deviations * deviation(rises), least)
+    jumps = [rise - usual if abs(rise - usual) > bound else 0.0 for rise in rises]
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
     # Consecutive steps in one direction are one jump.
     return Levelled(
@@ -65,13 +51,6 @@ def without_jumps(values: Sequence[float], deviations: float, least: float) -> L
         ups=sum(jump > 0.0 >= before for before, jump in pairwise([0.0, *jumps])),
         downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
     )
-
-
-def _jumps(rises: Sequence[float], deviations: float, least: float) -> list[float]:
-    """The excess of each step over the median one; 0 if it is no jump."""
-    usual = median(rises)
-    bound = max(deviations * deviation(rises), least)
-    return [rise - usual if abs(rise - usual) > bound else 0.0 for rise in rises]
 
 
 def sensitivities(

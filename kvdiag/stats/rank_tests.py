@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, zip_longest
 from statistics import NormalDist, median
 
 from kvdiag.stats import Interval
@@ -100,23 +100,16 @@ def rank_sum_tail(higher: Sequence[float], lower: Sequence[float]) -> float:
 
 def _added(one: list[int], other: list[int]) -> list[int]:
     """Two counts by total, together."""
-    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
-    return [each + more for each, more in zip(longer, shorter, strict=False)] + longer[len(shorter) :]
+    return [each + more for each, more in zip_longest(one, other, fillvalue=0)]
 
 
 def _double_ranks(values: Sequence[float]) -> list[int]:
     """Twice the rank of each value, the lowest's being 1: ranks that equal values share are whole numbers so."""
-    order = sorted(range(len(values)), key=lambda place: values[place])
-    ranks = [0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for place in order[start:end]:
-            ranks[place] = start + 1 + end
-        start = end
-    return ranks
+    ranks, below = {}, 0
+    for value, times in sorted(Counter(values).items()):
+        ranks[value] = 2 * below + times + 1
+        below += times
+    return [ranks[value] for value in values]
 
 
 def median_interval(values: Sequence[float], ratio: float) -> Interval:
@@ -160,11 +153,7 @@ def _thinned(values: Sequence[float]) -> list[float]:
 def discovery_ratios(chances: Sequence[float]) -> tuple[float, ...]:
     """For each test the share of false ones among all that are called if this one is (Benjamini and Hochberg 1995)."""
     count = len(chances)
-    order = sorted(range(count), key=lambda place: chances[place])
-    ratios = [1.0] * count
-    least = 1.0
-    for rank in range(count, 0, -1):
-        place = order[rank - 1]
-        least = min(least, chances[place] * count / rank)
-        ratios[place] = least
+    ratios, least = [1.0] * count, 1.0
+    for above, place in enumerate(sorted(range(count), key=lambda place: chances[place], reverse=True)):
+        least = ratios[place] = min(least, chances[place] * count / (count - above))
     return tuple(ratios)

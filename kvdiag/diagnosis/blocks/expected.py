@@ -26,11 +26,6 @@ class ExpectedBlocks:
     least_blocks: int
     most_blocks: int
 
-    def __add__(self, other: ExpectedBlocks) -> ExpectedBlocks:
-        return ExpectedBlocks(
-            least_blocks=self.least_blocks + other.least_blocks, most_blocks=self.most_blocks + other.most_blocks
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Modelled:
@@ -52,10 +47,10 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlock
     if pool is None or curve_problem(facts) is not None:
         return None
     modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
-    total = ExpectedBlocks(least_blocks=0, most_blocks=0)
-    for tokens in resident_tokens:
-        total += _by_report(tokens, pool) if modelled is None else _by_model(tokens, modelled)
-    return total
+    each = [_by_report(one, pool) if modelled is None else _by_model(one, modelled) for one in resident_tokens]
+    return ExpectedBlocks(
+        least_blocks=sum(one.least_blocks for one in each), most_blocks=sum(one.most_blocks for one in each)
+    )
 
 
 def filled_ratio(resident_tokens: Sequence[int], held_blocks: int, facts: Facts) -> float | None:

@@ -25,8 +25,7 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     held_blocks,
     most_open,
-    most_running,
-    most_waiting,
+    most_requests,
     tokens_taken,
     under_load,
     whole_load,
@@ -131,11 +130,11 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     most = most_open(timeline, span, limits.idle_samples)
     if most > ours:
         return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
-    samples, waiting = len(whole_load(timeline, span)), most_waiting(timeline, span)
+    samples, waiting = len(whole_load(timeline, span)), most_requests(timeline, span, "requests_waiting")
     if samples >= limits.load_samples:
         return None
     if waiting:
-        together = most_running(timeline, span)
+        together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
         return f"{ran} at the same time; enlarge the pool or raise --max-num-seqs"
     return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
@@ -191,16 +190,12 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
 
 def floor_before(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
     """Blocks in use while idle just before a span's load."""
-    if span.offer_seconds is None:
-        return None
     floor = floor_within(timeline, span.begin_seconds, span.offer_seconds, facts, limits)
     return None if floor is None else floor.blocks
 
 
 def floor_after(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
     """Blocks in use while idle after a span's load has settled."""
-    if span.release_seconds is None or span.end_seconds is None:
-        return None
     floor = floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
     return None if floor is None else floor.blocks
 

@@ -22,6 +22,7 @@ from kvdiag.diagnosis.fleet.version_comparison import (
 )
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.model import Finding, Status
 
 __all__ = [
@@ -81,14 +82,7 @@ def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS
         for one in counted
         for finding in findings(one.version, one.replicas, one.compared, growths, changes, limits)
     )
-    return Fleet(worst=_worst(found), versions=counted, growths=growths, changes=changes, findings=found)
-
-
-def _worst(found: tuple[Finding, ...]) -> Status:
-    """The worst finding; a component that no replica reports counts only if nothing at all could be compared."""
-    seen = {finding.status for finding in found}
-    undecided = any(finding.status == "unknown" and finding.evidence for finding in found)
-    for status in ("fault", "suspect"):
-        if status in seen:
-            return status
-    return "unknown" if undecided or "ok" not in seen else "ok"
+    # A component that no replica reports counts only if nothing at all could be compared.
+    seen: list[Status] = [one.status for one in found if one.status != "unknown" or one.evidence] or ["unknown"]
+    worst = max(seen, key=SEVERITY.index)
+    return Fleet(worst=worst, versions=counted, growths=growths, changes=changes, findings=found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -184,27 +184,26 @@ def _device_parts(devices: Sequence[Device], facts: Facts) -> Iterator[tuple[str
     # An empty list is normal inside a container, and does not show which process uses the bytes.
     if len(used) == len(devices) and all(device.processes for device in devices):
         listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
-        others = [None if None in sizes else whole - _sum(sizes) for whole, sizes in zip(used, listed, strict=True)]
-        yield "others", others
-
-
-def _sum(sizes: Iterable[int | None]) -> int:
-    return sum(size for size in sizes if size is not None)
+        rest = (whole - sum(size or 0 for size in sizes) for whole, sizes in zip(used, listed, strict=True))
+        yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
 
 
 def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[Growth, ...]:
     """Each byte counts in one component only: the finest one reported."""
 
-    def bins(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
-        return _bins(one, start, last, filled_ratio, limits)
+    def bins(name: str, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
+        """Medians of equal bins of the life; gaps are interpolated. `None` where too many bins are empty."""
+        times, values = series[name].since(start)
+        cells = stats.blocks(times, values, last, (last - start) / limits.fleet.blocks, limits.fleet.blocks)
+        return stats.interpolated([median(cell) if cell else None for cell in cells], filled_ratio)
 
-    live, reserved, server, device = (bins(series[name]) for name in ("live", "reserved", "server", "device"))
-    anonymous = bins(series["anonymous"])
-    found: dict[Part, list[float] | None] = {HELD: bins(series["held"], limits.fleet.idle_blocks_ratio)}
+    live, reserved, server, device = (bins(name) for name in ("live", "reserved", "server", "device"))
+    anonymous = bins("anonymous")
+    found: dict[Part, list[float] | None] = {HELD: bins("held", limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found[Part.TORCH_LIVE] = live
         # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
-        unused, cached, outside = _less(reserved, live), bins(series["releasable"]), bins(series["outside"])
+        unused, cached, outside = _less(reserved, live), bins("releasable"), bins("outside")
         found[Part.TORCH_UNUSED] = unused if cached is None else _less(unused, cached)
         if outside is not None or server is not None:
             found[Part.OUTSIDE_TORCH] = _less(server or [], reserved) if outside is None else outside
@@ -212,12 +211,12 @@ def _growths(series: defaultdict[str, _Series], start: float, last: float, limit
             found[Part.DEVICE_OUTSIDE_TORCH] = _less(device, reserved)
     else:
         found[Part.DEVICE if server is None else Part.SERVER] = device if server is None else server
-    found[Part.UNLISTED] = bins(series["others"])
+    found[Part.UNLISTED] = bins("others")
     if anonymous is None:
-        found[Part.HOST_RESIDENT] = bins(series["resident"])
+        found[Part.HOST_RESIDENT] = bins("resident")
     else:
         found[Part.HOST_ANONYMOUS] = anonymous
-    load, highest = bins(series["load"]), bins(series["highest"])
+    load, highest = bins("load"), bins("highest")
     beside = [] if load is None or highest is None else [load, highest]
     return tuple(
         # Blocks in use while idle do not depend on load.
@@ -261,13 +260,3 @@ def _floor(level: Sequence[float]) -> float:
     """How fast the minimum rises, per bin, from the first third to the last: collected garbage returns to it."""
     third = len(level) // 3
     return (min(level[-third:]) - min(level[:third])) / (len(level) - third)
-
-
-def _bins(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:
-    """Medians of equal bins of the life; gaps are interpolated. `None` where too many bins are empty."""
-    times, values = series.since(start)
-    if not times:
-        return None
-    count = limits.fleet.blocks
-    cells = stats.blocks(times, values, last, (last - start) / count, count)
-    return stats.interpolated([median(cell) if cell else None for cell in cells], filled_ratio)

@@ -99,41 +99,30 @@ def version_growths(versions: dict[Version, list[ReplicaSummary]], limits: Limit
     able = [2.0 ** -sum(slope != 0.0 for slope in each) <= limits.fleet.significance for each in slopes]
     p_values = [rank_tests.signed_rank_tail(each) for each in slopes]
     ratios = _false_discovery_ratios(p_values, able)
-    return tuple(
-        _version_growth(version, component, each, p_value, ratio, limits)
-        for (version, component, each), p_value, ratio in zip(reported, p_values, ratios, strict=True)
-    )
+    growths = []
+    for (version, component, each), p_value, ratio in zip(reported, p_values, ratios, strict=True):
+        whole, late = _slopes([growth for _, growth in each], limits)
+        found = VersionGrowth(
+            version=version,
+            component=component,
+            replicas=len(each),
+            course="untested",
+            hours=median(one.watched_seconds for one, _ in each) / HOUR_SECONDS,
+            age_hours=median(one.age_seconds for one, _ in each) / HOUR_SECONDS,
+            per_hour=rank_tests.median_interval(whole, limits.fleet.bounds_ratio),
+            later_per_hour=median(late),
+            p_value=p_value,
+            false_discovery_ratio=ratio,
+            load_reported=2 * sum(growth.load_reported for _, growth in each) > len(each),
+        )
+        growths.append(found if len(each) < limits.fleet.replicas else replace(found, course=_course(found, limits)))
+    return tuple(growths)
 
 
 def _false_discovery_ratios(p_values: Sequence[float], able: Sequence[bool]) -> list[float]:
     """The share of false calls at each of the comparisons that could be called at all; 1 at the others."""
     among = iter(rank_tests.discovery_ratios([p_value for p_value, one in zip(p_values, able, strict=True) if one]))
     return [next(among) if one else 1.0 for one in able]
-
-
-def _version_growth(
-    version: Version,
-    component: MemoryComponent,
-    each: Sequence[tuple[ReplicaSummary, Growth]],
-    p_value: float,
-    ratio: float,
-    limits: Limits,
-) -> VersionGrowth:
-    slopes, late = _slopes([growth for _, growth in each], limits)
-    growth = VersionGrowth(
-        version=version,
-        component=component,
-        replicas=len(each),
-        course="untested",
-        hours=median(one.watched_seconds for one, _ in each) / HOUR_SECONDS,
-        age_hours=median(one.age_seconds for one, _ in each) / HOUR_SECONDS,
-        per_hour=rank_tests.median_interval(slopes, limits.fleet.bounds_ratio),
-        later_per_hour=median(late),
-        p_value=p_value,
-        false_discovery_ratio=ratio,
-        load_reported=2 * sum(growth.load_reported for _, growth in each) > len(each),
-    )
-    return growth if len(each) < limits.fleet.replicas else replace(growth, course=_course(growth, limits))
 
 
 def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[float]]:
@@ -180,35 +169,22 @@ def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limit
                 pairs.append((older, newer, component, _slopes(before, limits), _slopes(after, limits)))
     p_values = [rank_tests.rank_sum_tail(after, before) for *_, (before, _), (after, _) in pairs]
     able = [len({*after, *before}) > 1 for *_, (before, _), (after, _) in pairs]
-    return tuple(
-        _version_change(*pair, p_value, ratio, limits)
-        for pair, p_value, ratio in zip(pairs, p_values, _false_discovery_ratios(p_values, able), strict=True)
-    )
-
-
-def _version_change(
-    older: Version,
-    newer: Version,
-    component: MemoryComponent,
-    before: tuple[list[float], list[float]],
-    after: tuple[list[float], list[float]],
-    p_value: float,
-    ratio: float,
-    limits: Limits,
-) -> VersionChange:
-    shift = rank_tests.shift_interval(after[0], before[0], limits.fleet.bounds_ratio)
-    later = median(after[1]) - median(before[1])
-    least = _least_per_hour(component, limits)
-    called = p_value < limits.fleet.significance and ratio <= limits.fleet.discovery_ratio
-    return VersionChange(
-        older=older,
-        newer=newer,
-        component=component,
-        older_replicas=len(before[0]),
-        newer_replicas=len(after[0]),
-        per_hour=shift,
-        later_per_hour=later,
-        p_value=p_value,
-        false_discovery_ratio=ratio,
-        faster=called and shift.middle > least and _goes_on(later, shift, least, limits),
-    )
+    ratios, changes = _false_discovery_ratios(p_values, able), []
+    for (older, newer, component, old, new), p_value, ratio in zip(pairs, p_values, ratios, strict=True):
+        shift = rank_tests.shift_interval(new[0], old[0], limits.fleet.bounds_ratio)
+        later, least = median(new[1]) - median(old[1]), _least_per_hour(component, limits)
+        called = p_value < limits.fleet.significance and ratio <= limits.fleet.discovery_ratio
+        change = VersionChange(
+            older=older,
+            newer=newer,
+            component=component,
+            older_replicas=len(old[0]),
+            newer_replicas=len(new[0]),
+            per_hour=shift,
+            later_per_hour=later,
+            p_value=p_value,
+            false_discovery_ratio=ratio,
+            faster=called and shift.middle > least and _goes_on(later, shift, least, limits),
+        )
+        changes.append(change)
+    return tuple(changes)

@@ -26,7 +26,6 @@ Owner = Literal["server", "another process", "unknown"]
 class Climb:
     """Bytes after each of several equal cycles, the first ones apart: whether they rose, and whether they still do."""
 
-    warmup_cycles: int
     judged_cycles: int
     rising_cycles: int
     warmup_bytes: int
@@ -82,16 +81,10 @@ def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits, step: 
     spans = [
         span
         for span in timeline.spans(step)
-        if span.release_seconds is not None
-        and span.end_seconds is not None
-        and span.outcome is not None
-        and span.outcome.completed
-        and not span.outcome.failed
+        if span.outcome is not None and span.outcome.completed and not span.outcome.failed
     ]
-    if not spans or spans[0].offer_seconds is None:
-        return []
-    windows = [(spans[0].begin_seconds, spans[0].offer_seconds)]
-    windows += [(span.release_seconds or 0.0, span.end_seconds or 0.0) for span in spans]
+    windows: list[tuple[float | None, float | None]] = [(span.begin_seconds, span.offer_seconds) for span in spans[:1]]
+    windows += [(span.release_seconds, span.end_seconds) for span in spans]
     floors = [floor_within(timeline, start, end, facts, limits) for start, end in windows]
     return [floor for floor in floors if floor is not None]
 
@@ -143,7 +136,6 @@ def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limit
     early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
     rose = total >= quantum_bytes
     return Climb(
-        warmup_cycles=warmup,
         judged_cycles=len(judged),
         rising_cycles=rising,
         warmup_bytes=sum(rises[:warmup]),

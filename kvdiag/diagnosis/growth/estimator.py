@@ -105,11 +105,6 @@ class GrowthEvidence:
         """Whether growth is called, as a fault or a suspect."""
         return self.status in ("fault", "suspect")
 
-    @property
-    def by_steps(self) -> bool:
-        """Whether the rise came in steps that only went up."""
-        return self.grows and self.steps_up >= 2 and not self.steps_down  # noqa: PLR2004 - a plural
-
     def exhaustion_seconds(self, room_bytes: float, limits: GrowthLimits) -> stats.Interval | None:
         """How long the room lasts. The later half counts twice where it is faster: a leak may have begun late."""
         fastest = max(self.later_bytes_per_second, self.bytes_per_second)
@@ -266,7 +261,7 @@ class _Minutes:
         lows = None
         if not removed:
             lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
-        return _gated(level, lows or level, past, size, limits, load_removed=removed, collected=self.collected)
+        return replace(self._gated(level, lows or level, past, size, limits), load_removed=removed)
 
     def _at_equal_load(
         self, start: int, end: int, size: int, limits: GrowthLimits
@@ -289,89 +284,80 @@ class _Minutes:
                 ]
         return middles, any(follows)
 
-
-def _gated(
-    level: Sequence[float],
-    lows: Sequence[float],
-    past: Sequence[float],
-    size: int,
-    limits: GrowthLimits,
-    *,
-    load_removed: bool,
-    collected: bool,
-) -> GrowthEvidence:
-    """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
-    count = len(level)
-    hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
-    jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_least_bytes)
-    # Levels that moved both ways are events beside the growth; steps that only go up are the growth itself.
-    smooth = jumps.values if jumps.ups and jumps.downs else level
-    rate = stats.theil_sen(smooth)
-    error = stats.slope_error(smooth, rate)
-    gain, half, quarter = rate * count, count // 2, count // 4
-    quarters = [median(smooth[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
-    rises = [later - earlier for earlier, later in pairwise(quarters)]
-    risen = sum(rises)
-    floor_gain = min(lows[-quarter:]) - min(lows[:quarter])
-    earlier, later = stats.theil_sen(smooth[:half]), stats.theil_sen(smooth[-half:])
-    beyond = _beyond_past(risen, past, quarter, limits)
-    evidence = GrowthEvidence(
-        status="none",
-        reason="flat",
-        window_hours=hours,
-        bytes_per_second=rate / bin_seconds,
-        error_bytes_per_second=error / bin_seconds,
-        later_bytes_per_second=later / bin_seconds,
-        gain_bytes=gain,
-        floor_gain_bytes=floor_gain,
-        strength=rate / error if error > 0.0 else 0.0,
-        p_drift=1.0,
-        beyond_past=beyond,
-        later_ratio=later / earlier if earlier > 0.0 else 1.0 if later > 0.0 else 0.0,
-        steps_up=jumps.ups,
-        steps_down=jumps.downs,
-        load_removed=load_removed,
-        detection_limit_bytes_per_second=max(
-            limits.least_bytes_per_hour / HOUR_SECONDS,
-            limits.least_gain_bytes / (hours * HOUR_SECONDS),
-            limits.visible_errors * error / bin_seconds,
-        ),
-    )
-    claim = max(gain, risen)
-    if claim < max(limits.least_gain_bytes, limits.least_bytes_per_hour * hours):
-        return evidence
-    if floor_gain < limits.floor_ratio * claim:
-        return replace(evidence, reason="returns")
-    step = stats.change(level)
-    if (step is not None and step.step_share < step.line_share) or max(rises) > limits.largest_quarter_ratio * risen:
-        return replace(evidence, reason="event")
-    if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
-        return replace(evidence, reason="ended")
-    long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
-    if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
-        return replace(evidence, reason="recurring")
-    p_drift = min(
-        (p for pieces in limits.drift_pieces if (p := stats.drift_tail(smooth, pieces)) is not None), default=1.0
-    )
-    evidence = replace(evidence, status="unknown", p_drift=p_drift)
-    if evidence.strength < limits.suspect_strength:
-        return replace(evidence, reason="weak")
-    if min(rises) <= 0.0:
-        return replace(evidence, reason="uneven")
-    if jumps.ups and not jumps.downs and stats.theil_sen(jumps.values) < limits.steps_ratio * rate:
-        # Growth that came in steps is as sure as their number makes it, however even they were.
-        p_steps = stats.binomial_tail(jumps.ups, jumps.ups)
-        if p_steps >= limits.steps_p:
-            return replace(evidence, reason="few steps")
-        certain = p_steps < limits.certain_steps_p
-    else:
-        if p_drift >= limits.drift_p and (beyond or 0.0) <= limits.suspect_beyond_past:
-            return replace(evidence, reason="drift")
-        certain = p_drift < limits.certain_drift_p or (beyond or 0.0) > limits.fault_beyond_past
-    certain = certain and evidence.strength >= limits.fault_strength
-    if certain and collected and not long_past and hours < limits.collected_hours:
-        return replace(evidence, status="suspect", reason="no past")
-    return replace(evidence, status="fault" if certain else "suspect", reason="grows")
+    def _gated(
+        self, level: Sequence[float], lows: Sequence[float], past: Sequence[float], size: int, limits: GrowthLimits
+    ) -> GrowthEvidence:
+        """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
+        count = len(level)
+        hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
+        jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_least_bytes)
+        # Levels that moved both ways are events beside the growth; steps that only go up are the growth itself.
+        smooth = jumps.values if jumps.ups and jumps.downs else level
+        rate = stats.theil_sen(smooth)
+        error = stats.slope_error(smooth, rate)
+        gain, half, quarter = rate * count, count // 2, count // 4
+        quarters = [median(smooth[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
+        rises = [later - earlier for earlier, later in pairwise(quarters)]
+        risen = sum(rises)
+        floor_gain = min(lows[-quarter:]) - min(lows[:quarter])
+        earlier, later = stats.theil_sen(smooth[:half]), stats.theil_sen(smooth[-half:])
+        beyond = _beyond_past(risen, past, quarter, limits)
+        evidence = GrowthEvidence(
+            status="none",
+            reason="flat",
+            window_hours=hours,
+            bytes_per_second=rate / bin_seconds,
+            error_bytes_per_second=error / bin_seconds,
+            later_bytes_per_second=later / bin_seconds,
+            gain_bytes=gain,
+            floor_gain_bytes=floor_gain,
+            strength=rate / error if error > 0.0 else 0.0,
+            p_drift=1.0,
+            beyond_past=beyond,
+            later_ratio=later / earlier if earlier > 0.0 else 1.0 if later > 0.0 else 0.0,
+            steps_up=jumps.ups,
+            steps_down=jumps.downs,
+            load_removed=False,
+            detection_limit_bytes_per_second=max(
+                limits.least_bytes_per_hour / HOUR_SECONDS,
+                limits.least_gain_bytes / (hours * HOUR_SECONDS),
+                limits.visible_errors * error / bin_seconds,
+            ),
+        )
+        claim = max(gain, risen)
+        if claim < max(limits.least_gain_bytes, limits.least_bytes_per_hour * hours):
+            return evidence
+        if floor_gain < limits.floor_ratio * claim:
+            return replace(evidence, reason="returns")
+        if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
+            return replace(evidence, reason="event")
+        if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
+            return replace(evidence, reason="ended")
+        long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
+        if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
+            return replace(evidence, reason="recurring")
+        p_drift = min(
+            (p for pieces in limits.drift_pieces if (p := stats.drift_tail(smooth, pieces)) is not None), default=1.0
+        )
+        evidence = replace(evidence, status="unknown", p_drift=p_drift)
+        if evidence.strength < limits.suspect_strength:
+            return replace(evidence, reason="weak")
+        if min(rises) <= 0.0:
+            return replace(evidence, reason="uneven")
+        if jumps.ups and not jumps.downs and stats.theil_sen(jumps.values) < limits.steps_ratio * rate:
+            # Growth that came in steps is as sure as their number makes it, however even they were.
+            p_steps = stats.binomial_tail(jumps.ups, jumps.ups)
+            if p_steps >= limits.steps_p:
+                return replace(evidence, reason="few steps")
+            certain = p_steps < limits.certain_steps_p
+        else:
+            if p_drift >= limits.drift_p and (beyond or 0.0) <= limits.suspect_beyond_past:
+                return replace(evidence, reason="drift")
+            certain = p_drift < limits.certain_drift_p or (beyond or 0.0) > limits.fault_beyond_past
+        certain = certain and evidence.strength >= limits.fault_strength
+        if certain and self.collected and not long_past and hours < limits.collected_hours:
+            return replace(evidence, status="suspect", reason="no past")
+        return replace(evidence, status="fault" if certain else "suspect", reason="grows")
 
 
 def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: GrowthLimits) -> float | None:

@@ -17,7 +17,6 @@ from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
 from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
 from kvdiag.model import Evidence, Finding, GrowthFigures, Status
-from kvdiag.stats import Interval
 
 Decisive = tuple[MemoryOwner, GrowthEvidence]
 """The owner whose growth decides, and that growth."""
@@ -91,37 +90,35 @@ def finding(
     """
     owner, growth = found
     name = who or owner.who
-    status, summary = judged(growth, f"{name}: {component.label}", room_bytes, limits)
-    shown = (*evidence(growth, name, component, room_bytes, limits), *extra)
-    if status == "fault" and _may_fill_a_cache(growth, cache_bytes, grown_bytes, room_bytes, limits):
-        status, full = "suspect", f"{format_bytes(grown_bytes)} so far, of up to {format_bytes(cache_bytes)}"
-        summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
-        shown += (
-            Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
-            Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
-        )
-    figures = growth_figures(growth, room_bytes, limits)
-    return Finding(id=verdict, status=status, summary=summary, evidence=shown, holder=name, growth=figures)
-
-
-def growth_figures(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthFigures:
-    """The typed figures that metrics, `top` and the status page read."""
-    left = _left(growth, room_bytes, limits)
+    status, summary = _judged(growth, f"{name}: {component.label}", limits.slowing_hours)
+    left = growth.exhaustion_seconds(room_bytes, limits) if growth.grows and room_bytes is not None else None
+    latest = None if left is None or math.isinf(left.high) else left.high
+    if left is not None:
+        until = "unknown" if latest is None else format_duration(latest)
+        between = f"{format_duration(left.low)} to {until}"
+        summary = f"{summary}; memory is exhausted in {format_duration(left.middle)} ({between})"
     spread = limits.exhaustion_errors * growth.error_bytes_per_second
-    return GrowthFigures(
+    figures = GrowthFigures(
         bytes_per_second=growth.bytes_per_second,
         low_bytes_per_second=max(growth.bytes_per_second - spread, 0.0),
         high_bytes_per_second=growth.bytes_per_second + spread,
         room_bytes=room_bytes,
         exhaustion_seconds=None if left is None else left.middle,
         exhaustion_low_seconds=None if left is None else left.low,
-        exhaustion_high_seconds=None if left is None or math.isinf(left.high) else left.high,
+        exhaustion_high_seconds=latest,
     )
+    shown = (*_evidence(growth, name, component, figures), *extra)
+    if status == "fault" and _may_fill_a_cache(figures, cache_bytes, grown_bytes, limits):
+        status, full = "suspect", f"{format_bytes(grown_bytes)} so far, of up to {format_bytes(cache_bytes)}"
+        summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
+        shown += (
+            Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
+            Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
+        )
+    return Finding(id=verdict, status=status, summary=summary, evidence=shown, holder=name, growth=figures)
 
 
-def _may_fill_a_cache(
-    growth: GrowthEvidence, cache_bytes: int, grown_bytes: int, room_bytes: int | None, limits: GrowthLimits
-) -> bool:
+def _may_fill_a_cache(growth: GrowthFigures, cache_bytes: int, grown_bytes: int, limits: GrowthLimits) -> bool:
     """Whether steady growth may yet end at the size limit of a cache that nothing reports.
 
     By its shape it is a leak until then. It is none that grows more slowly than such caches fill, or has exceeded
@@ -131,28 +128,10 @@ def _may_fill_a_cache(
         return False
     if growth.bytes_per_second * limits.cache_fill_seconds < limits.cache_bytes:
         return False
-    left = _left(growth, room_bytes, limits)
-    if room_bytes is None or left is None:
+    if growth.room_bytes is None or growth.exhaustion_seconds is None:
         return True
-    return room_bytes >= cache_bytes - grown_bytes and left.middle >= limits.cache_urgent_seconds
-
-
-def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits: GrowthLimits) -> tuple[Status, str]:
-    """Status and summary of a window; `subject` is whose bytes, as the beginning of a sentence."""
-    status, sentence = _judged(growth, subject, limits.slowing_hours)
-    left = _left(growth, room_bytes, limits)
-    if left is None:
-        return status, sentence
-    latest = "unknown" if math.isinf(left.high) else format_duration(left.high)
-    return (
-        status,
-        f"{sentence}; memory is exhausted in {format_duration(left.middle)} ({format_duration(left.low)} to {latest})",
-    )
-
-
-def _left(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> Interval | None:
-    """How long the room lasts, of growth that is called."""
-    return growth.exhaustion_seconds(room_bytes, limits) if growth.grows and room_bytes is not None else None
+    fits = growth.room_bytes >= cache_bytes - grown_bytes
+    return fits and growth.exhaustion_seconds >= limits.cache_urgent_seconds
 
 
 _NOT_GROWTH: Mapping[Reason, str] = {
@@ -178,7 +157,8 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
     )
     rate = format_rate(growth.bytes_per_second * HOUR_SECONDS)
     if growth.grows:
-        steps = f" in {plural(growth.steps_up, 'step')} up, none down," if growth.by_steps else ""
+        only_up = growth.steps_up >= 2 and not growth.steps_down  # noqa: PLR2004 - a plural
+        steps = f" in {plural(growth.steps_up, 'step')} up, none down," if only_up else ""
         if growth.status == "fault":
             return "fault", f"{subject} grows {rate}{steps} over {window} and is not released"
         doubt = "random drift" if growth.reason == "grows" else "garbage collection"
@@ -195,13 +175,11 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
     return "ok", f"{subject} {_NOT_GROWTH[growth.reason].format(gain=gain, window=window)}"
 
 
-def evidence(
-    growth: GrowthEvidence, who: str, component: MemoryComponent, room_bytes: int | None, limits: GrowthLimits
+def _evidence(
+    growth: GrowthEvidence, who: str, component: MemoryComponent, figures: GrowthFigures
 ) -> tuple[Evidence, ...]:
     """The figure of every gate, and how long the room lasts where it is known and used up."""
-    source, left = component.source, _left(growth, room_bytes, limits)
-    latest = None if left is None or math.isinf(left.high) else left.high
-    times = (None, None, None) if left is None else (left.low, left.middle, latest)
+    source = component.source
     rows = (
         ("holder", who, "", source),
         ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
@@ -217,10 +195,10 @@ def evidence(
         ("steps_up", growth.steps_up, "steps", source),
         ("steps_down", growth.steps_down, "steps", source),
         ("detection_limit", growth.detection_limit_bytes_per_second * HOUR_SECONDS, "bytes per hour", "computed"),
-        ("room", room_bytes, "bytes", source),
-        ("time_to_exhaustion_earliest", times[0], "seconds", "computed"),
-        ("time_to_exhaustion", times[1], "seconds", "computed"),
-        ("time_to_exhaustion_latest", times[2], "seconds", "computed"),
+        ("room", figures.room_bytes, "bytes", source),
+        ("time_to_exhaustion_earliest", figures.exhaustion_low_seconds, "seconds", "computed"),
+        ("time_to_exhaustion", figures.exhaustion_seconds, "seconds", "computed"),
+        ("time_to_exhaustion_latest", figures.exhaustion_high_seconds, "seconds", "computed"),
     )
     return tuple(Evidence(*row) for row in rows)
 

@@ -64,7 +64,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
     spans = timeline.spans(SOAK)
     if not spans:
         return Soak(cycles=(), problem=NOT_RUN) if timeline.spans(SOAK_WARMUP) else None
-    floors = [_floor(timeline, facts, span, limits) for span in spans]
+    floors = [floor_within(timeline, one.release_seconds, one.end_seconds, facts, limits) for one in spans]
     cycles = tuple(
         Cycle(
             requests=0 if span.workload is None else span.workload.requests,
@@ -110,12 +110,6 @@ def _why(cycles: Sequence[Cycle]) -> str:
     return f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else "; a longer soak has more"
 
 
-def _floor(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> IdleFloor | None:
-    if span.release_seconds is None or span.end_seconds is None:
-        return None
-    return floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
-
-
 def _least(kind: Part, limits: Limits) -> float:
     if kind is Part.KV_HELD_IDLE:
         return 0.0
@@ -124,8 +118,7 @@ def _least(kind: Part, limits: Limits) -> float:
     return limits.torch_quantum_bytes if kind is Part.TORCH_LIVE else limits.soak.device_bytes
 
 
-Key = tuple[Part, str]
-Readings = dict[Key, list[float | None]]
+Readings = dict[tuple[Part, str], list[float | None]]
 
 
 def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: Sequence[IdleFloor | None]) -> Readings:

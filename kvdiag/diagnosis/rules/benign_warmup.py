@@ -63,7 +63,7 @@ def _stopped_later(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
 def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, int]:
     """Growth by UUID between the baseline and the first cycle: what the unjudged warm-up requests brought."""
     baseline, cycles = timeline.spans(BASELINE), timeline.spans(CYCLES)
-    if not baseline or baseline[0].end_seconds is None or not cycles or cycles[0].offer_seconds is None:
+    if not baseline or not cycles:
         return {}
     start = floor_within(timeline, baseline[0].begin_seconds, baseline[0].end_seconds, facts, limits)
     end = floor_within(timeline, cycles[0].begin_seconds, cycles[0].offer_seconds, facts, limits)

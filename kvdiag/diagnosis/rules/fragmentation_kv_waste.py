@@ -95,9 +95,8 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsWaste:
-    """One engine over one window: blocks that come and go with a request, and the most that it can need."""
+    """An engine over one window: blocks that come and go with a request, and the most that it can need."""
 
-    engine: str
     blocks_per_request: float
     need_blocks: int
     request_tokens: int
@@ -137,9 +136,7 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
 
 def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[MetricsWaste]:
     """The waste of each window of an engine, with the most of them in a row that reach the limit."""
-    found = [
-        waste for window in _windows(timeline, pool, limits) if (waste := _of(window, pool, facts, limits)) is not None
-    ]
+    found = [waste for window in _windows(timeline, pool, limits) if (waste := _of(window, facts, limits)) is not None]
     runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in found)
     longest = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
     return [replace(waste, windows_in_a_row=longest) for waste in found]
@@ -178,7 +175,7 @@ def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
         window.changes.append(held / (running - ran))
 
 
-def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWaste | None:
+def _of(window: _Window, facts: Facts, limits: Limits) -> MetricsWaste | None:
     if len(window.changes) < limits.metrics_changes or not window.longest_tokens:
         return None
     prompts = window.prompt_tokens // window.longest_tokens
@@ -192,7 +189,6 @@ def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> MetricsW
     if need is None:
         return None
     return MetricsWaste(
-        engine=pool.engine,
         blocks_per_request=median(window.changes),
         need_blocks=need.most_blocks + limits.blocks_per_request_tolerance,
         request_tokens=tokens,

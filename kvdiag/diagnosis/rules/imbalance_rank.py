@@ -70,7 +70,10 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
     (least, small), (most, large) = (extreme(sizes, key=lambda one: one[0]) for extreme in (min, max))
     if most - least <= limits.uneven_pools_ratio * most:
         return None
-    alike = _alike(timeline, facts)
+    own = assigned_uuids(timeline, facts)
+    devices = server_devices(newest_devices(timeline), own) if own else ()
+    totals = {None if device.memory is None else device.memory.total_bytes for device in devices}
+    alike = len(devices) == len(own) > 1 and len(totals) == 1 and None not in totals
     why = "" if alike else ", or has a smaller GPU"
     certain = alike and most - least > limits.uneven_pools_fault_ratio * most
     summary = (
@@ -84,13 +87,6 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
     )
     figures = ImbalanceFigures(lost_tokens=most - least)
     return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
-
-
-def _alike(timeline: Timeline, facts: Facts) -> bool:
-    own = assigned_uuids(timeline, facts)
-    devices = server_devices(newest_devices(timeline), own) if own else ()
-    sizes = {None if device.memory is None else device.memory.total_bytes for device in devices}
-    return len(devices) == len(own) > 1 and len(sizes) == 1 and None not in sizes
 
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
@@ -128,7 +124,10 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     )
     price = "" if tokens is None else f", which costs the pool {format_count(tokens)} tokens"
     gpu = fullest.device.index
-    if _crowded(fullest, ranks, limits):
+    # Bytes below the smallest CUDA context do not count; two engines on every GPU are no imbalance.
+    further = len(fullest.processes_bytes) > min(len(rank.processes_bytes) for rank in ranks)
+    more_bytes = min(sum(contexts), fullest.held_bytes - min(rank.held_bytes for rank in ranks))
+    if further and more_bytes >= limits.foreign_suspect_bytes:
         summary = (
             f"GPU {gpu} runs {plural(len(contexts), 'further process', 'further processes')} of the server with "
             f"{format_bytes(sum(contexts))}: CUDA contexts of other ranks{price}"
@@ -151,14 +150,3 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
 
 def _total_bytes(rank: _Rank) -> int:
     return rank.device.memory.total_bytes if rank.device.memory is not None else 0
-
-
-def _crowded(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
-    """Whether a GPU runs more of the server's processes than the other GPUs do.
-
-    Bytes below the smallest CUDA context do not count; two engines on every GPU are no imbalance.
-    """
-    beside = sum(fullest.processes_bytes[1:])
-    fewest = min(len(rank.processes_bytes) for rank in ranks)
-    more = fullest.held_bytes - min(rank.held_bytes for rank in ranks)
-    return len(fullest.processes_bytes) > fewest and min(beside, more) >= limits.foreign_suspect_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, relabelled, too_short
 from kvdiag.diagnosis.growth.host_caches import is_container, unreported_bytes, within_its_limit
 from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
@@ -21,8 +21,6 @@ from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "leak.host"
-
-Part = MemoryComponent
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -59,7 +57,7 @@ def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
 
 
 def _finding(
-    series: MemorySeries, part: MemoryComponent, found: Decisive, room: int | None, facts: Facts, limits: Limits
+    series: MemorySeries, part: Part, found: Decisive, room: int | None, facts: Facts, limits: Limits
 ) -> Finding:
     """Growth of a component, less certain while it may be a cache of which nothing is reported."""
     cache = unreported_bytes(found[0].who, facts, limits.growth.cache_bytes)

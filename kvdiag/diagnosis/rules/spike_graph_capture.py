@@ -34,8 +34,5 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "unknown", summary, evidence),)
     if any(sample.engines for sample in timeline.samples):
         return (Finding(ID, "ok", "the engine is serving, so graph capture succeeded"),)
-    return unknown(
-        ID,
-        gap_reason(timeline, facts, "engine")
-        or "no engine start was observed; restart the engine while `kvdiag serve` runs",
-    )
+    unseen = "no engine start was observed; restart the engine while `kvdiag serve` runs"
+    return unknown(ID, gap_reason(timeline, facts, "engine") or unseen)

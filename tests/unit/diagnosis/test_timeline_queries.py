@@ -18,7 +18,7 @@ from kvdiag.diagnosis.timeline_queries import (
     held_blocks,
     idle_floors,
     most_open,
-    most_waiting,
+    most_requests,
     newest_devices,
     pool_tokens,
     published_since,
@@ -213,11 +213,11 @@ def test_most_waiting_is_over_all_engines_at_one_moment() -> None:
         at(25.0, engine(waiting=None), other),
         at(31.0, engine(waiting=50)),
     )
-    assert 4 == most_waiting(seen, SPAN)
-    assert 50 == most_waiting(seen, replace(SPAN, release_seconds=None))
-    assert 0 == most_waiting(seen, replace(SPAN, offer_seconds=None))
-    assert 0 == most_waiting(timeline(at(20.0, engine(waiting=None))), SPAN)
-    assert 0 == most_waiting(timeline(), SPAN)
+    assert 4 == most_requests(seen, SPAN, "requests_waiting")
+    assert 50 == most_requests(seen, replace(SPAN, release_seconds=None), "requests_waiting")
+    assert 0 == most_requests(seen, replace(SPAN, offer_seconds=None), "requests_waiting")
+    assert 0 == most_requests(timeline(at(20.0, engine(waiting=None))), SPAN, "requests_waiting")
+    assert 0 == most_requests(timeline(), SPAN, "requests_waiting")
 
 
 def test_requests_count_as_open_where_samples_in_a_row_saw_them() -> None:

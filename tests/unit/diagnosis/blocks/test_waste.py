@@ -57,7 +57,6 @@ def test_a_request_holds_what_comes_and_goes_with_it() -> None:
 
     assert (
         MetricsWaste(
-            engine="0",
             blocks_per_request=40.0,
             need_blocks=21,
             request_tokens=320,
@@ -163,7 +162,7 @@ def test_engine_with_most_waste_is_reported() -> None:
     # 80 of 6,144 are 40 of 3,072
     actual = waste(*samples, known=replace(both, pools=(pool("0"), pool("1"))))
     assert actual is not None
-    assert ("1", 80.0) == (actual.engine, actual.blocks_per_request)
+    assert 80.0 == actual.blocks_per_request
     assert waste(*samples, known=Facts()) is None
 
 

@@ -144,12 +144,7 @@ def test_growth_is_the_servers_where_its_own_bytes_rise(
 
     assert owner in get_args(Owner)
     assert (owner, leaking, judged * MIB) == (actual.owner, actual.leaking, actual.judged_bytes)
-    assert (0, "GPU-0", 2, 3) == (
-        actual.gpu,
-        actual.uuid,
-        actual.warmup_cycles,
-        actual.judged_cycles,
-    )
+    assert (0, "GPU-0", 3) == (actual.gpu, actual.uuid, actual.judged_cycles)
     assert (judged * MIB / 3, None) == (actual.bytes_per_cycle, actual.idle_bytes)
 
 
