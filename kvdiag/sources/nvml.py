@@ -185,7 +185,9 @@ class NvmlSource:
             self._stop()
             if not restarted:
                 return self._read(now_seconds, processes=processes)
-            self._down = _driver_gap(loss)
+            kind: GapKind = "absent" if loss.code == _Code.LIBRARY_NOT_FOUND else "failed"
+            why = _WHY_NO_DRIVER.get(loss.code, f"the NVIDIA driver fails ({loss}); see `nvidia-smi`")
+            self._down = Gap("nvml", kind, why)
             self._pause(now_seconds)
             return None, (self._down,)
         if not self._lost:
@@ -301,7 +303,6 @@ class NvmlSource:
         return slices
 
     def _memory(self, gpu: _Gpu) -> tuple[Memory | None, Exception | None]:
-        """The memory of a GPU or slice, or the problem."""
         try:
             try:
                 reading = self._call("nvmlDeviceGetMemoryInfo", gpu.handle, version=self._library.nvmlMemory_v2)
@@ -347,11 +348,6 @@ class NvmlSource:
 
 def _code(problem: Exception | None) -> int | None:
     return getattr(problem, "code", None)
-
-
-def _driver_gap(loss: _NvmlError) -> Gap:
-    kind: GapKind = "absent" if loss.code == _Code.LIBRARY_NOT_FOUND else "failed"
-    return Gap("nvml", kind, _WHY_NO_DRIVER.get(loss.code, f"the NVIDIA driver fails ({loss}); see `nvidia-smi`"))
 
 
 def _memory_gap(gpu: _Gpu, problem: Exception, *, slices: int = 0) -> Gap:

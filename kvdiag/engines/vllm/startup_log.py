@@ -57,8 +57,6 @@ _STAGE = re.compile(r"(?:^|_)PP(\d{1,5})(?:_|$)")
 
 @dataclass(slots=True)
 class _Process:
-    """What one process has printed so far."""
-
     name: str
     sizes: dict[str, PrintedSize] = field(default_factory=dict)
     failed_pool: str | None = None
@@ -66,8 +64,6 @@ class _Process:
 
 @dataclass(slots=True)
 class _Start:
-    """One start of the server."""
-
     lines: list[str] = field(default_factory=list)
     processes: dict[str, _Process] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -160,7 +156,6 @@ def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]
 
 
 def _take(start: _Start, key: str, name: str, record: str) -> None:
-    """Keep every figure of one message."""
     data_rank = _data_rank(name)
     for figure, pattern in _RANK_SIZES:
         for found in pattern.finditer(record):
