@@ -201,7 +201,7 @@ async def _run(
             )
             probe = None
             if options.isolation:
-                if not connection.engine.engine.capabilities.has_salt:
+                if not connection.engine.engine.has_salt:
                     title = connection.engine.engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = IsolationFeed(
