@@ -63,8 +63,7 @@ def test_nothing_else_is_blamed(story: str, run: Run) -> None:
 def test_document_meets_its_schema(story: str, run: Run) -> None:
     """What is printed is one JSON document of the committed schema."""
     validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    problems = list(validator.iter_errors(run.document))
-    assert [] == problems
+    assert [] == list(validator.iter_errors(run.document))
 
 
 @pytest.mark.parametrize("story", SCENARIOS)

@@ -89,8 +89,7 @@ def test_pressure_has_the_colour_of_what_it_asks_for(
 ) -> None:
     """By the thresholds that the daemon was given; below them, and where there are none, in no colour."""
     newest = replace(NEWEST, at_seconds=NOW - 1, devices=devices, engines=(engine(usage=0.5),))
-    reader = read(well(newest=newest, pressure_thresholds=thresholds))
-    assert 1 == reader.text.count("Memory pressure ")
+    assert 1 == read(well(newest=newest, pressure_thresholds=thresholds)).text.count("Memory pressure ")
     shown = page(well(newest=newest, pressure_thresholds=thresholds), (), NOW)
     assert colours == [words for words in ("suspect", "fault") if f'Memory pressure <b class="{words}">' in shown]
 

@@ -52,14 +52,12 @@ def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
 
 def test_blocks_that_the_tokens_need_are_ok() -> None:
     """A paged engine holds no more than whole blocks."""
-    actual = verdict(World())
-    assert "ok" == actual.status
+    assert "ok" == verdict(World()).status
 
 
 def test_somewhat_more_is_suspect() -> None:
     """Two blocks more for each request of 39 are worth a look, not an alarm."""
-    actual = verdict(World(extra_blocks_per_request=2))
-    assert "suspect" == actual.status
+    assert "suspect" == verdict(World(extra_blocks_per_request=2)).status
 
 
 def test_one_block_more_for_each_request_is_the_rounding() -> None:
@@ -82,8 +80,7 @@ def test_one_block_more_for_each_request_is_the_rounding() -> None:
 )
 def test_without_a_load_of_known_tokens_it_is_unknown(world: World) -> None:
     """Only blocks that belong to known tokens can be called too many."""
-    actual = verdict(world)
-    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=ANY_TEXT) == actual
+    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=ANY_TEXT) == verdict(world)
 
 
 def test_large_blocks_are_rounding_and_not_waste() -> None:
@@ -178,8 +175,7 @@ def test_the_page_over_a_restart_is_left_out(counter: str) -> None:
 
 def test_long_contexts_that_stay_are_not_waste() -> None:
     """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
-    actual = of_metrics(*pages(blocks_each=70, resident_blocks=5_600))
-    assert "unknown" == actual.status
+    assert "unknown" == of_metrics(*pages(blocks_each=70, resident_blocks=5_600)).status
 
 
 @pytest.mark.parametrize(
@@ -195,8 +191,7 @@ def test_long_contexts_that_stay_are_not_waste() -> None:
 )
 def test_pages_that_show_no_request_come_or_go_are_unknown(readings: list[Engine]) -> None:
     """Without changes, or without prompts, nothing is said of one request."""
-    actual = of_metrics(*readings)
-    assert "unknown" == actual.status
+    assert "unknown" == of_metrics(*readings).status
 
 
 def test_readings_too_far_apart_are_unknown() -> None:
@@ -323,8 +318,7 @@ def test_the_worst_of_several_loads_is_reported_with_its_figures() -> None:
 )
 def test_without_blocks_of_known_tokens_it_is_unknown(each: list[tuple[int, int, int]], of: tuple[KvPool, ...]) -> None:
     """There is nothing to be compared."""
-    found = loads(*each, of=of)
-    assert "unknown" == found.status
+    assert "unknown" == loads(*each, of=of).status
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,8 @@ def test_the_servers_own_start_tells_of_a_restart() -> None:
 
 def test_readings_of_the_devices_end_no_idle_stretch() -> None:
     """Readings of devices between two of the engine do not part an idle stretch."""
-    found = finding(judged(), "leak.kv_blocks")
     # Each quiet time is one stretch: before the warm-up requests, and around each of ten loads
-    assert 12 == evidence(found)["idle_intervals"]
+    assert 12 == evidence(finding(judged(), "leak.kv_blocks"))["idle_intervals"]
 
 
 TICK_SECONDS = 30.0
@@ -403,8 +402,7 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     """What began when the floor was read has it; what began later has not."""
     # A floor whose second reading is at 1000.2
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
-    actual = verdict(seen(*idle(5), *BUSY), known)
-    assert status == actual.status
+    assert status == verdict(seen(*idle(5), *BUSY), known).status
 
 
 def never_idle(held: Callable[[float, int], float]) -> Finding:
