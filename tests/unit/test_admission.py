@@ -1,7 +1,5 @@
 """Admission advice: room for what everybody will still need, and no promise where something is not known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Files are written as in a hostile folder: nothing that was laid in their place is followed or overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

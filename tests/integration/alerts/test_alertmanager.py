@@ -1,7 +1,5 @@
 """The example for Alertmanager: valid, and every alert reaches whom it should."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the documents at the top level say is there: the tests behind each promise, and the map of the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

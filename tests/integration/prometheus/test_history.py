@@ -1,7 +1,5 @@
 """`kvdiag diagnose --prometheus` on a real Prometheus: histories of servers, and what is said of each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

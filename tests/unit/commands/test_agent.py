@@ -1,7 +1,5 @@
 """`kvdiag agent install`: what it puts where, and that it can be put over itself."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import stat

@@ -1,7 +1,5 @@
 """`kvdiag baseline` on recorded runs: kept, compared, refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

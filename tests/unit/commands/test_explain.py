@@ -1,7 +1,5 @@
 """`kvdiag explain`: what is known of a verdict, and one line where there is none of that name."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Every story to its verdict, through the command line as a user calls it, from observation alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Thresholds that can be set: by flag, by environment, by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

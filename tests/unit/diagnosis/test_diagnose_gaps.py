@@ -1,7 +1,5 @@
 """What is missing or was lost makes a diagnosis unknown; the newest samples make its ledger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

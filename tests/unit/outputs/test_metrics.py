@@ -1,7 +1,5 @@
 """The exporter's page: a golden one, what vanishes, and what texts from outside can do to it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace

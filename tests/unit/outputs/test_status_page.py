@@ -1,7 +1,5 @@
 """The status page: what it says, that nothing unknown looks healthy, and that nothing from outside is markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What servers send is read within budgets of bytes, values, pieces and processor time, and other tasks have turns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Generator

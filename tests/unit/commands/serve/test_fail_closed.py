@@ -1,7 +1,5 @@
 """Protection is not lost by mistake: empty files, reloads that take it away, guesses that lock others out."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """The growth estimator: which gate decides on what, and how often noise is called."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import astuple, fields, replace

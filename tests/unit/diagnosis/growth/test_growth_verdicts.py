@@ -1,7 +1,5 @@
 """Which growth decides, and what the room that is left makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """baseline.foreign_memory at its thresholds, with its figures, and over many readings of several GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """baseline.misconfigured at its thresholds and with its figures: the pool, the fraction, the device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

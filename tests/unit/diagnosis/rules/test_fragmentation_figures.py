@@ -1,7 +1,5 @@
 """fragmentation.allocator at its thresholds and with its figures: messages, black boxes, parts of the gap."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

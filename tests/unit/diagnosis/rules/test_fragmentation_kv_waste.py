@@ -1,7 +1,5 @@
 """fragmentation.kv_waste: by loads of known tokens, and from metrics alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """spike.activation at its thresholds, with its figures; several processes and GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

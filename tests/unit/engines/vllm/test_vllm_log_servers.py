@@ -1,7 +1,5 @@
 """vLLM's startup log as a whole: several ranks, engines and starts in one file, and logs of several versions."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvdiag.engines.vllm.startup_log import parse_log, read_log

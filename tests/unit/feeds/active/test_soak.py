@@ -1,7 +1,5 @@
 """What a soak will offer, and that it is given up where it cannot be judged any more."""
 
-from __future__ import annotations
-
 import json
 import threading
 from functools import partial

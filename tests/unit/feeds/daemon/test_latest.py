@@ -1,7 +1,5 @@
 """What is shown as being there now: the newest of every part, and nothing that is gone."""
 
-from __future__ import annotations
-
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process

@@ -1,7 +1,5 @@
 """Columns put side by side: exact within a page, as of a moment between pages, one after the other when renamed."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

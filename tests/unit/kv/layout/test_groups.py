@@ -1,7 +1,5 @@
 """Which layers share a block table: each rule of get_kv_cache_groups where it just holds and where it just does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """leak.device_torch and leak.device_non_torch over the equal cycles of the steps, by NVML and by the agents."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
