@@ -1,5 +1,7 @@
 """The Kustomize components: what they refer to is there, and kubectl makes of them what the tests of pods look at."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
@@ -43,7 +45,8 @@ def test_a_patch_has_a_target_and_changes_pods_alone(folder: str) -> None:
     """Patches go to Deployments with the label, whatever their name, and touch nothing but their pods."""
     for patch in documents(f"{folder}/kustomization.yaml")[0].get("patches", ()):
         assert {"group": "apps", "kind": "Deployment", "labelSelector": "kvdiag=watch"} == patch["target"]
-        assert {"template"} == set(documents(f"{folder}/{patch['path']}")[0]["spec"])
+        content = documents(f"{folder}/{patch['path']}")[0]
+        assert {"template"} == set(content["spec"])
 
 
 def test_a_deployment_without_the_label_stays_as_it_is() -> None:

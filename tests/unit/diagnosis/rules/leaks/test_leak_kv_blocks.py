@@ -1,5 +1,7 @@
 """leak.kv_blocks: blocks in use while idle, late frees, and a cache behind the pool that lost its blocks."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -183,8 +185,9 @@ def test_the_servers_own_start_tells_of_a_restart() -> None:
 
 def test_readings_of_the_devices_end_no_idle_stretch() -> None:
     """Readings of devices between two of the engine do not part an idle stretch."""
+    found = finding(judged(), "leak.kv_blocks")
     # Each quiet time is one stretch: before the warm-up requests, and around each of ten loads
-    assert 12 == evidence(finding(judged(), "leak.kv_blocks"))["idle_intervals"]
+    assert 12 == evidence(found)["idle_intervals"]
 
 
 TICK_SECONDS = 30.0
@@ -400,7 +403,8 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     """What began when the floor was read has it; what began later has not."""
     # A floor whose second reading is at 1000.2
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
-    assert status == verdict(seen(*idle(5), *BUSY), known).status
+    actual = verdict(seen(*idle(5), *BUSY), known)
+    assert status == actual.status
 
 
 def never_idle(held: Callable[[float, int], float]) -> Finding:
