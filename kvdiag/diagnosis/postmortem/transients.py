@@ -22,7 +22,7 @@ from kvdiag.diagnosis.postmortem.startup import foreign
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, ReservedSplit, Status
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import SEGMENT_BYTES, Shortage
+from kvdiag.oom.message import SEGMENT_BYTES
 from kvdiag.oom.phase import SERVING
 
 CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmentation.allocator"
@@ -203,7 +203,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
     if re.search(r"allocate|MemoryError", shortage.message):
         asked = "" if shortage.asked_bytes is None else f" of {format_bytes(shortage.asked_bytes)}"
         said = f"an allocation{asked} of host memory failed"
-        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
     if not re.search(r"(?i)oom|out of memory|memory (?:used|pressure)|low on memory", shortage.message):
         summary = (
             f"{who} was killed by signal 9; the kernel's log or `kubectl describe pod` says whether memory ran out"
@@ -215,19 +215,18 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
         None if limit is None else f"limit {format_bytes(limit)}",
     )
     said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures)))
-    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(shortage))
+    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
 
 
-def _more_memory(shortage: Shortage) -> str:
+def _more_memory(case: Case) -> str:
     """A memory limit with headroom, in the steps in which one is set, and what else uses host memory."""
+    shortage = case.failure.shortage
     most = shortage.limit_bytes or max(shortage.usage_bytes or 0, shortage.process_bytes or 0)
     step = 2**30 if most < 16 * 2**30 else 4 * 2**30 if most < 128 * 2**30 else 16 * 2**30
     new = format_bytes(-(-round(most * HOST_HEADROOM) // step) * step)
     old = "" if shortage.limit_bytes is None else f"{format_bytes(shortage.limit_bytes)} -> "
     raised = "raise the memory limit of the container or host" + (f": {old}{new}" if most else "")
-    return joined(
-        raised, "lower what uses host memory (--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size)"
-    )
+    return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")
 
 
 SNAPSHOT = "the agent's black box has the largest free block (`kvdiag agent install --help`)"

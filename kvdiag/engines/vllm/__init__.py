@@ -51,6 +51,7 @@ ENGINE = EngineAdapter(
             "enforce_eager": "--enforce-eager",
             "tensor_parallel": "--tensor-parallel-size",
             "graph_sizes": "--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config",
+            "host_caches": "--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size",
             "max_logprobs": "--max-logprobs",
             "images_per_prompt": "--limit-mm-per-prompt",
             "image_size": "--mm-processor-kwargs",

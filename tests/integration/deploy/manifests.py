@@ -56,8 +56,10 @@ def merged(value: Any, patch: Any, key: str = "") -> Any:
 
 
 def patched(manifest: Manifest, component: str) -> Manifest:
-    """A Deployment as a component of deploy/kustomize makes it."""
+    """A workload as a component of deploy/kustomize, and those that it is made of, make it."""
     settings = documents(f"kustomize/{component}/kustomization.yaml")[0]
+    for other in settings.get("components", ()):
+        manifest = patched(manifest, str(other).removeprefix("../"))
     for patch in settings["patches"]:
         name, _, value = patch["target"]["labelSelector"].partition("=")
         kind = patch["target"]["kind"]

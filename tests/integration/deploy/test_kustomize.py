@@ -16,7 +16,7 @@ from tests.fixtures.require import needs_program, require
 from tests.integration.deploy.manifests import DEPLOY, ROOT, Manifest, built, documents, patched
 
 KUSTOMIZATIONS = sorted(str(path.parent.relative_to(DEPLOY)) for path in DEPLOY.rglob("kustomization.yaml"))
-KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "images"}
+KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "images", "openapi"}
 RENDERED = "rendered.yaml"
 """Made by helm, not in the repository."""
 
@@ -42,11 +42,15 @@ def test_what_it_refers_to_is_there(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 def test_a_patch_has_a_target_and_changes_pods_alone(folder: str) -> None:
-    """Patches go to Deployments with the label, whatever their name, and touch nothing but their pods."""
+    """Patches go to workloads with the label, whatever their name, and touch nothing but their pods."""
     for patch in documents(f"{folder}/kustomization.yaml")[0].get("patches", ()):
-        assert {"group": "apps", "kind": "Deployment", "labelSelector": "kvdiag=watch"} == patch["target"]
-        content = documents(f"{folder}/{patch['path']}")[0]
-        assert {"template"} == set(content["spec"])
+        group = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io"}.get(patch["target"]["kind"], "apps")
+        assert group == patch["target"]["group"]
+        assert "kvdiag=watch" == patch["target"]["labelSelector"]
+        spec = documents(f"{folder}/{patch['path']}")[0]["spec"]
+        assert {"template"} == set(spec) or {"leaderWorkerTemplate": {"leaderTemplate"}} == {
+            name: set(part) for name, part in spec.items()
+        }
 
 
 def test_a_deployment_without_the_label_stays_as_it_is() -> None:
@@ -76,8 +80,58 @@ def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tm
     assert _sorted(expected) == _sorted(found["Deployment"])
     expected_order = [one["name"] for one in expected["spec"]["template"]["spec"]["initContainers"]]
     assert expected_order == [one["name"] for one in found["Deployment"]["spec"]["template"]["spec"]["initContainers"]]
-    assert documents("kustomize/component/podmonitor.yaml")[0] == found["PodMonitor"]
+    assert documents("kustomize/sidecar/podmonitor.yaml")[0] == found["PodMonitor"]
     assert documents(RULES)[0]["spec"] == found["PrometheusRule"]["spec"]
+
+
+@needs_kubectl
+def test_kubectl_builds_the_same_pod_in_a_statefulset_and_in_a_leader(tmp_path: Path) -> None:
+    """Of any of the three kinds, beside one another; a group's other pods stay as they are."""
+    deployment = documents("kustomize/base/deployment.yaml")[0]
+    pod = deployment["spec"]["template"]
+    group = {"size": 2, "leaderTemplate": pod, "workerTemplate": {"spec": pod["spec"]}}
+    stateful = deployment | {"kind": "StatefulSet", "spec": deployment["spec"] | {"serviceName": "vllm"}}
+    leading = deployment | {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "spec": {"replicas": 1, "leaderWorkerTemplate": group},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump_all([deployment, stateful, leading]), encoding="utf-8")
+    components = [DEPLOY / "kustomize" / name for name in ("component", "leaderworkerset")]
+    _write(tmp_path, [tmp_path / "own.yaml"], components)
+    found = {manifest["kind"]: manifest["spec"] for manifest in _build(tmp_path)}
+    built_group = found["LeaderWorkerSet"]["leaderWorkerTemplate"]
+    expected = _sorted(built("component")["spec"]["template"])
+    assert [expected] * 3 == [
+        _sorted(each)
+        for each in (
+            found["Deployment"]["template"],
+            found["StatefulSet"]["template"],
+            built_group["leaderTemplate"],
+        )
+    ]
+    assert group["workerTemplate"] == built_group["workerTemplate"]
+
+
+@needs_kubectl
+def test_name_and_port_of_the_server_are_set_in_one_file(tmp_path: Path) -> None:
+    """As the README says: the sidecar, and a changed copy of the file with both parameters."""
+    text = (DEPLOY / "kustomize" / "component" / "server.yaml").read_text(encoding="utf-8")
+    assert (1, 1) == (text.count("- name: vllm\n"), text.count(":8000"))
+    own = text.replace("- name: vllm\n", "- name: server\n").replace(":8000", ":8080")
+    (tmp_path / "server.yaml").write_text(own, encoding="utf-8")
+    manifest = _deployment("mine", {"kvdiag": "watch"}, "server") | {"kind": "StatefulSet"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(manifest), encoding="utf-8")
+    _write(tmp_path, [tmp_path / "own.yaml"], [DEPLOY / "kustomize" / "sidecar"])
+    target = {"group": "apps", "kind": "StatefulSet", "labelSelector": "kvdiag=watch"}
+    settings = yaml.safe_load((tmp_path / "kustomization.yaml").read_text(encoding="utf-8"))
+    settings["patches"] = [{"path": "server.yaml", "target": target}]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    pod = next(each for each in _build(tmp_path) if each["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    assert ["server"] == [one["name"] for one in pod["containers"]]
+    assert {"HF_HOME", "KVDIAG_AGENT_DIR", "PYTHONPATH"} == {one["name"] for one in pod["containers"][0]["env"]}
+    watching = next(one for one in pod["initContainers"] if one["name"] == "kvdiag")
+    assert [{"name": "KVDIAG_SERVE_URL", "value": "http://127.0.0.1:8080"}] == watching["env"]
 
 
 @needs_kubectl

@@ -35,7 +35,7 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "place"),
     [
-        ("podmonitor", "kustomize/component/podmonitor.yaml", 0),
+        ("podmonitor", "kustomize/sidecar/podmonitor.yaml", 0),
         ("podmonitor", "kubernetes/daemonset.yaml", 3),
         ("inferenceservice", "charts/kserve-inferenceservice.yaml", 0),
         ("llminferenceservice", "charts/kserve-llminferenceservice.yaml", 0),
@@ -63,7 +63,7 @@ def test_the_rules_have_known_fields() -> None:
 def test_the_pod_monitor_finds_what_the_component_makes() -> None:
     """Its labels are those of the patched pods, and its port is the sidecar's."""
     template = built("component")["spec"]["template"]
-    monitor = documents("kustomize/component/podmonitor.yaml")[0]["spec"]
+    monitor = documents("kustomize/sidecar/podmonitor.yaml")[0]["spec"]
 
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     ports = {port["name"] for one in template["spec"]["initContainers"] for port in one.get("ports", ())}
@@ -101,7 +101,7 @@ def test_a_nodes_kvdiag_misses_no_server() -> None:
 def test_a_charts_pods_are_found(labels: Manifest) -> None:
     """Every platform's pods carry the label that the PodMonitor and the NetworkPolicy look for."""
     for selector in (
-        documents("kustomize/component/podmonitor.yaml")[0]["spec"]["selector"],
+        documents("kustomize/sidecar/podmonitor.yaml")[0]["spec"]["selector"],
         documents("kubernetes/networkpolicy.yaml")[0]["spec"]["podSelector"],
     ):
         assert selector["matchLabels"].items() <= labels.items()

@@ -3,8 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.leak_kv_blocks import Collapse, hit_collapse, late_holds
+from kvdiag.diagnosis.rules.leak_kv_blocks import late_holds
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
 from tests.builders.values import engine, holding, pool
 
