@@ -1,5 +1,7 @@
 """Memory pressure: quiet on an idle server that has taken its pool, loud when pool or device really fill."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -28,19 +30,14 @@ def seen(
     return pressures(sample, known, ledger(sample, known))
 
 
-@pytest.mark.parametrize(
-    ("reading", "expected"),
-    [
-        pytest.param(engine(usage=0.0), pytest.approx(10 / 24, abs=1e-3), id="idle: 22 of 24 GiB less an empty pool"),
-        pytest.param(engine(usage=0.95), 0.95, id="the pool's usage, where the device shows less"),
-        pytest.param(
-            replace(engine(usage=0.8, waiting=2), requests_waiting_for_capacity=2), 1.0, id="requests wait for room"
-        ),
-    ],
-)
-def test_the_fuller_of_pool_and_device_is_the_pressure(reading: Engine, expected: float) -> None:
-    """An empty pool is room; one for which requests wait is full. A GPU of somebody else's is not told."""
-    assert {GPU: expected} == seen(reading)
+def test_an_idle_server_is_under_little_pressure() -> None:
+    """22 of 24 GiB are taken, 12 of them for an empty pool: 10 count. A GPU of somebody else's is not told."""
+    assert {GPU: pytest.approx(10 / 24, abs=1e-3)} == seen(engine(usage=0.0))
+
+
+def test_a_filling_pool_is_pressure() -> None:
+    """The pool's usage counts where it is more than what the device shows."""
+    assert {GPU: 0.95} == seen(engine(usage=0.95))
 
 
 def test_a_filling_device_is_pressure() -> None:
@@ -48,15 +45,29 @@ def test_a_filling_device_is_pressure() -> None:
     assert {GPU: pytest.approx(11.9 / 24, abs=1e-3)} == seen(engine(usage=0.0), used_bytes=int(23.9 * GIB))
 
 
-def test_what_is_not_known_is_no_pressure() -> None:
-    """Most of a device is a pool that only its engine tells of; before a server is known all is nobody's."""
-    assert {} == seen(None) == seen(None, known=Facts())
+def test_waiting_for_room_is_full() -> None:
+    """A pool for which requests wait is full, whatever its usage says."""
+    assert {GPU: 1.0} == seen(replace(engine(usage=0.8, waiting=2), requests_waiting_for_capacity=2))
 
 
-def test_without_a_device_to_compare_the_pool_is_told_by_its_usage() -> None:
-    """Where its bytes are unknown, and apart from any GPU where the server's processes are on none."""
+def test_an_engine_that_does_not_answer_is_not_known() -> None:
+    """How much of the pool is free is not known, and the pool is most of the device: no figure, and no alarm."""
+    assert {} == seen(None)
+
+
+def test_a_pool_of_unknown_bytes_is_told_by_its_usage() -> None:
+    """The device's used share would always be high."""
     assert {GPU: 0.5} == seen(engine(usage=0.5), known=facts(World(pools=(pool(pool_bytes=None),))))
+
+
+def test_devices_that_may_be_anybodys_are_left_out() -> None:
+    """Where the server's processes are on no device, its pool is told alone."""
     assert {None: 0.5} == seen(engine(usage=0.5), own=False)
+
+
+def test_nothing_is_said_before_a_server_is_known() -> None:
+    """Memory of a machine without a server is nobody's pressure."""
+    assert {} == seen(None, known=Facts())
 
 
 def test_an_engine_that_grows_has_its_cache_to_use_again() -> None:
