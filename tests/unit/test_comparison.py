@@ -1,7 +1,5 @@
 """One run against another, figure by figure: what is worse, what cannot be compared, what is no difference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A page as a browser reads it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from kvdiag.outputs.html.markup import VOID

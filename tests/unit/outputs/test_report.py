@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape
@@ -159,8 +157,7 @@ def test_an_allocation_that_failed_is_marked_once() -> None:
 def test_nothing_from_outside_is_markup() -> None:
     """Hostile names are shown, and are no elements, controls or overrides."""
     content = PAGES["hostile"]()
-    page = Page(content)
-    assert "<script>window.hurt=1</script>" in page.text
+    assert "<script>window.hurt=1</script>" in Page(content).text
     assert not set(content) & {"\x00", "\x1b", "\u202e", "\u2028"}
     assert content.encode("utf-8")
 

@@ -1,7 +1,5 @@
 """Traces that cannot be read, places that cannot be written, and outputs that nobody takes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

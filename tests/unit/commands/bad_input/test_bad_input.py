@@ -3,8 +3,6 @@
 The lines stand in tests/golden/errors; every case here fails unless it is exactly one.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Mapping

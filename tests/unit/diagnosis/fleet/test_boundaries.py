@@ -1,7 +1,5 @@
 """A fleet's growths, changes and findings by hand: six replicas, a MB/h in each, and where each answer begins."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reasons for a drift: each setting that is confirmed, what is given where none is, and in which order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
