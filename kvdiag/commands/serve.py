@@ -28,7 +28,6 @@ from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_op
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
@@ -36,7 +35,7 @@ from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.passwords import Passwords
 from kvdiag.server.web_config import WebConfig, access, lowered, read_web_config
-from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
+from kvdiag.sources.worker_thread import DaemonThreadPool
 
 _log = structlog.get_logger()
 
@@ -176,11 +175,8 @@ class Daemon:
             self._finder = finder
             self._watch.look_elsewhere(finder)
         if options.agent_dir != old.agent_dir:
-            agents: ThreadedReader[AllocatorReading] | None = agent_reader(options.agent_dir)
-            if self._agents is not None:
-                self._agents.close()
-            self._agents = agents
-            self._watch.read_agents(agents)
+            self._agents = agent_reader(options.agent_dir)
+            self._watch.read_agents(self._agents)
         if self._recorder is not None and options.record_max_size != old.record_max_size:
             self._recorder.resize(options.record_max_size)
         self._watch.limits = options.limits

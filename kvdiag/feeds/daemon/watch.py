@@ -119,7 +119,7 @@ class Watch:
         self._changed.set()
 
     def read_agents(self, agents: ThreadedReader[AllocatorReading] | None) -> None:
-        """Read other agents from now on, or none."""
+        """Read other agents from now on, or none; those before are closed once nothing reads them any more."""
         self._agents = agents
         self._changed.set()
 
@@ -240,6 +240,8 @@ class Watch:
                 await asyncio.wait((searching, changed), return_when=asyncio.FIRST_COMPLETED)
                 for task in (searching, changed, sampling):
                     task.cancel()
+            if (left := self._sampler.agents) is not None and left is not self._agents:
+                left.close()
             self._changed.clear()
             if self._elsewhere is not None:
                 self._server.leave(self._elsewhere)

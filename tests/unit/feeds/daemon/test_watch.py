@@ -14,7 +14,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import Clock, DeviceReading
+from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading
 from kvdiag.model import Diagnosis, Facts, Sample, Timeline
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
@@ -47,6 +47,24 @@ class Devices(ThreadedReader[DeviceReading]):
     async def ask(self, timeout_seconds: float, **kwargs: object) -> DeviceReading:
         """The reading."""
         return (device(),), ()
+
+
+class Agents(ThreadedReader[AllocatorReading]):
+    """A folder of agents that answers at once, and keeps whether it was closed."""
+
+    def __init__(self) -> None:
+        """No thread is needed."""
+        super().__init__(lambda: ((), ()), "torch_allocator")
+        self.open = True
+
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> AllocatorReading:
+        """The reading; none after `close`."""
+        assert self.open
+        return (), ()
+
+    def close(self) -> None:
+        """Keep that it was."""
+        self.open = False
 
 
 class Idle(DiagnosisSchedule):
@@ -83,6 +101,24 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watch]:
         return watch.history(), watch
 
     return run(work())
+
+
+def test_agents_of_before_are_closed_once_nothing_reads_them() -> None:
+    """Closing them at the change would let a read that is due fail, which looks like an error of kvdiag's own."""
+
+    async def work() -> tuple[bool, ...]:
+        before, after = Agents(), Agents()
+        watch = Watch(Finding(nobody, Devices()), agents=before, limits=DEFAULT_LIMITS, schedule=Idle)
+        task = asyncio.create_task(watch.run())
+        await asyncio.sleep(60)
+        watch.read_agents(after)
+        opened = before.open
+        await asyncio.sleep(60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return opened, before.open, after.open
+
+    assert (True, False, True) == run(work())
 
 
 def test_a_set_clock_moves_the_history_with_it() -> None:
