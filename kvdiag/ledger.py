@@ -79,13 +79,10 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
         lines += _parts(device, facts, ranks)
     # If the server is one of several processes and it is unknown which, none counts as another process.
     component = "process" if ranks and not shown else "other_process"
-    lines += [
-        _line(
-            device, component, process.used_bytes or 0, "measured", f"{process.name or 'process'} (pid {process.pid})"
-        )
-        for process in processes
-        if process not in own
-    ]
+    for process in processes:
+        if process not in own:
+            name = f"{process.name or 'process'} (pid {process.pid})"
+            lines.append(_line(device, component, process.used_bytes or 0, "measured", name))
     rest = memory.used_bytes - sum(line.bytes for line in lines)
     detail = "in no process that NVML lists" if own else "NVML does not report the server's memory"
     return [*lines, _line(device, "unaccounted", rest, "computed", detail)]

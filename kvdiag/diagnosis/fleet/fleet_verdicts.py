@@ -94,14 +94,12 @@ def findings(
             found.append(_hidden(other, finding))
         found.append(finding)
     reported = {finding.id for finding in found}
-    return (
-        *found,
-        *(
-            Finding(verdict, "unknown", _not_reported(missing, version, replicas, compared, limits))
-            for verdict, missing in MISSING.items()
-            if verdict not in reported
-        ),
-    )
+    found += [
+        Finding(verdict, "unknown", _not_reported(missing, version, replicas, compared, limits))
+        for verdict, missing in MISSING.items()
+        if verdict not in reported
+    ]
+    return tuple(found)
 
 
 def _judged(

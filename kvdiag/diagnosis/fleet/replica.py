@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from statistics import median
 
 from kvdiag import stats
@@ -18,7 +19,7 @@ from kvdiag.diagnosis.growth.memory_series import engine_activity, engine_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
-from kvdiag.model import Device, Facts, Sample, Timeline
+from kvdiag.model import Facts, Sample, Timeline
 
 HELD = Part.KV_HELD_IDLE
 """The only component that does not depend on the load and has no noise."""
@@ -94,13 +95,10 @@ class _Series:
     def since(self, seconds: float) -> tuple[list[float], list[float]]:
         """The whole sums from a moment on."""
         start = bisect_left(self.times, seconds)
-        times, values, parts = self.times[start:], self.values[start:], self.parts[start:]
-        counts = Counter(parts)
-        if len(counts) > 1:
-            usual = max(counts, key=lambda count: (counts[count], count))
-            kept = [place for place, count in enumerate(parts) if count == usual]
-            return [times[place] for place in kept], [values[place] for place in kept]
-        return times, values
+        counts = Counter(self.parts[start:])
+        usual = max(counts, key=lambda count: (counts[count], count), default=0)
+        whole = [count == usual for count in self.parts[start:]]
+        return list(compress(self.times[start:], whole)), list(compress(self.values[start:], whole))
 
 
 def summarise(
@@ -164,7 +162,17 @@ def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[
     if sample.engines:
         yield "load", [engine_load(engine) for engine in sample.engines]
     if sample.devices:
-        yield from _device_parts(server_devices(sample.devices, own), facts)
+        devices = server_devices(sample.devices, own)
+        used = [device.memory.used_bytes for device in devices if device.memory is not None]
+        yield "device", used
+        if facts.server_pids is not None:
+            own_sizes = (server_bytes(device, facts.server_pids) for device in devices)
+            yield "server", [size for size in own_sizes if size is not None]
+        # An empty list is normal inside a container, and does not show which process uses the bytes.
+        if len(used) == len(devices) and all(device.processes for device in devices):
+            listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
+            rest = (whole - sum(size or 0 for size in sizes) for whole, sizes in zip(used, listed, strict=True))
+            yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
     if sample.allocators:
         allocators = [one for one in sample.allocators if one.may_be_of(facts.server_pids)]
         yield "live", [one.allocated_bytes for one in allocators]
@@ -174,18 +182,6 @@ def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[
     if sample.host:
         yield "resident", [process.resident_bytes for process in sample.host]
         yield "anonymous", [process.anonymous_bytes for process in sample.host]
-
-
-def _device_parts(devices: Sequence[Device], facts: Facts) -> Iterator[tuple[str, Sequence[float | None]]]:
-    used = [device.memory.used_bytes for device in devices if device.memory is not None]
-    yield "device", used
-    if facts.server_pids is not None:
-        yield "server", [size for device in devices if (size := server_bytes(device, facts.server_pids)) is not None]
-    # An empty list is normal inside a container, and does not show which process uses the bytes.
-    if len(used) == len(devices) and all(device.processes for device in devices):
-        listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
-        rest = (whole - sum(size or 0 for size in sizes) for whole, sizes in zip(used, listed, strict=True))
-        yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
 
 
 def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[Growth, ...]:

@@ -151,10 +151,8 @@ _UNDECIDED: Mapping[Reason, str] = {
 
 
 def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
-    window, gain = (
-        format_duration(growth.window_hours * HOUR_SECONDS),
-        format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes)),
-    )
+    window = format_duration(growth.window_hours * HOUR_SECONDS)
+    gain = format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes))
     rate = format_rate(growth.bytes_per_second * HOUR_SECONDS)
     if growth.grows:
         only_up = growth.steps_up >= 2 and not growth.steps_down  # noqa: PLR2004 - a plural

@@ -47,7 +47,7 @@ def size_limit(who: str, facts: Facts) -> SizeLimit | None:
         names = ", ".join(f"{cache.name} ({cache.flag})" for cache in known if cache.limit_bytes)
         return SizeLimit(limit_bytes=sum(cache.limit_bytes for cache in known), names=names, reported=True)
     assumed = [
-        (option, option.default_bytes)
+        option
         for option in options
         if option.default_bytes is not None
         and option.name not in reported
@@ -55,8 +55,8 @@ def size_limit(who: str, facts: Facts) -> SizeLimit | None:
     ]
     if not assumed:
         return None
-    names = ", ".join(f"{option.name} ({option.flags[0]}, by default)" for option, _ in assumed)
-    return SizeLimit(limit_bytes=sum(size for _, size in assumed), names=names, reported=False)
+    names = ", ".join(f"{option.name} ({option.flags[0]}, by default)" for option in assumed)
+    return SizeLimit(limit_bytes=sum(option.default_bytes or 0 for option in assumed), names=names, reported=False)
 
 
 def unreported_bytes(who: str, facts: Facts, largest_bytes: int) -> int:

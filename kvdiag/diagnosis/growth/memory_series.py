@@ -19,7 +19,7 @@ from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import Assessment, Series, assess
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.timeline_queries import server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
 
 Points = tuple[list[float], list[int]]
@@ -136,11 +136,8 @@ class _Gathering:
     """One pass over a timeline."""
 
     def __init__(self, timeline: Timeline, facts: Facts, limits: GrowthLimits) -> None:
-        self._timeline = timeline
-        self._pids = facts.server_pids
+        self._timeline, self._facts = timeline, facts
         self._own = server_uuids(timeline, facts)
-        self._assigned = frozenset(facts.device_uuids or ())
-        self._started_seconds = facts.started_seconds
         self._least_seconds = limits.reading_seconds
         self._kept: dict[Hashable, float] = {}
         self._points: dict[Part, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
@@ -154,7 +151,7 @@ class _Gathering:
                 self._devices(sample.devices, at_seconds)
             if sample.allocators and self._due(("torch", sample.allocators[0].pid, len(sample.allocators)), at_seconds):
                 for each in sample.allocators:
-                    if not each.may_be_of(self._pids):
+                    if not each.may_be_of(self._facts.server_pids):
                         continue
                     key = each.identity
                     if key not in self._owners:
@@ -166,7 +163,7 @@ class _Gathering:
         return MemorySeries(
             engines=engine_activity(self._timeline),
             points={part: self._by_owner(part) for part in self._points},
-            started_seconds=self._started_seconds,
+            started_seconds=self._facts.started_seconds,
         )
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
@@ -174,11 +171,11 @@ class _Gathering:
         listed = not self._own or any(device.processes is not None for device in devices)
         if not listed or not self._due((devices[0].uuid, len(devices)), at_seconds):
             return
-        for device in server_devices(devices, self._own or self._assigned):
+        for device in server_devices(devices, assigned_uuids(self._timeline, self._facts)):
             key = (device.uuid, device.index)
             if key not in self._owners:
                 self._owners[key] = MemoryOwner(device_uuid=cuda_uuid(device.uuid), who=f"GPU {device.index}")
-            size = server_bytes(device, self._pids)
+            size = server_bytes(device, self._facts.server_pids)
             used = None if device.memory is None else device.memory.used_bytes
             if size is not None:
                 self._add(Part.SERVER, key, at_seconds, size)

@@ -100,6 +100,8 @@ def judge(
     if len(idle) < limits.soak.idle_cycles:
         return None
     levels = [step.level for step in load]
+    sizes = {step.cycle.requests for step in load}
+    doses = {size: [step.rise for step in load if step.cycle.requests == size] for size in sizes}
     aside, noise = fmean(step.rise for step in idle), pstdev([step.rise for step in idle])
     least = max(least, limits.soak.host_deviations * noise / len(levels)) if noisy else least
     soaked = Soaked(
@@ -114,7 +116,7 @@ def judge(
         first_touch=levels[0],
         trend_p=rising(levels),
         load_p=rank_sum_tail([step.rise for step in load], [step.rise for step in idle]),
-        dose_p=_dose_p(load),
+        dose_p=rank_sum_tail(doses[max(doses)], doses[min(doses)]) if len(doses) > 1 else None,
         blocks=len(judged) // _block_size(len(judged), limits),
         visible_per_cycle=max(2.0 * least, limits.soak.visible_deviations * noise),
     )
@@ -177,9 +179,3 @@ def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, l
 def _beyond(step: _Step, soaked: Soaked) -> float:
     """What a cycle's requests left behind each, beyond what an idle cycle would have brought."""
     return (step.rise - soaked.per_idle_cycle) / step.cycle.requests
-
-
-def _dose_p(load: Sequence[_Step]) -> float | None:
-    doses = {step.cycle.requests for step in load}
-    least, most = ([step.rise for step in load if step.cycle.requests == dose] for dose in (min(doses), max(doses)))
-    return rank_sum_tail(most, least) if len(doses) > 1 else None

@@ -26,9 +26,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not timeline.marks and (fills := filling(timeline, facts, limits, ID)) is not None:
         return (fills,)
     if not first_devices(timeline):
-        return unknown(
-            ID, gap_reason(timeline, facts, "nvml") or "no device memory was read; run kvdiag where NVML works"
-        )
+        unread = "no device memory was read; run kvdiag where NVML works"
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or unread)
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         if not timeline.marks:
@@ -42,7 +41,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
         Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
-    if any(growth.rose for growth in growths) and not _stopped_later(timeline, facts, limits):
+    # In a soak the server's device memory may have been flat after all, or have stopped growing.
+    soak = soaked(timeline, facts, limits)
+    later = () if soak is None else soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE)
+    stopped = bool(later) and all(one.soaked.shape in ("flat", "ended") for one in later)
+    if any(growth.rose for growth in growths) and not stopped:
         summary = "device memory is still growing; a longer run shows whether it stops"
         return (Finding(ID, "unknown", summary, evidence),)
     first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
@@ -51,13 +54,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "ok", "device memory did not grow"),)
     grown = f"grew {format_bytes(first_touch)} with the first requests, then stopped"
     return (Finding(ID, "ok", f"GPU {largest.gpu}: {grown}: warm-up, not a leak", evidence),)
-
-
-def _stopped_later(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
-    """Whether in a soak the server's device memory was flat after all, or stopped growing."""
-    soak = soaked(timeline, facts, limits)
-    components = () if soak is None else soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE)
-    return bool(components) and all(one.soaked.shape in ("flat", "ended") for one in components)
 
 
 def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, int]:

@@ -96,11 +96,14 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
 def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engine]]]:
     """Runs of samples in which one request has the whole pool and makes no progress since the first of them."""
     stall: list[tuple[float, Engine]] = []
+    before: tuple[int | None, ...] = ()
     for at_seconds, engine in readings_of(timeline, pool.engine):
-        fills = _fills_alone(engine, pool)
-        if stall and (not fills or _advanced(stall[0][1], engine)):
+        fills, counts = _fills_alone(engine, pool), (engine.generation_tokens_total, engine.prompt_tokens_total)
+        # It makes progress where a token was generated or a prompt started, or that is not reported.
+        if stall and (not fills or None in counts or counts != before):
             yield stall
             stall = []
+        before = counts
         if fills:
             stall.append((at_seconds, engine))
     if stall:
@@ -111,9 +114,3 @@ def _fills_alone(engine: Engine, pool: KvPool) -> bool:
     if engine.requests_running != 1 or not engine.requests_waiting or engine.kv_usage_ratio is None:
         return False
     return pool.used_blocks(engine.kv_usage_ratio) >= pool.usable_blocks - 1
-
-
-def _advanced(before: Engine, now: Engine) -> bool:
-    """Whether a token was generated or a prompt started in between, or that is not reported."""
-    counts = [(each.generation_tokens_total, each.prompt_tokens_total) for each in (before, now)]
-    return None in counts[0] or counts[0] != counts[1]

@@ -130,16 +130,14 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
     """The window and engine in which requests held most beyond their need; `None` where no window shows it."""
     if curve_problem(facts) is not None:
         return None
-    found = [waste for pool in facts.pools for waste in _of_engine(timeline, pool, facts, limits)]
+    found: list[MetricsWaste] = []
+    for pool in facts.pools:
+        windows = [_of(window, facts, limits) for window in _windows(timeline, pool, limits)]
+        wastes = [waste for waste in windows if waste is not None]
+        runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in wastes)
+        in_a_row = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
+        found += [replace(waste, windows_in_a_row=in_a_row) for waste in wastes]
     return max(found, key=lambda waste: waste.ratio, default=None)
-
-
-def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[MetricsWaste]:
-    """The waste of each window of an engine, with the most of them in a row that reach the limit."""
-    found = [waste for window in _windows(timeline, pool, limits) if (waste := _of(window, facts, limits)) is not None]
-    runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in found)
-    longest = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
-    return [replace(waste, windows_in_a_row=longest) for waste in found]
 
 
 def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Window]:

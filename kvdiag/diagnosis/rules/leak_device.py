@@ -72,9 +72,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     if inside:
         return _of_torch(inside, limits), _outside_torch(inside, timeline, facts, limits)
     if not first_devices(timeline):
-        return _both(
-            "unknown", gap_reason(timeline, facts, "nvml") or "no device memory was read; run kvdiag where NVML works"
-        )
+        unread = "no device memory was read; run kvdiag where NVML works"
+        return _both("unknown", gap_reason(timeline, facts, "nvml") or unread)
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
@@ -147,8 +146,7 @@ def _outside_torch_by_device(
     beside = [(one, one.judged_bytes - reserved[cuda_uuid(one.uuid)]) for one in growths]
     if not beside:
         unread = f"the bytes of the server's processes are not reported; {SEE_PROCESSES}"
-        reason = gap_reason(timeline, facts, "nvml") or unread
-        return Finding(NON_TORCH, "unknown", reason)
+        return Finding(NON_TORCH, "unknown", gap_reason(timeline, facts, "nvml") or unread)
     most, rest = max(beside, key=lambda one: one[1])
     where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} equal requests"
     status: Status

@@ -26,12 +26,10 @@ ID = "leak.host"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Judge a soak's cycles; without one, each process over as many hours as there are samples."""
     soak = soaked(timeline, facts, limits)
-    found = None if soak is None else of_soak(ID, soak.of(Part.HOST_ANONYMOUS), limits)
-    return _over_hours(timeline, facts, limits) if found is None else (found,)
-
-
-def _over_hours(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """The anonymous bytes of each process, then of all together; then resident ones where no others are reported."""
+    by_soak = None if soak is None else of_soak(ID, soak.of(Part.HOST_ANONYMOUS), limits)
+    if by_soak is not None:
+        return (by_soak,)
+    # The anonymous bytes of each process, then of all together; then resident ones where no others are reported.
     series = memory_series(timeline, facts, limits)
     room = _room_bytes(timeline, facts)
     resident = _resident(series, room, facts, limits)
