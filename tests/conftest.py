@@ -7,8 +7,6 @@ all (`pytest -n 4 --dist loadgroup`); the groups are spread over the others, so 
 Time: the slowest groups are printed at the end.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable

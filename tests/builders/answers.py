@@ -1,7 +1,5 @@
 """What a diagnosis says of a verdict or a step, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvdiag.model import Diagnosis, Finding, StepResult

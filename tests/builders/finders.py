@@ -1,7 +1,5 @@
 """A search for a server that a test decides."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the GPUs of a `World` and the server's ranks on them hold, so far into a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.model import Allocator, Device, Process

@@ -1,7 +1,5 @@
 """An isolation probe as kvdiag would have seen it, from what a server's prefix cache keeps apart. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A server whose pool and weights are known, and the ledger of one reading of its devices."""
 
-from __future__ import annotations
-
 from kvdiag.ledger import ledger
 from kvdiag.model import Device, Facts, LedgerLine, Sample
 from tests.builders.values import GIB, MIB, pool

@@ -1,7 +1,5 @@
 """Pages of metrics, parsed at once."""
 
-from __future__ import annotations
-
 from kvdiag.sources.prometheus_text import Page, PageParser
 
 

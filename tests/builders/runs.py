@@ -6,8 +6,6 @@ processes every fifth time and in every settling), unjudged warm-up requests aft
 with a quiet lead-in and a settle-out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvdiag.diagnosis import diagnose

@@ -3,8 +3,6 @@
 Seeded generators of the null models that any test for growth has to stay silent on. Sizes are bytes at 2-MiB pages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ test. Everything but the clock is what `kvdiag run` uses; the GPU is read where 
 that it runs beside.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Sizes are MiB above a base; a device's come in the driver's pages of 2 MiB, a host's in pages of 4 KiB.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

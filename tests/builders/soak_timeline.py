@@ -1,7 +1,5 @@
 """A soak as kvdiag would have seen it, from what each component holds after each cycle. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

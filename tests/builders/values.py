@@ -3,8 +3,6 @@
 `seen(…)` makes a timeline of single samples, for rules that need no steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.model import Allocator, Device, Engine, Gap, KvPool, Memory, Process, ReservedSplit, Sample, Timeline

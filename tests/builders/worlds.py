@@ -1,7 +1,5 @@
 """Servers with knobs: a `World`, the facts that are known of it beforehand, and one of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

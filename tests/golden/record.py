@@ -3,8 +3,6 @@
 python -m tests.golden.record    writes them again, for a change of the trace's format alone
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

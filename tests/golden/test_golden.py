@@ -1,7 +1,5 @@
 """Each verdict on histories that are kept: what was once judged so is judged so, from the disk on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

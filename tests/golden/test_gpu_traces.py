@@ -1,7 +1,5 @@
 """What a real GPU has shown, judged again: every trace in tests/golden/traces/gpu."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

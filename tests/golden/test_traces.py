@@ -1,7 +1,5 @@
 """Recorded runs of real engines, judged again: what once was judged wrongly stays judged rightly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Active runs and recorded traces are in `diagnosis/findings.txt`, every recorded 
 `diagnosis/postmortem.txt`. `pytest --update-golden` rewrites both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from kvdiag.diagnosis import diagnose

@@ -1,7 +1,5 @@
 """Admission advice: room for what everybody will still need, and no promise where something is not known."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -46,28 +44,27 @@ def test_there_is_room_for_what_all_will_need() -> None:
     assert (850, 22, 180, 50) == (told.free_blocks, told.request_blocks, told.output_tokens, told.reserve_blocks)
 
 
-def test_a_full_pool_makes_it_wait() -> None:
-    """Where the end of all would not fit, the reason says how many blocks are missing."""
-    told = asked(held(940, running=60))
-    assert "wait" == told.decision
-    assert "blocks short" in told.reason
-
-
-def test_a_queue_that_needs_the_whole_pool_sheds() -> None:
-    """Who would wait for a whole turnover of the pool is told so at once."""
-    told = asked(held(990, running=60, waiting=100))
-    assert "shed" == told.decision
-    assert "more than the whole pool" in told.reason
-
-
-def test_promises_beyond_the_whole_pool_shed() -> None:
-    """Those who were just let in are counted in the reason, as they are in the decision."""
-    # WHEN nobody waits in the engine, and more was promised than the pool has
-    told = asked(held(100, running=1), promised=(600, 600))
-
-    # THEN
-    assert "shed" == told.decision
-    assert "already need 1,200 blocks" in told.reason
+@pytest.mark.parametrize(
+    ("reading", "promised", "decision", "told"),
+    [
+        pytest.param(held(940, running=60), (), "wait", "blocks short", id="a full pool"),
+        pytest.param(
+            held(990, running=60, waiting=100),
+            (),
+            "shed",
+            "more than the whole pool",
+            id="a queue as large as the pool",
+        ),
+        pytest.param(held(100, running=1), (600, 600), "shed", "already need 1,200 blocks", id="promises beyond it"),
+    ],
+)
+def test_what_has_no_room_waits_or_is_told_to_go(
+    reading: Engine, promised: tuple[int, ...], decision: str, told: str
+) -> None:
+    """Who would wait for a whole turnover of the pool, counted with those just let in, is told so at once."""
+    advice = asked(reading, promised=promised)
+    assert decision == advice.decision
+    assert told in advice.reason
 
 
 def test_nothing_else_runs() -> None:

@@ -1,7 +1,5 @@
 """Files are written as in a hostile folder: nothing that was laid in their place is followed or overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
@@ -100,8 +98,7 @@ def test_commands_refuse_links_by_name(
         "run": ["run", "--url", "http://127.0.0.1:1", "--record", str(link)],
         "diagnose": ["diagnose", str(tmp_path / "trace.jsonl"), "--report", str(link)],
     }
-    code = main(called[command])
-    assert 3 == code
+    assert 3 == main(called[command])
     assert "it is a symbolic link" in capsys.readouterr().err
     assert KEPT == victim.read_text()
 

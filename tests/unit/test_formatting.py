@@ -1,7 +1,5 @@
 """How figures are written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

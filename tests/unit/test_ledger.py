@@ -1,7 +1,5 @@
 """The ledger's lines where all is told: whose each byte is, on one GPU and on several."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The ledger adds up to what each device uses, whatever runs there and whatever is told of it."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest

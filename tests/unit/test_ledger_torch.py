@@ -1,7 +1,5 @@
 """The ledger where the agents tell: every level adds up to the one above it, with a rest of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """The ledger where something is not told: nothing is guessed, made up or counted twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

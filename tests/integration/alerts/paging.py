@@ -2,8 +2,6 @@
 example, and a webhook that keeps what it is told. Only durations are shorter.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

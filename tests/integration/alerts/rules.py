@@ -3,8 +3,6 @@
 `python -m tests.integration.alerts.rules` writes alerts/prometheusrule.yaml anew.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

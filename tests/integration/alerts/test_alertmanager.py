@@ -1,7 +1,5 @@
 """The example for Alertmanager: valid, and every alert reaches whom it should."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -41,5 +39,4 @@ def test_the_example_inhibits_alerts_that_there_are() -> None:
         if matcher.startswith("alertname")
     ]
     assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in patterns)
-    own = config["inhibit_rules"][0]
-    assert {"alertname", "instance", "gpu", "engine", "id"} <= set(own["equal"])
+    assert {"alertname", "instance", "gpu", "engine", "id"} <= set(config["inhibit_rules"][0]["equal"])

@@ -1,7 +1,5 @@
 """The rules over whole pages as kvdiag and vLLM send them: what they record; where all is well nothing fires."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path

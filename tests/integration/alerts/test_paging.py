@@ -1,7 +1,5 @@
 """A leak pages a person: from a server's blocks through kvdiag, Prometheus and Alertmanager to a webhook, all real."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shipped rules: by promtool what fires and what does not, and by their text what they read and where they lead."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """promtool and amtool, as they judge the shipped files."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ By hand: `python -m tests.integration.browser.chromium FILE.html SHOT.png [WIDTH
 picture.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

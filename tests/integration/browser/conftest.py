@@ -1,7 +1,5 @@
 """One browser for the session, started by the first test that asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 Other reports can be named too: `python -m tests.integration.browser.screenshots FOLDER FILE.html...`
 """
 
-from __future__ import annotations
-
 import base64
 import sys
 from pathlib import Path

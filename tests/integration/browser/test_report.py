@@ -1,7 +1,5 @@
 """The report in a real browser: everything is drawn and nothing sticks out, on small and wide screens and on paper."""
 
-from __future__ import annotations
-
 import base64
 from functools import cache
 from itertools import product

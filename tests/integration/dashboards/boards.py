@@ -1,7 +1,5 @@
 """The committed boards as Grafana reads them, and their queries as Grafana sends them."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.request

@@ -1,7 +1,5 @@
 """A Prometheus with two hours of four replicas: alone on a host, in a pod, without its vLLM, and silent for an hour."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

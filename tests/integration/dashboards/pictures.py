@@ -5,8 +5,6 @@ their JSON and a Prometheus that has scraped simulated servers.
 By hand: `python -m tests.integration.dashboards.pictures FOLDER [MINUTES]`.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

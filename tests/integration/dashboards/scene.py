@@ -3,8 +3,6 @@
 Everything runs in real time: figures per hour and ages are what the daemons measured, not computed from a model.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import threading

@@ -1,7 +1,5 @@
 """The boards as they are drawn for README: every panel of them has something to show."""
 
-from __future__ import annotations
-
 from html import escape
 
 import pytest

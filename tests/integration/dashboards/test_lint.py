@@ -1,7 +1,5 @@
 """What a board must be before anybody imports it: grafana/dashboard-linter's rules, vLLM's conventions, and ours."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 from pathlib import Path

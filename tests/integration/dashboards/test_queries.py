@@ -1,7 +1,5 @@
 """Every query of the boards, on a real Prometheus that has scraped a real daemon and a real vLLM's page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The manifests of deploy/ as values: every pod that they make, and what they ask of others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path

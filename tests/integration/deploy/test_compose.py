@@ -1,7 +1,5 @@
 """The compose file: services that find one another, images that are pinned, ports on loopback, files that exist."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

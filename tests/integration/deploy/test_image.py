@@ -4,8 +4,6 @@ Images cannot be built where tests run; what the instructions say can be done al
 says, RUN's commands are run, and the entry point is started as the image's user.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

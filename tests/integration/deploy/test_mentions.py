@@ -1,7 +1,5 @@
 """What deploy/ says of kvdiag is so: its command lines, metrics, paths and files exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects of operators and values of charts: fields that exist there, and labels and ports that meet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every pod that deploy/ makes: valid, hardened, no burden on the server, and its parts meet."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import kubernetes_validate

@@ -1,7 +1,5 @@
 """The one file of `make pyz`, on a Python that has nothing installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The systemd unit: systemd itself finds nothing wrong, and it is closed as far as NVML allows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

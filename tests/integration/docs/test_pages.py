@@ -1,7 +1,5 @@
 """What the documents show can be typed: commands parse, results are as printed, links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

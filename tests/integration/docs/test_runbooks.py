@@ -1,7 +1,5 @@
 """The runbooks say what the tool can be asked and what it answers."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -54,7 +54,6 @@ def test_table_shows_every_figure_with_its_limit() -> None:
         Result(scenario="cost", about="a publication", figures=(at_most("publication", 123.4567, 100, "us"),)),
         Result(scenario="graph_pool", about="a pool", failed="graph: RuntimeError: no"),
     )
-    actual = table(MACHINE, results).splitlines()
     assert [
         "NVIDIA X, driver 580.1, torch 2.11.0, CUDA 13.0",
         "        scenario    figure       value       limit",
@@ -63,7 +62,7 @@ def test_table_shows_every_figure_with_its_limit() -> None:
         "FAILED  cost        a publication",
         "FAILED              publication  123.457 us  <= 100 us",
         "FAILED  graph_pool  graph: RuntimeError: no",
-    ] == actual
+    ] == table(MACHINE, results).splitlines()
 
 
 def test_document_names_the_machine_and_keeps_every_figure(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A real Alertmanager and its amtool: Debian's package, fetched and unpacked by a plain user, as Prometheus is."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One real Prometheus for the session, which holds the history of every world; started by the first test that asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

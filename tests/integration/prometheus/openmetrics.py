@@ -1,7 +1,5 @@
 """A timeline as the series that exporters would have told of it, in lines of OpenMetrics for promtool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 By hand: `python -m tests.integration.prometheus.server` fetches it and prints where it is.
 """
 
-from __future__ import annotations
-
 import http
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A real Prometheus behind TLS, a password, client certificates and a path prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

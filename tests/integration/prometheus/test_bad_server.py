@@ -1,7 +1,5 @@
 """`kvdiag diagnose --prometheus` on servers that fail, and with options that cannot be meant: one line, exit 3."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An upgrade in the history of a real Prometheus: what no replica shows alone, and all show together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvdiag diagnose --prometheus` on a real Prometheus: histories of servers, and what is said of each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -202,8 +200,7 @@ def test_a_node_tells_version_limit_and_container(history: str, diagnose: Diagno
     replica = only(diagnose, history, "cluster")
     assert "0.11.0" == replica["server"]["engine_version"]
     host = next(one for one in replica["findings"] if one["id"] == "leak.host")
-    room = next(one["value"] for one in host["evidence"] if one["name"] == "room")
-    assert 0 < room < 100 * 2**30
+    assert 0 < next(one["value"] for one in host["evidence"] if one["name"] == "room") < 100 * 2**30
     assert {"GPU-cluster"} == {line["uuid"] for line in replica["ledger"]}
 
 

@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes: series that vanish get stale markers, and a target that dies has `up` at 0."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Histories of servers as a Prometheus holds them: a namespace each, all of them ending at one moment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

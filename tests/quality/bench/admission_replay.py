@@ -6,8 +6,6 @@ and gives up where it is told to shed or has waited for a minute. What it is tol
 old, as the daemon's are. The second server cannot preempt: where its pool is full, whoever runs there is lost.
 """
 
-from __future__ import annotations
-
 import heapq
 import sys
 from bisect import bisect_left

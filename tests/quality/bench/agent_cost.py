@@ -6,8 +6,6 @@ On the CPU, where a step takes milliseconds and every process wants the same cor
 measured by `make gpu-check`.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

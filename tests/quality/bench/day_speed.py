@@ -6,8 +6,6 @@ A day at one reading a second of eight GPUs, the engine and two host processes, 
 daemon keeps it. Processor time of one core; the second figure is a walk through the same samples that judges nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

@@ -6,8 +6,6 @@ cAdvisor alone, `own` with kvdiag's own metrics beside vLLM's page
 Prints the score, and every incident that is not judged as its trace is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

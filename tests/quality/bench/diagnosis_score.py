@@ -6,8 +6,6 @@ python -m tests.quality.bench.diagnosis_score --incidents      the incidents alo
 python -m tests.quality.bench.diagnosis_score --write          keep the table in tests/quality/bench/diagnosis_score.md
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import textwrap

@@ -4,8 +4,6 @@ python -m tests.quality.bench.fleet_power                    every kind of memor
 python -m tests.quality.bench.fleet_power --replicas 200     as many as the figures were first taken from
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -4,8 +4,6 @@ By hand: `python -m tests.quality.bench.fleet_speed [REPLICAS [HOURS [SECONDS]]]
 every 30 seconds. The history is made once (minutes) and kept in the cache. Exit 1: over budget, 3: no Prometheus.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Each series is judged again and again as a daemon would: each hour of 60 hours w
 ten minutes for two hours at 500 MB/h, each half hour for 20 hours at 50 MB/h, each two hours for 68 hours at 20 MB/h.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

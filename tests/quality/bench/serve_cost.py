@@ -7,8 +7,6 @@ diagnoses it every ten seconds; nvitop-exporter has none of these. Exits 3 where
 nvitop-exporter.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

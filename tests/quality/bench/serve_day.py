@@ -1,7 +1,5 @@
 """What `kvdiag serve` has around it while its cost is taken: GPUs, a vLLM whose pages cost nothing, a day recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -7,8 +7,6 @@ processes, a flight recorder on a real disk, a diagnosis each hour. Every figure
 something has grown since the history was full.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

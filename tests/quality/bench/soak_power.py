@@ -6,8 +6,6 @@ python -m tests.quality.bench.soak_power --minutes 5 12 24 60 --soaks 1000
 Beside it stands what can be done by hand: memory after the soak against memory before it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

@@ -4,8 +4,6 @@ And by when each was: whether the steps that a publication falls into are longer
 the likelier to have something fall into it, so the same is counted for moments when nothing was published.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

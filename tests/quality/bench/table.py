@@ -8,8 +8,6 @@ tests/quality/bench/results.json, until the benchmark runs again; the whole tabl
 of it in the README.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """What the benchmarks compute and write: steps compared, fleets called, growth found, and the table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Incidents of torch's allocator, and those that ended in a crash."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

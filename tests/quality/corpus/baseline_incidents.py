@@ -1,7 +1,5 @@
 """Incidents of what is there before any request: neighbours, orphans, copies, ranks, sizes that do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reports of memory that only looked wrong: pools, caches with a bound, high-water marks, arenas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import exp

@@ -6,8 +6,6 @@ rates on one component of such a server. As the standard series show it (DCGM ea
 kvdiag's recorder does (processes, agents, each process's memory).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

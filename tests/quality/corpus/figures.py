@@ -5,8 +5,6 @@ rules is meant to change them: `pytest --update-golden`. A line is a finding: it
 sources, to four digits; of values that are text only what stands before a colon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from kvdiag.diagnosis import diagnose

@@ -1,7 +1,5 @@
 """Incidents in which memory grew without end: of the host, and of a device, in torch and beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.quality.corpus.incident import CORE, SERVER, WORKER, Record, Shape, kv_pool, lone, server

@@ -1,7 +1,5 @@
 """What one incident of the corpus is, and the servers that most of them share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """All reported incidents of the corpus, by id."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Incidents of KV blocks: held without a request, wasted, or too few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

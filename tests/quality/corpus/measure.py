@@ -1,7 +1,5 @@
 """What the corpus shows when it is judged: incidents by variant and moment, healthy servers by day, leaks by delay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

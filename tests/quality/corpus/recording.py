@@ -1,7 +1,5 @@
 """What kvdiag's recorder would have kept of a server, from tracks; and what the standard series alone show of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Not incidents, and of no public thread: each is a way in which a judgement of the incidents could be right by luck.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ A variant is one way of looking at an incident: `recorded` is kvdiag's own recor
 series alone (vLLM's page, DCGM, cAdvisor), `message` what a crash left behind beside the recording.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Series at equal times, from which incidents are put together: levels, ramps, steps, noise, traffic. Seeded."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from random import Random

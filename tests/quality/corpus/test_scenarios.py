@@ -1,7 +1,5 @@
 """Operations that move memory in ways of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.quality.corpus.scenarios import SCENARIOS

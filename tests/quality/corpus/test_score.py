@@ -1,7 +1,5 @@
 """The scoring, the alerts that stand beside it, and the servers that are drawn: do they measure what they say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 from random import Random

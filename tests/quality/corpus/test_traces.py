@@ -1,7 +1,5 @@
 """The committed traces of the incidents: what the generator writes, nothing of the answer in them, judged as listed."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ Each trace's header says where the incident is told, what was reported, and what
 expected.json alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -5,8 +5,6 @@ there again by itself when it is mended. A Prometheus is no source of the daemon
 tests/integration/prometheus/test_bad_server.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 A line on its input is the condition from then on; it says each back. Without a line it ends.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

@@ -9,8 +9,6 @@ and all of that has to be readable. Between kills, memory and descriptors of a d
 Exit code 1 where something was not as promised.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -1,7 +1,5 @@
 """A real daemon beside everything that it reads, each of which can be broken and mended while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Every source of the daemon broken in every way, side by side on one daemon; `make soak` plays them for a day."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -8,8 +8,6 @@ tests/quality/fuzz/corpus
 What is found is written to .cache/fuzz/NAME-crash-…: put it into the corpus, and mend the reader.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

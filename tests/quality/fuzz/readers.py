@@ -1,7 +1,5 @@
 """Everything that reads what others wrote, as functions of bytes: each reads them, or refuses them in the one way."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Where fuzzing begins: something of each kind that its reader takes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What `make fuzz` found is read again, and anything in its place: nothing but the promised refusals come out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Read are the string literals of `kvdiag/` that are prose (three words and more, 
 them as help), the texts of alerts and boards, and every document. The words stand in retired.txt.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -6,8 +6,6 @@ figures instead; wording is kept in tests/golden. Literals elsewhere are inputs:
 docstrings.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -5,8 +5,6 @@ a test that holds every word would hold up every correction of one. Nor does a f
 test tells them apart, and the type checker refuses it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator

@@ -13,8 +13,6 @@ all there are, so that the share has a confidence interval.
 Exit code 1 below 90 % killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc

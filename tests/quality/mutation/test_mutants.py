@@ -1,7 +1,5 @@
 """What the mutation benchmark changes, and how sure its share is."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

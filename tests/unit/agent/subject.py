@@ -1,7 +1,5 @@
 """A server's process with the stand-in torch and the agent as it is installed, which runs what a test tells it to."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

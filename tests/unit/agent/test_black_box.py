@@ -1,7 +1,5 @@
 """The black box: written when an allocation fails, before the server gets torch's error, which stays as it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """NVML by ctypes, through a compiled stand-in of NVIDIA's library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The split of the reserved bytes: on maps made by hand, and against a second count unit by unit on random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the agent never does to the server, whatever happens to it."""
 
-from __future__ import annotations
-
 import ast
 import signal
 from collections import Counter

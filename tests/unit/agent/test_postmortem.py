@@ -1,7 +1,5 @@
 """A server that runs out of memory beside the stand-in torch, the black box that it leaves, and what is said of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.integration.vllm.cli import kvdiag

@@ -1,7 +1,5 @@
 """The agent in a process of its own, beside a stand-in for torch: what it publishes, and what it never does."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """`kvdiag.log_memory()` and `kvdiag.memory_report()` in a server's own code."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """What each check makes of what its source has shown: all well, doubtful, broken, not there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

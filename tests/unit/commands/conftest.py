@@ -1,7 +1,5 @@
 """Runs of the simulated scenarios: 25 s each, nearly all of it waiting, so they are made side by side, once each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass

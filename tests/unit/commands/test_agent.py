@@ -1,7 +1,5 @@
 """`kvdiag agent install`: what it puts where, and that it can be put over itself."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import stat
@@ -28,8 +26,7 @@ def test_it_works_from_there_alone(tmp_path: Path) -> None:
     command("agent", "install", str(tmp_path / "agent"))
     program = "import json, sys, kvdiag_agent.report as r; r.memory_report()\n"
     tell = "print(json.dumps([name for name in sys.modules if name.split('.')[0] in ('kvdiag', 'click', 'pynvml')]))"
-    actual = run(program + tell, environment(tmp_path / "agent", None, torch=None))
-    assert [] == actual
+    assert [] == run(program + tell, environment(tmp_path / "agent", None, torch=None))
 
 
 def test_installed_again_it_is_the_same(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`kvdiag alerts`: the shipped rules, and where their links lead."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

@@ -1,7 +1,5 @@
 """`kvdiag baseline` on recorded runs: kept, compared, refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,7 @@ def test_a_baseline_is_not_written_over_its_trace(tmp_path: Path, capsys: pytest
     """The trace can be measured again, and what it says cannot be had from a baseline."""
     trace = tmp_path / "trace.jsonl.gz"
     trace.write_bytes(RUN.read_bytes())
-    code = main(["baseline", "save", str(trace), str(trace)])
-    assert 3 == code
+    assert 3 == main(["baseline", "save", str(trace), str(trace)])
     assert f"cannot write {trace}: " in capsys.readouterr().err
     assert RUN.read_bytes() == trace.read_bytes()
 

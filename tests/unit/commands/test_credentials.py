@@ -1,7 +1,5 @@
 """Keys and passwords go only to addresses that the user named, never to one that was found, nor on with a redirect."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

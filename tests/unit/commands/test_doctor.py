@@ -1,7 +1,5 @@
 """`kvdiag doctor` beside a simulated server, beside none, and with addresses of something else."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`kvdiag explain`: what is known of a verdict, and one line where there is none of that name."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest
@@ -34,8 +32,7 @@ def test_without_an_id_all_are_listed() -> None:
     actual = kvdiag("explain")
 
     assert (0, "") == (actual.code, actual.stderr)
-    words = actual.stdout.split()
-    assert list(KNOWLEDGE) == [word for word in words if word in KNOWLEDGE]
+    assert list(KNOWLEDGE) == [word for word in actual.stdout.split() if word in KNOWLEDGE]
 
 
 def test_document_of_one_and_of_all() -> None:

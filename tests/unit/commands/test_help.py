@@ -1,7 +1,5 @@
 """Help: every command has it, as in tests/golden/help, and it comes at once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

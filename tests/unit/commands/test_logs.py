@@ -1,7 +1,5 @@
 """Logs: where they go, and that nobody who logs ends or waits because they cannot go there."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """`kvdiag diagnose --postmortem` as a user runs it: verdicts, exit codes, and bad input in one line."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`--report FILE`: refused before anything begins, whole or not there, and nothing in it that is secret."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

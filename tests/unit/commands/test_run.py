@@ -1,7 +1,5 @@
 """A run that is disturbed: interrupted, not alone on its server, without disk or server; and one that only plans."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """Every story to its verdict, through the command line as a user calls it, from observation alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,8 +61,7 @@ def test_nothing_else_is_blamed(story: str, run: Run) -> None:
 def test_document_meets_its_schema(story: str, run: Run) -> None:
     """What is printed is one JSON document of the committed schema."""
     validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    problems = list(validator.iter_errors(run.document))
-    assert [] == problems
+    assert [] == list(validator.iter_errors(run.document))
 
 
 @pytest.mark.parametrize("story", SCENARIOS)

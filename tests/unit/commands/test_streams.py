@@ -1,7 +1,5 @@
 """Started with its streams closed, or from an installation that lacks something: exit codes stay what they mean."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Thresholds that can be set: by flag, by environment, by file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -41,5 +39,4 @@ def test_lower_threshold_has_the_gap_judged(trace: Path, tmp_path: Path, way: st
     config = tmp_path / "kvdiag.toml"
     config.write_text(text)
     result = kvdiag("--config", str(config), "diagnose", str(trace), "--output", "json", *flags, env=env)
-    actual = result.finding("fragmentation.allocator")
-    assert "unknown" == actual["status"]
+    assert "unknown" == result.finding("fragmentation.allocator")["status"]

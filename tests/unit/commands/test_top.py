@@ -1,7 +1,5 @@
 """`kvdiag top` in a real terminal, beside a simulated server and a daemon; and as one frame without a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,8 +59,7 @@ def test_a_trace_that_is_given_twice_is_refused(record: Record, capsys: pytest.C
     """Replicas prove together what none does alone; one that counts six times would."""
     path = record("r0", day(0, name="pool", part=device_part))
     again = str(Path(path).parent / "." / ".." / Path(path).parent.name / Path(path).name)
-    code = main(["diagnose", path, again])
-    assert 3 == code
+    assert 3 == main(["diagnose", path, again])
     assert f"{path} is given twice" in capsys.readouterr().err
 
 

@@ -1,7 +1,5 @@
 """Servers in any trouble, as a strategy, and how many of them a test looks at."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """A process whose allocations torch refused, as the first and the last sample show it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.model import Facts, FailedAllocation

@@ -1,7 +1,5 @@
 """A load of two requests of ours of 512 tokens, as its marks and samples tell of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

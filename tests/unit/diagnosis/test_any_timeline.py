@@ -1,7 +1,5 @@
 """Timelines that no feed makes, as a trace from anywhere may hold them: judged and shown without an exception."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

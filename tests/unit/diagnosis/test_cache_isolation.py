@@ -1,7 +1,5 @@
 """The isolation probe's answers by hand: whose counts they are, and what counts and times say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

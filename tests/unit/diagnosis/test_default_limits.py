@@ -1,7 +1,5 @@
 """Every threshold by which diagnose judges, as shipped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 

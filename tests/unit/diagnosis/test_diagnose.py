@@ -1,7 +1,5 @@
 """A whole diagnosis: the verdict on each kind of server, its steps and findings, and which is the worst."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 

@@ -1,7 +1,5 @@
 """What is missing or was lost makes a diagnosis unknown; the newest samples make its ledger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -70,8 +68,7 @@ def test_a_server_that_stopped_answering_is_unknown_at_the_end() -> None:
     """A healthy past is no evidence for a server that is gone, whichever reading came last."""
     gone = seen(*[engine()] * 5, *[NO_ANSWER] * 5)
     last = Sample(at_seconds=gone.samples[-1].at_seconds + 1, devices=(device(),))
-    timeline = Timeline(samples=(*gone.samples, last))
-    assert "unknown" == diagnose(timeline, Facts(pools=(pool(),))).worst
+    assert "unknown" == diagnose(Timeline(samples=(*gone.samples, last)), Facts(pools=(pool(),))).worst
 
 
 def test_history_that_was_lost_in_part_is_not_ok() -> None:

@@ -1,7 +1,5 @@
 """The same diagnosis of the same, whenever it happened, in whatever order, and with one idle sample more."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

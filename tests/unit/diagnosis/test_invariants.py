@@ -1,7 +1,5 @@
 """What must not matter to a diagnosis: when it happened, in which order things are listed, what they are numbered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The isolation probe judged: whose cache answers whom, by counters and by the clock, and when neither can tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

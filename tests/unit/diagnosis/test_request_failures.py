@@ -1,7 +1,5 @@
 """Requests that failed for lack of memory, and the figures of torch's message."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The states in which torch's unused memory is a problem, at the edge of each condition."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """When a server counts as dead: it stopped answering, and a tenth of a device of its came free."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

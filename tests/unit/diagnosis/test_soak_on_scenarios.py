@@ -1,7 +1,5 @@
 """A soak of the embedded server's stories, from requests to verdict, in a loop that jumps instead of waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

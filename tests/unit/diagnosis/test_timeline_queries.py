@@ -1,7 +1,5 @@
 """What a timeline shows as numbers: floors that settled, loads seen whole, whose devices and bytes these are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What nobody vouches for is told as such, and never the only ground of a fault."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

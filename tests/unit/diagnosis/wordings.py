@@ -1,7 +1,5 @@
 """How allocators, drivers, libraries, vLLM and the kernel say that memory ran out, with the figures of each text."""
 
-from __future__ import annotations
-
 import pytest
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

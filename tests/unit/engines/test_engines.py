@@ -1,7 +1,5 @@
 """Which engine a server is taken for, by the metrics that it exports, and what belongs to an engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ A field's strategy follows from its type and, for a number, from the unit in its
 fields of a value have to do with one another.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Layers and models made by hand, in sizes that are easy to reckon with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer

@@ -4,8 +4,6 @@ The sizes, in data/hybrids.json, are small and unlike each other; each state is 
 mamba_utils.py::MambaStateShapeCalculator.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which fields of a config are read, observed from outside while the real code runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

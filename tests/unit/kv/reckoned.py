@@ -4,8 +4,6 @@ Requests of 100 tokens take 7 blocks: of 70 blocks the engine says 10 requests a
 of requests, and 70 x 16 / 100 = 11.2 requests and 1,120 tokens before.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every constructor refuses its edges: the least and the most of each figure are allowed, one beyond is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Model values to plain JSON values and back: nothing is lost, nothing is guessed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

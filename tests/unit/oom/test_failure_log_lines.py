@@ -1,7 +1,5 @@
 """How a log is read: whose line is whose, what is one message, and how far what stands beside it counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvdiag.oom.account import Account, Work

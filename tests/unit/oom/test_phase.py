@@ -1,7 +1,5 @@
 """What a server did when memory ran out: by a function of each engine's, a line of each log, and how near they are."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

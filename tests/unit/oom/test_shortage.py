@@ -1,7 +1,5 @@
 """What a failed allocation says of itself: every wording is read, on broken lines and in logs, and nothing else is."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports to look at: a run of each kind of trouble, one whose names are hostile, one with holes, and a fleet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

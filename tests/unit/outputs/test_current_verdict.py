@@ -1,7 +1,5 @@
 """The verdict as of now: what still supports it, and that status page, live view, boards and alert agree on its age."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The exporter's page: a golden one, what vanishes, and what texts from outside can do to it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -154,8 +152,7 @@ def test_our_own_history_can_be_read_back() -> None:
 
 def test_the_ledger_on_the_page_adds_up() -> None:
     """The components of a device are its used bytes."""
-    parts = named(snapshot(), "kvdiag_memory_component_bytes")
-    assert 23 * GIB == sum(parts.values())
+    assert 23 * GIB == sum(named(snapshot(), "kvdiag_memory_component_bytes").values())
 
 
 @pytest.mark.parametrize("status", ["ok", "suspect", "fault", "unknown"])

@@ -1,7 +1,5 @@
 """What the page works out: growth and its bounds, the room in a pool, and where it cuts off."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

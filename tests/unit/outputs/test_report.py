@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Diagnosis, Facts, FailedAllocation, Gap, Sample, Timeline
+from kvdiag.outputs.html.kit import prose
 from kvdiag.outputs.html.report_page import render
 from kvdiag.outputs.html.report_series import failures
 from kvdiag.outputs.presentation import evidence_value, spaced
@@ -159,8 +158,7 @@ def test_an_allocation_that_failed_is_marked_once() -> None:
 def test_nothing_from_outside_is_markup() -> None:
     """Hostile names are shown, and are no elements, controls or overrides."""
     content = PAGES["hostile"]()
-    page = Page(content)
-    assert "<script>window.hurt=1</script>" in page.text
+    assert "<script>window.hurt=1</script>" in Page(content).text
     assert not set(content) & {"\x00", "\x1b", "\u202e", "\u2028"}
     assert content.encode("utf-8")
 
@@ -214,3 +212,18 @@ def test_the_message_of_a_failure_is_whole() -> None:
     """A long error of the server stands in the page, to its end."""
     error = f"Internal Server Error: {'x' * 600} end"
     assert error in Page(page(World(failing={"long_context": error}))).text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lower --max-num-seqs: 4", 'lower <span class="flag">--max-num-seqs</span>: 4'),
+        ("`kvdiag run --soak`", '<code>kvdiag run <span class="flag">--soak</span></code>'),
+        ("a -- b, x--y", "a -- b, x--y"),
+        ("one ` alone", "one &#x27; alone"),
+        ("<b>--x-y</b>", '&lt;b&gt;<span class="flag">--x-y</span>&lt;/b&gt;'),
+    ],
+)
+def test_prose_has_flags_that_do_not_break_and_no_backtick(text: str, expected: str) -> None:
+    """A flag is one word that does not wrap, also within a command."""
+    assert expected == prose(text)

@@ -1,7 +1,5 @@
 """The status page: what it says, that nothing unknown looks healthy, and that nothing from outside is markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -89,8 +87,7 @@ def test_pressure_has_the_colour_of_what_it_asks_for(
 ) -> None:
     """By the thresholds that the daemon was given; below them, and where there are none, in no colour."""
     newest = replace(NEWEST, at_seconds=NOW - 1, devices=devices, engines=(engine(usage=0.5),))
-    reader = read(well(newest=newest, pressure_thresholds=thresholds))
-    assert 1 == reader.text.count("Memory pressure ")
+    assert 1 == read(well(newest=newest, pressure_thresholds=thresholds)).text.count("Memory pressure ")
     shown = page(well(newest=newest, pressure_thresholds=thresholds), (), NOW)
     assert colours == [words for words in ("suspect", "fault") if f'Memory pressure <b class="{words}">' in shown]
 

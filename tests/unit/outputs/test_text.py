@@ -1,7 +1,5 @@
 """A diagnosis as text: what stands first, what stands together, and that it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

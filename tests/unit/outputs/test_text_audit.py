@@ -1,7 +1,5 @@
 """An audit as text: each GPU with its own lines, the pool where there is none, and readable sizes."""
 
-from __future__ import annotations
-
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample
 from kvdiag.outputs.terminal.text import render_audit

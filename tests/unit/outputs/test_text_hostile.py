@@ -1,7 +1,5 @@
 """What comes from a server is shown and not acted on, whatever it is."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

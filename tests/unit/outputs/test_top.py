@@ -1,7 +1,5 @@
 """Frames of the live view: that they fit, that they say what matters first, and that unknown is never healthy."""
 
-from __future__ import annotations
-
 import io
 import unicodedata
 from collections.abc import Callable, Mapping

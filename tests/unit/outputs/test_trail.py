@@ -1,7 +1,5 @@
 """What a live view remembers: for how long, and when it dares to say a rate."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

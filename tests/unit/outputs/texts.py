@@ -1,7 +1,5 @@
 """What a pipe and a terminal get of a result, its parts, and text that would do harm there."""
 
-from __future__ import annotations
-
 import io
 import unicodedata
 

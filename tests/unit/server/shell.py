@@ -1,7 +1,5 @@
 """A server on a loop of its own, and clients that say what they want to."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import ssl

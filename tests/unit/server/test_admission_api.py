@@ -1,7 +1,5 @@
 """Advice for many who ask at once: promises count until the engine's page shows them, bad questions are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Nobody can hold the HTTP shell up: connections are bounded in time and in number."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """An open port of this machine answers its clients alone: a web page that has its name rebound does not get in."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

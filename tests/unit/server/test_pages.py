@@ -1,7 +1,5 @@
 """What the HTTP shell answers."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

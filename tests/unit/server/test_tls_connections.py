@@ -1,7 +1,5 @@
 """Nobody can hold the HTTP shell up with handshakes either."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import http.client

@@ -1,7 +1,5 @@
 """What the simulator's tests see of it: HTTP from outside, with a deadline on everything."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json

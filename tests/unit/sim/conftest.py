@@ -1,7 +1,5 @@
 """A drill for each test that asks for one, and its client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 

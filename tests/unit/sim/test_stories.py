@@ -1,7 +1,5 @@
 """Each scenario's effect as its user sees it: through the metrics page, the answers and NVML, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What tests of the sources share: NVIDIA's library as a compiled stand-in, and a process that reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

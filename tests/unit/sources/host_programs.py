@@ -1,7 +1,5 @@
 """Programs that stand for a server on this host, and the gap of what cannot be seen from here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What servers send is read within budgets of bytes, values, pieces and processor time, and other tasks have turns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Generator
@@ -59,14 +57,12 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
             told.append((taken, engines, gap.kind, gap.reason.endswith("60 s after the last")))
         return told
 
-    actual = asked(answer, read, lambda: now_seconds[0])
-
     assert [
         (1, None, "failed", False),
         (1, None, "failed", True),
         (1, None, "failed", True),
         (2, None, "failed", False),
-    ] == actual
+    ] == asked(answer, read, lambda: now_seconds[0])
 
 
 def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
@@ -88,9 +84,7 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         task.cancel()
         return turns
 
-    actual = asked(reply(text), read, lambda: 0.0)
-
-    assert len(text) // PIECE_CHARACTERS <= actual
+    assert len(text) // PIECE_CHARACTERS <= asked(reply(text), read, lambda: 0.0)
 
 
 def test_a_page_that_takes_too_much_of_the_processor_is_given_up() -> None:

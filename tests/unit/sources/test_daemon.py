@@ -1,7 +1,5 @@
 """A daemon's snapshot read back: all that a frame shows survives, and what cannot be is refused in one line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """The server's processes on this host, with real ones that listen: which they are, what they hold and may hold."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The model's folder on this host: its weights counted once, its config, and what cannot be seen of either."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

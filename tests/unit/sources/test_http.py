@@ -1,7 +1,5 @@
 """Reading from servers that are not there, are something else, or mean harm: one line each, within the deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import re

@@ -1,7 +1,5 @@
 """Where a server may be listening: the usual ports that are open here, and nobody else's."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """Reading models: folders, files, names, the Hub's cache, and everything that is none of these."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

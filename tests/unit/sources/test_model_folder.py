@@ -1,7 +1,5 @@
 """What a server answers does not say where kvdiag looks: only a folder that its own process uses is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The file of profiles: where it is, that it is whole, and what is said of one that cannot be used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A Prometheus that refuses, hangs, breaks off, lies or fails half-way: what is lost is said, the rest is kept."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -1,7 +1,5 @@
 """A page that is read again and again: what it says is what the whole parser makes of it, whatever changed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reads that hang: noticed in time, never started twice, and no hindrance to the event loop or the process's end."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests by ranks: known answers, all orders counted out, and false alarms at their nominal rate."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, permutations, product
 from random import Random

@@ -1,7 +1,5 @@
 """The arithmetic of trends: known answers, invariances, and false alarms on noise that remembers."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from statistics import median

@@ -1,7 +1,5 @@
 """The command line called within the test's own process, its one line about bad input, and an idle vLLM's answers."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

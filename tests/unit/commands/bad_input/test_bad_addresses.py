@@ -1,7 +1,5 @@
 """Addresses, keys and certificates that lead nowhere: one clear line on stderr with what to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

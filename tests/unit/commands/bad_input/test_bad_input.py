@@ -3,8 +3,6 @@
 The lines stand in tests/golden/errors; every case here fails unless it is exactly one.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -33,7 +31,7 @@ USAGE: Mapping[str, tuple[str, ...]] = {
     "unknown scenario to run": ("run", "--simulate", "nope"),
     "unknown scenario to serve": ("drill", "no\nsuch\x1b[2Jscenario"),
     "unknown verdict": ("explain", "nothing\nlike it"),
-    "nearly a verdict": ("explain", "leak.kv_block"),
+    "nearly a verdict": ("explain", "leek.kv_block"),
     "isolation with a soak": ("run", *SERVER, "--isolation", "--soak"),
     "another key without isolation": ("run", *SERVER, "--other-api-key", "b"),
     "soak too short": ("run", *SERVER, "--soak=4m"),

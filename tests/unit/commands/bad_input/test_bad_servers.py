@@ -1,7 +1,5 @@
 """Servers that are something else, or whose figures cannot be: one clear line, or a gap beside the rest."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Callable, Mapping

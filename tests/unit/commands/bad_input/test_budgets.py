@@ -1,7 +1,5 @@
 """Commands on what never ends, or is more than a container has: each refuses or judges, in memory that is bounded."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

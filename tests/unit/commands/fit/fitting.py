@@ -1,7 +1,5 @@
 """What `kvdiag fit` answers, and the one line with which it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

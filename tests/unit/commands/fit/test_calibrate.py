@@ -1,7 +1,5 @@
 """`kvdiag fit --from-log` and `--calibrate`: exit codes, what is printed, and the profile that a later plan uses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`kvdiag fit` as it is typed: exit codes, the JSON answer, and the text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

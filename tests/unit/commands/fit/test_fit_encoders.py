@@ -1,7 +1,5 @@
 """`kvdiag fit` of an encoder, which keeps no KV cache."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kvdiag fit` and what it is given: settings that an engine takes, and the one line that refuses bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

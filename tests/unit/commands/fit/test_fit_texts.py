@@ -1,7 +1,5 @@
 """What `kvdiag fit` prints, one golden file for each kind of answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

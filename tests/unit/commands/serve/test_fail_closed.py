@@ -1,7 +1,5 @@
 """Protection is not lost by mistake: empty files, reloads that take it away, guesses that lock others out."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -48,8 +46,7 @@ def test_an_empty_file_is_refused_at_the_start(tmp_path: Path, text: str, capsys
     """Who gives a web configuration wants protection: one that asks for none is a mistake."""
     path = tmp_path / "web.yml"
     path.write_text(text)
-    code = main(["serve", "--listen", "127.0.0.1:0", "--web-config", str(path)])
-    assert 3 == code
+    assert 3 == main(["serve", "--listen", "127.0.0.1:0", "--web-config", str(path)])
     assert f"{path}" in capsys.readouterr().err
 
 
@@ -138,8 +135,7 @@ def test_passwords_that_a_reload_brought_are_not_taken_away_by_the_next(tmp_path
         assert "reloaded" == told.changed()["state"]
         assert 401 == status(told)
         web.write_text(FRAMES)
-        line = told.changed()
-        assert "error" == line["level"]
+        assert "error" == told.changed()["level"]
         assert 401 == status(told)
 
 

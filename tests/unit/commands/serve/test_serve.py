@@ -1,7 +1,5 @@
 """`kvdiag serve` as a process beside a simulated server, which is there, or comes, leaks, goes and returns."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`kvdiag serve --record-dir` as a process: killed, begun again, and with a disk that is full for a while."""
 
-from __future__ import annotations
-
 import resource
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvdiag serve` by file: what comes first, what is refused at the start, and what SIGHUP changes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

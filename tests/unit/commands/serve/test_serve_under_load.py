@@ -1,7 +1,5 @@
 """`kvdiag serve` while everybody wants something of it: crowds of scrapes, clients that never end, hostile servers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """A web configuration as Prometheus' exporters have it: what is taken, what is refused by name, and who gets in."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ssl

@@ -1,7 +1,5 @@
 """A pool that is never idle, by its lowest readings: bounded, flat, rising or open."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A load's blocks against what its tokens need, and when a load cannot be judged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

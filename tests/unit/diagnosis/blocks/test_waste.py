@@ -1,7 +1,5 @@
 """Blocks of one request by the page alone: what each figure is made of, and from how many readings on it counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

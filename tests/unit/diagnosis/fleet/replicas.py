@@ -1,7 +1,5 @@
 """Replicas for tests of a fleet: a day of each at a reading in ten minutes, on any kind of memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, Version, summarise

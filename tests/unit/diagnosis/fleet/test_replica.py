@@ -1,7 +1,5 @@
 """One replica's life in numbers that can be reckoned by hand: a reading in ten minutes from 0 s on, without noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Device memory over an hour and a half: whose it is, which ranks grow with it, and what room there is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Equal cycles, byte by byte: what is first touch, what rises, what goes on, and whose it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args

@@ -1,7 +1,5 @@
 """The growth estimator: which gate decides on what, and how often noise is called."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import astuple, fields, replace
@@ -186,8 +184,7 @@ def test_no_readings_and_few_readings_decide_nothing() -> None:
     """There is no window that they fill."""
     assert assess(Series(times_seconds=(), sizes_bytes=()), LIMITS) == Assessment(seconds=0.0, windows=())
     assert assess(series(lambda hour: 5000 * MB * hour, 0.9), LIMITS).decides is None
-    sparse = Series(times_seconds=[0.0, 7200.0], sizes_bytes=[0, GIB])
-    assert assess(sparse, LIMITS).decides is None
+    assert assess(Series(times_seconds=[0.0, 7200.0], sizes_bytes=[0, GIB]), LIMITS).decides is None
 
 
 @pytest.mark.parametrize("kind", MODELS)

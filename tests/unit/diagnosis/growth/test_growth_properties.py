@@ -1,7 +1,5 @@
 """What must change nothing in a verdict over hours: when it was, how GPUs are numbered, how often they were read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

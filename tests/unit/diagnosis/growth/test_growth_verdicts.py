@@ -1,7 +1,5 @@
 """Which growth decides, and what the room that is left makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -58,8 +56,7 @@ def test_growth_that_slows_down_is_a_fault_where_the_room_ends_first(
 ) -> None:
     """What levels off has half a window at its later rate before it."""
     assert expected == of(GROWTH, room_bytes=room_bytes)
-    weak = replace(GROWTH, reason="weak")
-    assert ("unknown", "weak") == of(weak, room_bytes=room_bytes)
+    assert ("unknown", "weak") == of(replace(GROWTH, reason="weak"), room_bytes=room_bytes)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Caches of a known bound: what a command line tells, what a name lets assume, and growth under and through it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

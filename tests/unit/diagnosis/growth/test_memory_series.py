@@ -1,7 +1,5 @@
 """Series of hours as they are gathered: whose bytes, how often read, from when on, and what the engines did beside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

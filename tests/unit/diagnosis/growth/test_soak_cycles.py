@@ -2,8 +2,6 @@
 `tests/quality/bench/soak_power.py`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What a soak says of growth that is written down step by step: twelve judged load cycles, each after an idle one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

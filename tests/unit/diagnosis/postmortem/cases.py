@@ -1,7 +1,5 @@
 """Cases made from texts and figures, without files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

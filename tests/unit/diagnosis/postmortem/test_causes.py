@@ -1,7 +1,5 @@
 """Two causes by their figures: free blocks that are too small, and other processes' memory, to the byte."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """leak.device_torch and leak.host of a post-mortem: growth since the start, by what the start printed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recorded public incidents: what the post-mortem concludes from each text, and from those kept aside."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

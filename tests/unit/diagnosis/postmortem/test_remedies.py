@@ -1,7 +1,5 @@
 """Settings by the figures of a failure, as one would type them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Each rule of a post-mortem: when it fires, is silent or unknown, and which setting its remedy changes to what."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The recorded failures and what the post-mortem says of each, as text for tests/golden/diagnosis/postmortem.txt."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What one process tells of torch's memory, and what fragmentation.allocator makes of it."""
 
-from __future__ import annotations
-
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, Finding, Sample, Timeline

@@ -1,7 +1,5 @@
 """baseline.foreign_memory at its thresholds, with its figures, and over many readings of several GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -214,10 +212,8 @@ def test_a_gpu_of_the_server_that_lists_nobody_any_more_is_known_by_its_last_lis
     # GPU 0 listed once, GPU 1 never, both the server's by what its slices say
     listed, dark = gpu(OWN, process(7, GIB)), device(0, processes=None)
     assert "fault" == over((1.0, (listed,)), (2.0, (dark,))).status
-    beside = once(gpu(OWN), device(1, processes=None), of=Facts(server_pids=(5,)))
-    assert "unknown" == beside.status
-    never = once(gpu(process(1, GIB)), device(1, processes=None), of=Facts())
-    assert "unknown" == never.status
+    assert "unknown" == once(gpu(OWN), device(1, processes=None), of=Facts(server_pids=(5,))).status
+    assert "unknown" == once(gpu(process(1, GIB)), device(1, processes=None), of=Facts()).status
 
 
 ORPHAN, SMALL = process(7, 6 * GIB), process(8, 100 * MIB)

@@ -1,7 +1,5 @@
 """baseline.misconfigured at its thresholds and with its figures: the pool, the fraction, the device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,8 +256,7 @@ def test_problems_of_one_weight_are_reported_together_and_lesser_ones_are_not() 
     under, beyond = holding(30 * GIB), replace(holding(BUDGET + 4 * GIB), uuid="GPU-1", index=1)
     assert "suspect" == at_idle(under, beyond).status
     small = replace(SERVER, pools=(replace(FRACTION, capacity_tokens=100),))
-    fault = at_idle(under, beyond, of=small)
-    assert "fault" == fault.status
+    assert "fault" == at_idle(under, beyond, of=small).status
     # what is suspect stands before what is unknown
     both = replace(SERVER, device_uuids=("GPU-0", "GPU-1"), server_pids=None)
     unsure = unlisted(BUDGET + DRIVER + 4 * GIB)

@@ -1,7 +1,5 @@
 """benign.warmup: growth of the first cycles that stopped, of whole runs and to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """capacity.concurrency: queues, the work behind them, and the room for requests, at the thresholds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

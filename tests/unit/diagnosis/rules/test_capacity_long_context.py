@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,8 +32,7 @@ def test_one_request_that_ran_out_of_memory_is_a_fault() -> None:
 
 def test_a_long_request_that_ran_is_ok() -> None:
     """A healthy server served 16,384 tokens."""
-    actual = verdict(World())
-    assert "ok" == actual.status
+    assert "ok" == verdict(World()).status
 
 
 @pytest.mark.parametrize(
@@ -50,8 +47,7 @@ def test_a_long_request_that_ran_is_ok() -> None:
 )
 def test_a_long_request_that_was_not_observed_to_end_is_unknown(world: World) -> None:
     """A request that never ran, failed for another reason, or was not watched proves nothing."""
-    actual = verdict(world)
-    assert Finding(id="capacity.long_context", status="unknown", summary=ANY_TEXT) == actual
+    assert Finding(id="capacity.long_context", status="unknown", summary=ANY_TEXT) == verdict(world)
 
 
 def test_an_allocation_that_found_no_hole_is_not_the_contexts_size() -> None:
@@ -216,8 +212,7 @@ def test_a_stuck_request_that_goes_on_is_reported_with_the_time_until_then() -> 
 def test_the_longest_request_has_to_fit_the_pool(capacity: int | None, longest: int | None, status: str) -> None:
     """To the token, and only where both are ANY_TEXT."""
     pools = (pool(capacity_tokens=capacity), pool("1", capacity_tokens=None), pool("2", capacity_tokens=98_320))
-    actual = at((0.0, engine()), of=Facts(pools=pools, max_model_len_tokens=longest))
-    assert status == actual.status
+    assert status == at((0.0, engine()), of=Facts(pools=pools, max_model_len_tokens=longest)).status
 
 
 def ran(*prompts: int, requests: int | None = 1, seen: int = 2, error: str | None = None) -> Finding:

@@ -1,7 +1,5 @@
 """fragmentation.allocator: by NVML alone, by the parts of torch's unused memory, and over equal cycles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """fragmentation.allocator at its thresholds and with its figures: messages, black boxes, parts of the gap."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -183,8 +181,7 @@ def test_what_is_unknown_of_a_gap_has_its_size() -> None:
 def test_holes_count_where_a_block_of_their_size_would_not_fit(stranded: int, fits: bool, status: str) -> None:
     """Together they would take the 512 MiB that are looked for, and in one piece they do not."""
     inside = parts(5 * GIB, stranded_bytes=stranded, private_bytes=GAP, releasable_bytes=MIB, fits=fits)
-    actual = told(held(5 * GIB, inside.reserved_bytes, split=inside))
-    assert status == actual.status
+    assert status == told(held(5 * GIB, inside.reserved_bytes, split=inside)).status
 
 
 MEMORY = Memory(total_bytes=80 * GIB, free_bytes=60 * GIB)

@@ -1,7 +1,5 @@
 """fragmentation.kv_waste: by loads of known tokens, and from metrics alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -50,21 +48,20 @@ def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
     ] == rows(actual)
 
 
-def test_blocks_that_the_tokens_need_are_ok() -> None:
-    """A paged engine holds no more than whole blocks."""
-    actual = verdict(World())
-    assert "ok" == actual.status
-
-
-def test_somewhat_more_is_suspect() -> None:
-    """Two blocks more for each request of 39 are worth a look, not an alarm."""
-    actual = verdict(World(extra_blocks_per_request=2))
-    assert "suspect" == actual.status
-
-
-def test_one_block_more_for_each_request_is_the_rounding() -> None:
-    """Gauge and token stream are read apart: a request may have entered its next block meanwhile."""
-    assert "ok" == verdict(World(extra_blocks_per_request=1)).status
+@pytest.mark.parametrize(
+    ("world", "status"),
+    [
+        pytest.param(World(), "ok", id="what the tokens need"),
+        pytest.param(World(extra_blocks_per_request=1), "ok", id="the block that a request entered meanwhile"),
+        pytest.param(World(extra_blocks_per_request=2), "suspect", id="two more of 39"),
+        pytest.param(World(leaked_blocks_per_request=4), "ok", id="a leak, which raises the floor"),
+        pytest.param(World(pools=(pool(sliding_window_tokens=1024),)), "ok", id="what a window touches"),
+        pytest.param(World(pools=(pool("0"), pool("1")), gpus=2), "ok", id="tokens and blocks of two engines"),
+    ],
+)
+def test_runs_get_their_status(world: World, status: str) -> None:
+    """A paged engine holds whole blocks of what is resident; somewhat more is worth a look, not an alarm."""
+    assert status == verdict(world).status
 
 
 @pytest.mark.parametrize(
@@ -82,8 +79,7 @@ def test_one_block_more_for_each_request_is_the_rounding() -> None:
 )
 def test_without_a_load_of_known_tokens_it_is_unknown(world: World) -> None:
     """Only blocks that belong to known tokens can be called too many."""
-    actual = verdict(world)
-    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=ANY_TEXT) == actual
+    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=ANY_TEXT) == verdict(world)
 
 
 def test_large_blocks_are_rounding_and_not_waste() -> None:
@@ -92,21 +88,6 @@ def test_large_blocks_are_rounding_and_not_waste() -> None:
     # It is told how full they are
     assert "ok" == actual.status
     assert 0 < float(evidence(actual)["fill_ratio"] or 0) < 1
-
-
-def test_a_leak_is_not_waste() -> None:
-    """Blocks that stay held raise the floor, against which the next load is measured."""
-    assert "ok" == verdict(World(leaked_blocks_per_request=4)).status
-
-
-def test_windowed_layers_that_give_blocks_back_are_not_waste() -> None:
-    """A sliding window of 1,024 tokens holds what the window touches."""
-    assert "ok" == verdict(World(pools=(pool(sliding_window_tokens=1024),))).status
-
-
-def test_two_engines_share_the_requests() -> None:
-    """Blocks are counted over all engines, tokens too."""
-    assert "ok" == verdict(World(pools=(pool("0"), pool("1")), gpus=2)).status
 
 
 POOL = pool(max_concurrency=None)
@@ -178,8 +159,7 @@ def test_the_page_over_a_restart_is_left_out(counter: str) -> None:
 
 def test_long_contexts_that_stay_are_not_waste() -> None:
     """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
-    actual = of_metrics(*pages(blocks_each=70, resident_blocks=5_600))
-    assert "unknown" == actual.status
+    assert "unknown" == of_metrics(*pages(blocks_each=70, resident_blocks=5_600)).status
 
 
 @pytest.mark.parametrize(
@@ -195,8 +175,7 @@ def test_long_contexts_that_stay_are_not_waste() -> None:
 )
 def test_pages_that_show_no_request_come_or_go_are_unknown(readings: list[Engine]) -> None:
     """Without changes, or without prompts, nothing is said of one request."""
-    actual = of_metrics(*readings)
-    assert "unknown" == actual.status
+    assert "unknown" == of_metrics(*readings).status
 
 
 def test_readings_too_far_apart_are_unknown() -> None:
@@ -323,8 +302,7 @@ def test_the_worst_of_several_loads_is_reported_with_its_figures() -> None:
 )
 def test_without_blocks_of_known_tokens_it_is_unknown(each: list[tuple[int, int, int]], of: tuple[KvPool, ...]) -> None:
     """There is nothing to be compared."""
-    found = loads(*each, of=of)
-    assert "unknown" == found.status
+    assert "unknown" == loads(*each, of=of).status
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """fragmentation.allocator where the gap stays: through idle minutes, hours of traffic, and each further request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """imbalance.rank: what a rank uses beyond the others, in bytes and in tokens of the pool."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """isolation.prefix_cache: its figures, each with its unit, and the step's beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

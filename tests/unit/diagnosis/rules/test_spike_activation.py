@@ -1,7 +1,5 @@
 """spike.activation at its thresholds, with its figures; several processes and GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -130,8 +128,7 @@ def test_the_worst_process_is_reported_and_of_equals_the_first_by_name() -> None
     assert ("fault", "VLLM::Worker_TP0 102") == (worst.status, evidence(worst)["process"])
     better = by_torch(of(100, grown), of(101, untold))
     assert ("suspect", "VLLM::Worker_TP0 101") == (better.status, evidence(better)["process"])
-    by_pid = by_torch(of(102, REFUSED), of(101, REFUSED))
-    assert "VLLM::Worker_TP0 101" == evidence(by_pid)["process"]
+    assert "VLLM::Worker_TP0 101" == evidence(by_torch(of(102, REFUSED), of(101, REFUSED)))["process"]
     by_title = by_torch(of(101, REFUSED, title="b"), of(102, REFUSED, title="a"))
     assert "a 102" == evidence(by_title)["process"]
     nameless = by_torch(of(101, REFUSED), of(102, REFUSED, title=None))
@@ -184,15 +181,13 @@ def test_a_dip_below_the_headroom_that_is_released_is_suspect(
 
 def test_a_dip_has_its_figures() -> None:
     """Free bytes before, at the fullest and after, and what a neighbour took of it meanwhile."""
-    actual = under_load(2 * GIB, 100 * MIB, 1 * GIB, at_peak_others=100 * MIB)
-
     assert [
         ("gpu", 0, "index", "nvml"),
         ("min_free_under_load", 100 * MIB, "bytes", "nvml"),
         ("free_before_load", 2 * GIB, "bytes", "nvml"),
         ("free_after_load", 1 * GIB, "bytes", "nvml"),
         ("taken_by_other_processes", 100 * MIB, "bytes", "nvml"),
-    ] == rows(actual)
+    ] == rows(under_load(2 * GIB, 100 * MIB, 1 * GIB, at_peak_others=100 * MIB))
 
 
 def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:

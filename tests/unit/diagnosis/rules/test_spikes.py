@@ -1,7 +1,5 @@
 """spike.activation and spike.graph_capture by what a timeline shows: torch's refusals, deaths, devices under load."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One load after the other of known tokens, with what is held at idle before each, under it, and at idle after it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The baseline step: whole runs, and single samples to the byte and the block."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What an idle server's devices can hold, added up by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS

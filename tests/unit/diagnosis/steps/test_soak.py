@@ -1,7 +1,5 @@
 """The soak: growth with requests is found, other growth is not, and each figure of the result."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

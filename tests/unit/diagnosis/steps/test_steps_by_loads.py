@@ -1,7 +1,5 @@
 """The steps that offer loads, on loads of known tokens: to the block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """vLLM's metrics page into engines: figures that cannot be, engines of every number, and pages without any."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

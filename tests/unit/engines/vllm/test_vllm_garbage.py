@@ -1,7 +1,5 @@
 """Pages that no vLLM ever sent: refused as no page, or read without harm."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

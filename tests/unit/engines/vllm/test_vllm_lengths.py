@@ -1,7 +1,5 @@
 """Lengths of finished requests out of a real page, and out of pages that no vLLM ever sent."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """vLLM's startup log: every wording of a size, a capacity and a setting in a table, behind any prefix."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvdiag.engines.vllm.startup_log import parse_log

@@ -1,7 +1,5 @@
 """Files that are no startup log of vLLM, or a long, torn or unreadable one: refused in one line, or read in part."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

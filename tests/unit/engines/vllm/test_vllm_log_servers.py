@@ -1,7 +1,5 @@
 """vLLM's startup log as a whole: several ranks, engines and starts in one file, and logs of several versions."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvdiag.engines.vllm.startup_log import parse_log, read_log
@@ -151,5 +149,4 @@ def test_whole_logs(name: str) -> None:
 
 def test_nothing_secret_is_kept() -> None:
     """V0 prints its whole arguments, a key among them."""
-    report = read_log(LOGS / "vllm-0.6.4-V0-reconstructed.log")
-    assert "not-for-eyes" not in repr(report)
+    assert "not-for-eyes" not in repr(read_log(LOGS / "vllm-0.6.4-V0-reconstructed.log"))

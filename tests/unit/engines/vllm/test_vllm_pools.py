@@ -1,7 +1,5 @@
 """vLLM's metrics page into pools and host caches: each label read or left out, and pools that cannot be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """vLLM's stored pages from 0.5 to 0.32 into engines and pools, and what their versions count."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

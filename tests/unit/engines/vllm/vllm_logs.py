@@ -1,7 +1,5 @@
 """vLLM's stored startup logs, lines of them, and figures as they print them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvdiag.engines.vllm.startup_log import parse_log

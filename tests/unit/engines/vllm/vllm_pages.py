@@ -1,7 +1,5 @@
 """vLLM's stored pages, pages made of a few lines, and the gap of a page without a pool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvdiag.engines.engine import SOURCE

@@ -1,7 +1,5 @@
 """Workloads offered to a server within a deadline, and the pieces of which a stream of completions is made."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The active feed against servers that do not let themselves be measured: each refusal in one line, and at once."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

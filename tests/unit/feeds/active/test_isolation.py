@@ -1,7 +1,5 @@
 """What the isolation probe will send, what each of its requests says, and that it is bounded."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """What will be offered to a server: each step cut to what the server admits, and it says so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """kvdiag's own requests against servers that answer completions in every right and wrong way."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

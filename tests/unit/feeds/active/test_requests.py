@@ -1,7 +1,5 @@
 """kvdiag's own requests against a drill: their tokens, prompts, load and speed, and what is told when they fail."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What a soak will offer, and that it is given up where it cannot be judged any more."""
 
-from __future__ import annotations
-
 import json
 import threading
 from functools import partial
@@ -121,8 +119,7 @@ def test_other_traffic_ends_the_soak() -> None:
     soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.5)
     answers = {"/metrics/": company.page, "/v1/completions": company.completions}
     timeline = run(answers, facts, steps=1, soak=soak, silence_seconds=LONG_SECONDS)
-    spans = timeline.spans("soak")
-    assert 3 + SPOILT_CYCLES >= len(spans)
+    assert 3 + SPOILT_CYCLES >= len(timeline.spans("soak"))
     result = step(diagnose(timeline, facts), "soak")
     assert "unknown" == result.status
     assert containing("12 are needed", "other traffic") == result.summary

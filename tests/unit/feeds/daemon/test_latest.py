@@ -1,7 +1,5 @@
 """What is shown as being there now: the newest of every part, and nothing that is gone."""
 
-from __future__ import annotations
-
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process
@@ -87,8 +85,7 @@ def test_what_is_not_renewed_is_not_shown() -> None:
 
 def test_a_starting_server_is_no_error() -> None:
     """It is not up, and nothing has failed."""
-    newest = after(Sample(at_seconds=1.0, gaps=(STARTING,)))
-    assert {"engine": (False, 0)} == health(newest)
+    assert {"engine": (False, 0)} == health(after(Sample(at_seconds=1.0, gaps=(STARTING,))))
 
 
 def test_a_driver_that_does_not_exist_cannot_be_down() -> None:

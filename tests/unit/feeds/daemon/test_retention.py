@@ -1,7 +1,5 @@
 """A day of samples in bounded memory: what is thinned, what never is, and what is forgotten."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from itertools import pairwise
 

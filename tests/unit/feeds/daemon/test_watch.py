@@ -1,7 +1,5 @@
 """A watch on a clock that is set, in a loop whose hours pass at once: what is kept stays in order and in proportion."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Hours pass at once (`virtual_time`); the engine's pages are read by the code that reads a real one's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """An event loop whose clock jumps to the next timer instead of waiting: for what timers and tasks alone decide."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import selectors

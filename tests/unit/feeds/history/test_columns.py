@@ -1,7 +1,5 @@
 """Columns put side by side: exact within a page, as of a moment between pages, one after the other when renamed."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest
@@ -87,8 +85,7 @@ def test_rows_are_near_their_readings(columns: list[Column], tolerance: float) -
     for values in rows.values():
         for moment, value in zip(times, values, strict=True):
             assert value is None or 0.0 <= moment - value / 2.0 <= tolerance or moment == value / 2.0
-    longest = max(columns, key=lambda one: len(one.times))
-    assert set(longest.times) <= set(times)
+    assert set(max(columns, key=lambda one: len(one.times)).times) <= set(times)
 
 
 @given(COLUMNS, st.floats(0.0, 2000.0), st.floats(0.0, 2000.0))

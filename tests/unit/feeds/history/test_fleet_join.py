@@ -1,7 +1,5 @@
 """Which series are of one server: by pod, by instance, by UUID, by host; and by none where it could be two."""
 
-from __future__ import annotations
-
 import random
 from array import array
 

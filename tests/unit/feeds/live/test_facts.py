@@ -1,7 +1,5 @@
 """What is gathered of a server at the beginning, and a host that does not tell it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Mapping

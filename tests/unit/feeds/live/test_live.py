@@ -1,7 +1,5 @@
 """Ticks that do not drift, a clock that runs forward, and a recorder that wakes those who wait."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

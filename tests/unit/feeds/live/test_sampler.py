@@ -1,7 +1,5 @@
 """A sampler that reads each source at its pace, and that no source can hold up."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

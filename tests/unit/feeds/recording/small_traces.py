@@ -1,7 +1,5 @@
 """A small timeline, the lines of its trace, and what is said of a trace that cannot be read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

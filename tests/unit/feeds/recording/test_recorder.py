@@ -1,7 +1,5 @@
 """The flight recorder: rotation within a size, kills, full disks, set clocks, and what a restart goes on from."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

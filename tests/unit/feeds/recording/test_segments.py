@@ -1,7 +1,5 @@
 """A recorder's folder: rotated, packed, torn and mixed segments, put together into one timeline."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Traces written and read again, and places where none can be written."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

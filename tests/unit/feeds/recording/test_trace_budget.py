@@ -1,7 +1,5 @@
 """Traces that unpack to more than a machine has: read within a budget of memory and values, or refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Bits that flip on disk: what was altered is never read as if it had been recorded so."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Traces that are torn, spoilt, of a newer kvdiag, or none at all: read in part, or refused in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

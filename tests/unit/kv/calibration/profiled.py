@@ -1,7 +1,5 @@
 """A measured profile in bytes that are easy to reckon with, the query that finds it, and the model it is of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvdiag.kv.calibration.engine_report import PrintedSize

@@ -1,7 +1,5 @@
 """Predicted against reported: an engine that runs as modelled, and the published logs as reports."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

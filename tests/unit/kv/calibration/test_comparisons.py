@@ -1,7 +1,5 @@
 """Predicted and reported figures: capacity in both counts of vLLM, pool and weights by rank and stage, the drift."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An engine's report: printed sizes, releases and their defaults, the ranks that decide, and metrics as a report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a document of profiles may hold, and how one that is none is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Measured profiles: what a report gives to the byte, what a plan takes of it, and which profile fits a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model of a running server: its config under settings that meet what the engine says of itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The settings under which a running server's figures come out, and what is said where they do not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the family tests read from a config: a letter for every layer, or the field it is refused by."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvdiag.errors import KvModelError

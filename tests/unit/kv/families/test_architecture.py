@@ -50,9 +50,7 @@ def kinds_of(config: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize(("name", "expected"), KINDS.items())
 def test_kinds_of_served_models(name: str, expected: Any) -> None:
     """Each served model's layers are of the kinds that its vLLM model file builds."""
-    config = json.loads((DATA / "configs" / f"{name}.json").read_text())
-
-    assert expected == kinds_of(config)
+    assert expected == kinds_of(json.loads((DATA / "configs" / f"{name}.json").read_text()))
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "configs").glob("*.json")), ids=lambda path: path.stem)

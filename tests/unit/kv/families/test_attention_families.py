@@ -1,7 +1,5 @@
 """Families whose layers keep K and V per head and are alike: how many layers, KV heads, and how large a head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

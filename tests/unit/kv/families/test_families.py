@@ -4,8 +4,6 @@ Model types are those of published configs: of transformers' classes, or of code
 class is comes from transformers and vLLM (data/class_layers.json), or from a published config (data/published.json).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

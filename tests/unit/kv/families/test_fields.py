@@ -1,7 +1,5 @@
 """Reading an untrusted config: every type and range at its edge, and errors that name the field by its full path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

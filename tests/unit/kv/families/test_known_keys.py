@@ -1,7 +1,5 @@
 """Of a model's config only the known fields are kept: all that the cost model reads, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Families with latent attention: one row per token, and which layers have a sparse indexer beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The least and the most of every whole number that a config may hold, for each family that reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

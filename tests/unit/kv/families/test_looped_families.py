@@ -1,7 +1,5 @@
 """Families that run their layers several times: each run has caches of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What of a config decides besides its layers: where the language model is, its dtype, context and declared cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Families with layers that keep a state: which layers those are, what lies beside them, and what a state holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

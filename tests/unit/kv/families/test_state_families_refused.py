@@ -1,7 +1,5 @@
 """Configs of families with states that are refused: sizes that no model has, layers not told; what is just read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Without a list of its own a config's pattern is the class's: data/class_layers.j
 layers (record_class_defaults.py).
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

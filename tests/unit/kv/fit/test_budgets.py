@@ -4,8 +4,6 @@ Two full layers of 8 KV heads x 128 in bf16: K and V of a head take 512 bytes, a
 64 KiB, in each layer, and 128 KiB in both.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

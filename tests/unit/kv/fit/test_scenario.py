@@ -1,7 +1,5 @@
 """What-ifs by hand: one layer of 64 KiB a block, weights given in bytes, and each lever with exactly what it gains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

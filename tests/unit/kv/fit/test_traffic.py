@@ -1,7 +1,5 @@
 """Arrivals and stays into requests at once: quantiles of printed tables, Little's law by hand, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Pools into blocks, tokens and requests: a layout of 64 KiB a layer and block, reckoned by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks as they are deployed: their tokens and bytes, states beside attention, what windows give back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings and what follows from them: tokens in flight, the terms of a request, layers and heads of each rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -24,9 +24,7 @@ LATENT = 576
 )
 def test_bytes_of_one_latent_row(name: str, expected: Any) -> None:
     """An MLA row of 512 + 64 elements is stored once, without a factor of two."""
-    actual = resolve_kv_dtype(name, model_dtype="bfloat16").latent_bytes(latent_size=LATENT)
-
-    assert expected == actual
+    assert expected == resolve_kv_dtype(name, model_dtype="bfloat16").latent_bytes(latent_size=LATENT)
 
 
 def test_auto_is_what_the_checkpoint_declares() -> None:

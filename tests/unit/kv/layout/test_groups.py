@@ -1,7 +1,5 @@
 """Which layers share a block table: each rule of get_kv_cache_groups where it just holds and where it just does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -250,9 +248,7 @@ def test_without_the_hybrid_manager_windows_cost_their_full_length() -> None:
 
 def test_without_the_hybrid_manager_a_model_of_windows_alone_keeps_them() -> None:
     """Only a mix is promoted."""
-    layout = plan_layout([SLIDING] * 32, hybrid_manager=False)
-
-    assert 193 == layout.admission_blocks(32_768, TERMS)
+    assert 193 == plan_layout([SLIDING] * 32, hybrid_manager=False).admission_blocks(32_768, TERMS)
 
 
 def test_uneven_stages_have_blocks_of_their_own_size() -> None:

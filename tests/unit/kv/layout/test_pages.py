@@ -1,7 +1,5 @@
 """One layer's page and the blocks of a request, at the edges; a block of one token shows every token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

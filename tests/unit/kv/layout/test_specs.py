@@ -1,7 +1,5 @@
 """Layer specs in the engine's own terms into pages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What one request's state takes on one rank, worked out from the published models' own sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

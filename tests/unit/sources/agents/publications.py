@@ -1,7 +1,5 @@
 """A publication as an agent writes it, what is read of it, and changed copies."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Black boxes beside what living processes publish: what each of them last failed to allocate."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """One agent's file as values: what the agent itself writes, and anything else that may stand in its place."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

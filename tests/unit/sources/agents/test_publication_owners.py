@@ -1,7 +1,5 @@
 """A publication is believed from whom it claims to be: the user of the process, in a folder that others do not own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

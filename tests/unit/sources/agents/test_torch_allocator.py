@@ -1,7 +1,5 @@
 """The agents' files as a reader meets them: whole ones, ones of another shape, and ones whose figures cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Agents over time: ones that stopped, ended or were forgotten, folders that come and go, splits asked for anew."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What somebody laid in the agents' folder as a trap: no link followed, no pipe waited for, no stranger believed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

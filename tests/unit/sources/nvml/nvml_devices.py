@@ -1,7 +1,5 @@
 """GPUs of the NVML stand-in, and the devices and gaps that the source is to make of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.model import Device, Gap, GapKind, Memory, Process

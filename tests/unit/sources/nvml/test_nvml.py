@@ -1,7 +1,5 @@
 """GPUs, MIG slices and processes as NVML lists them, through nvidia-ml-py and a compiled stand-in of its library."""
 
-from __future__ import annotations
-
 import ctypes.util
 from dataclasses import replace
 from pathlib import Path

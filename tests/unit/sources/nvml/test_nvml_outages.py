@@ -1,7 +1,5 @@
 """GPUs and drivers that are lost, hang or do not start: named, asked ever more rarely, read again when back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

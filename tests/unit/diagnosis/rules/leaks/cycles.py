@@ -1,7 +1,5 @@
 """Equal cycles of a step without anything else: what was read while idle, before the first of them and after each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the rule of device leaks makes of a world."""
 
-from __future__ import annotations
-
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Finding, Timeline

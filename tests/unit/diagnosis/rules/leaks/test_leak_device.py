@@ -1,7 +1,5 @@
 """leak.device_torch and leak.device_non_torch over the equal cycles of the steps, by NVML and by the agents."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -89,54 +87,41 @@ def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason
 
 
 @pytest.mark.parametrize(
-    "first_touch",
+    ("world", "status"),
     [
-        (180 * MIB, 120 * MIB, 60 * MIB),
-        (0, 0, 2 * GIB),
-        (0, 0, 256 * MIB, 128 * MIB),
+        pytest.param(World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB)), "ok", id="with the first three"),
+        pytest.param(World(first_touch_bytes=(0, 0, 2 * GIB)), "ok", id="in one step"),
+        pytest.param(World(first_touch_bytes=(0, 0, 256 * MIB, 128 * MIB)), "ok", id="in the two cycles left for it"),
+        pytest.param(
+            World(first_touch_bytes=tuple(size * MIB for size in (512, 256, 128, 64, 32, 16, 8, 4, 2))),
+            "unknown",
+            id="decaying",
+        ),
+        pytest.param(World(first_touch_bytes=(*(0,) * 6, 50 * MIB)), "unknown", id="one step among flat cycles"),
+        pytest.param(
+            World(first_touch_bytes=(*(0,) * 4, *(size * MIB for size in (48, 24, 12, 6, 4, 2)))),
+            "unknown",
+            id="slowing down",
+        ),
+        pytest.param(
+            World(foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: -4 * MIB}), "ok", id="given back"
+        ),
+        pytest.param(
+            World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB}), "ok", id="somebody else's job on GPU 1"
+        ),
     ],
-    ids=["with the first three requests", "in one step", "in the two cycles left for it"],
 )
-def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
-    """Lazily loaded kernels and workspaces that come with the first requests, however large, are no leak."""
-    world = World(first_touch_bytes=first_touch)
-    assert both("ok") == statuses(verdicts(world))
-
-
-@pytest.mark.parametrize(
-    "growth",
-    [
-        tuple(size * MIB for size in (512, 256, 128, 64, 32, 16, 8, 4, 2)),
-        (0,) * 6 + (50 * MIB,),
-        (0,) * 4 + (48 * MIB, 24 * MIB, 12 * MIB, 6 * MIB, 4 * MIB, 2 * MIB),
-    ],
-    ids=["decaying", "one step", "slowing down"],
-)
-def test_growth_that_is_not_steady_is_not_called_a_leak(growth: tuple[int, ...]) -> None:
-    """One event among flat cycles, or growth that comes to an end, is no leak; nor is it shown as flat."""
-    world = World(first_touch_bytes=growth)
-    assert both("unknown") == statuses(verdicts(world))
-
-
-def test_memory_that_is_given_back_is_no_leak() -> None:
-    """A server that shrinks is not growing."""
-    # Device memory that falls by 4 MiB in each cycle
-    world = World(foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: -4 * MIB})
-    assert both("ok") == statuses(verdicts(world))
+def test_growth_that_is_not_the_servers_or_not_steady_is_no_leak(world: World, status: str) -> None:
+    """Kernels and workspaces of the first requests, however large, are no leak; growth that comes to an end is none,
+    nor is it shown as flat; a shrinking server and a GPU without a process of the server are quiet.
+    """
+    assert both(status) == statuses(verdicts(world))
 
 
 def test_another_process_that_grows_on_the_same_gpu_is_not_the_server() -> None:
-    """Another process that takes more in every cycle makes no fault of the server."""
-    # A co-tenant that grows by 32 MiB in each cycle
+    """A co-tenant that takes 32 MiB more in every cycle makes no fault of the server."""
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
     assert "fault" not in statuses(verdicts(world)).values()
-
-
-def test_another_process_that_grows_on_another_gpu_is_not_looked_at() -> None:
-    """On a host of several GPUs, those without a process of the server are nobody's business here."""
-    # A server on GPU 0 and somebody else's growing job on GPU 1
-    world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
-    assert both("ok") == statuses(verdicts(world))
 
 
 def test_another_process_does_not_hide_the_servers_own_leak() -> None:

@@ -1,7 +1,5 @@
 """leak.device_torch and leak.device_non_torch over eight equal cycles, of which two are first touch: to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

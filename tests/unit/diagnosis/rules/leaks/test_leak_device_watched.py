@@ -1,7 +1,5 @@
 """leak.device_torch and leak.device_non_torch over hours of samples, and over a soak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

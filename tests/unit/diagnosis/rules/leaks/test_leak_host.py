@@ -1,7 +1,5 @@
 """leak.host: growth of host memory, the room that is left, and which bytes of a process count."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
