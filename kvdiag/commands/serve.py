@@ -28,7 +28,6 @@ from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_op
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
@@ -36,7 +35,7 @@ from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.passwords import Passwords
 from kvdiag.server.web_config import WebConfig, access, lowered, read_web_config
-from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
+from kvdiag.sources.worker_thread import DaemonThreadPool
 
 _log = structlog.get_logger()
 
@@ -147,10 +146,10 @@ class Daemon:
             self._recorder.close()
 
     def _change(self) -> None:
-        """Apply the configuration as of now; an invalid one changes nothing."""
         try:
             options = self._reread()
-            _refuse_insecure(self._options, options)
+            if options.insecure and not self._options.insecure:
+                raise KvdiagError("--insecure needs a restart: it would stop certificate checks")  # noqa: TRY301
             elsewhere = (options.url, options.access) != (self._options.url, self._options.access)
             finder = Finder(options.url, options.access, own_port=self._options.address[1]) if elsewhere else None
             # Last of what may fail, so that a failure changes nothing.
@@ -176,11 +175,10 @@ class Daemon:
             self._finder = finder
             self._watch.look_elsewhere(finder)
         if options.agent_dir != old.agent_dir:
-            agents: ThreadedReader[AllocatorReading] | None = agent_reader(options.agent_dir)
             if self._agents is not None:
                 self._agents.close()
-            self._agents = agents
-            self._watch.read_agents(agents)
+            self._agents = agent_reader(options.agent_dir)
+            self._watch.read_agents(self._agents)
         if self._recorder is not None and options.record_max_size != old.record_max_size:
             self._recorder.resize(options.record_max_size)
         self._watch.limits = options.limits
@@ -202,11 +200,6 @@ class Daemon:
         if config.transport != self._web_config.transport:
             _log.warning("configuration", reason="tls_server_config needs a restart; only certificates are renewed")
         self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
-
-
-def _refuse_insecure(before: ServeOptions, now: ServeOptions) -> None:
-    if now.insecure and not before.insecure:
-        raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
