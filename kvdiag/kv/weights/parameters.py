@@ -42,8 +42,11 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
 
 def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     parts = LayerParameters(plain=2 * hidden)
-    if _repeats(text, architecture.model_type, index):
-        return LayerParameters()
+    if architecture.model_type == "hrm_text":
+        # hrm_text.py: two stacks, whose layers are run again.
+        stacks = 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
+        if index >= stacks:
+            return LayerParameters()
     looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
     for layer in architecture.layers:
         if layer.index != index:
@@ -89,18 +92,9 @@ def _gemma_extras(text: Fields, model_type: str, hidden: int) -> LayerParameters
     return LayerParameters(linears, plain)
 
 
-def _repeats(text: Fields, model_type: str, index: int) -> bool:
-    """Whether a layer is run again rather than one of its own (hrm_text.py: two stacks)."""
-    if model_type != "hrm_text":
-        return False
-    return index >= 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
-
-
 def _tied(text: Fields, top: Fields, model_type: str) -> bool:
     for source in (text, top):
-        if source.has("tie_word_embeddings"):
-            return source.flag("tie_word_embeddings", default=False)
-        for name in ("tie_embedding", "weight_tying"):
+        for name in ("tie_word_embeddings", "tie_embedding", "weight_tying"):
             if source.has(name):
                 return source.flag(name, default=False)
     return model_type in TYPES["tied_by_default"]
