@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kvdiag.checks.check import Check
 from kvdiag.formatting import plural
-from kvdiag.model import Device, Gap
+from kvdiag.model import Device, Gap, without_mig_parents
 
 SLOW_SECONDS = 0.1
 """Reading eight GPUs takes a few milliseconds; the daemon reads once a second."""
@@ -25,9 +25,7 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     gpus = sorted(name for name in nodes if name.removeprefix("nvidia").isdecimal())
     visible = environment.get("NVIDIA_VISIBLE_DEVICES")
     abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
-    told = [
-        f"{plural(len(gpus), 'device file', 'device files')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"
-    ]
+    told = [f"{plural(len(gpus), 'device file')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"]
     told += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
     told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
     found = ", ".join(told)
@@ -64,11 +62,10 @@ def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
     """Check whether each GPU reports its memory."""
     if not devices:
         return Check("gpu.memory", "skip", "no GPU visible")
-    blind = [device for device in devices if device.memory is None and not _in_slices(device, devices)]
+    blind = [device for device in without_mig_parents(tuple(devices)) if device.memory is None]
     if blind:
-        told = (
-            "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
-        )
+        reasons = "; ".join(gap.reason for gap in gaps)
+        told = reasons or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
         return Check("gpu.memory", "fail", told, "compare `nvidia-smi -q -d MEMORY` on the host")
     seen = [device.memory for device in devices if device.memory is not None]
     used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
@@ -107,7 +104,3 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
         fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to identify them"
         return Check("gpu.processes", "warn", f"{found}, {foreign} of them outside this PID namespace", fix)
     return Check("gpu.processes", "pass", found)
-
-
-def _in_slices(device: Device, devices: Iterable[Device]) -> bool:
-    return any(other.mig_parent_uuid == device.uuid for other in devices)

@@ -40,12 +40,7 @@ SPLIT_POLL_SECONDS = 0.25
 @server_access
 @agent_option
 @output_option
-def command(
-    url: str | None,
-    access: ServerAccess,
-    agent_dir: Path | None,
-    output: str,
-) -> int:
+def command(url: str | None, access: ServerAccess, agent_dir: Path | None, output: str) -> int:
     """Show where the memory is: driver, server, KV pool, weights, other processes, and what is unexplained.
 
     The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or

@@ -80,7 +80,6 @@ def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
 
 
 def _of(path: Path) -> Baseline:
-    """Return the baseline in a file, or that of a trace."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

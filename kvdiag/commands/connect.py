@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2
 
 import kvdiag
-from kvdiag.commands.options.addresses import pasted
+from kvdiag.commands.options.addresses import pasted, without_user
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import recognise
 from kvdiag.engines.engine import EngineClient
@@ -57,8 +57,7 @@ def base_url(url: str) -> str:
 
 def without_credentials(url: str) -> str:
     """Return the address as it may be shown, recorded and passed on."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(without_user(urlsplit(url)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

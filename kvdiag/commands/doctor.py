@@ -105,12 +105,8 @@ async def _look(
         known = access if url is not None else replace(access, api_key=None)
         async with open_client(address, known) as client:
             server, drill = await _engine(without_credentials(address), HttpReader(client))
-    return [
-        *await _gpus(address, drill=drill),
-        *server,
-        *await _agents(agent_dir),
-        *await _prometheus(history),
-    ]
+    gpus = await _gpus(address, drill=drill)
+    return [*gpus, *server, *await _agents(agent_dir), *await _prometheus(history)]
 
 
 async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
@@ -142,10 +138,7 @@ def _device_nodes() -> list[str]:
 
 
 def _no_server(url: str | None, problem: str) -> list[Check]:
-    return [
-        engine_check.answers(url, None, problem),
-        *skipped("no server reachable", *engine_check.AFTER_ANSWERS),
-    ]
+    return [engine_check.answers(url, None, problem), *skipped("no server reachable", *engine_check.AFTER_ANSWERS)]
 
 
 async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:

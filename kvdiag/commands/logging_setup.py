@@ -70,11 +70,7 @@ def configure(verbose: int) -> None:
         else [lines.format_exc_info, lines.JSONRenderer()]
     )
     structlog.configure(
-        processors=[
-            lines.add_log_level,
-            lines.TimeStamper(fmt="iso"),
-            *shown,
-        ],
+        processors=[lines.add_log_level, lines.TimeStamper(fmt="iso"), *shown],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[min(verbose, len(LEVELS) - 1)]),
         logger_factory=_Stderr,
         cache_logger_on_first_use=True,

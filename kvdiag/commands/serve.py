@@ -146,10 +146,10 @@ class Daemon:
             self._recorder.close()
 
     def _change(self) -> None:
-        """Apply the configuration as of now; an invalid one changes nothing."""
         try:
             options = self._reread()
-            _refuse_insecure(self._options, options)
+            if options.insecure and not self._options.insecure:
+                raise KvdiagError("--insecure needs a restart: it would stop certificate checks")  # noqa: TRY301
             elsewhere = (options.url, options.access) != (self._options.url, self._options.access)
             finder = Finder(options.url, options.access, own_port=self._options.address[1]) if elsewhere else None
             # Last of what may fail, so that a failure changes nothing.
@@ -198,11 +198,6 @@ class Daemon:
         if config.transport != self._web_config.transport:
             _log.warning("configuration", reason="tls_server_config needs a restart; only certificates are renewed")
         self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
-
-
-def _refuse_insecure(before: ServeOptions, now: ServeOptions) -> None:
-    if now.insecure and not before.insecure:
-        raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

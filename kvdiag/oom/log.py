@@ -224,9 +224,8 @@ def _work(lines: list[str], line: int) -> Work | None:
     total, each = _TOTAL_SCHEDULED.search(dump), _SCHEDULED.search(dump)
     scheduled = {name: int(tokens) for name, tokens in _EACH_SCHEDULED.findall(each[1])} if each else {}
     prompts = {name.strip("'\" "): int(tokens) for name, tokens in _NEW.findall(dump)}
-    largest = max(scheduled, key=scheduled.__getitem__, default=None) or max(
-        prompts, key=prompts.__getitem__, default=None
-    )
+    named = scheduled or prompts
+    largest = max(named, key=named.__getitem__, default=None)
     return Work(
         scheduled_tokens=int(total[1]) if total else sum(scheduled.values()) or None,
         requests=len(scheduled) or None,

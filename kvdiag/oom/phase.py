@@ -60,7 +60,8 @@ def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) 
         return framed, "traceback"
     if nearby is not None:
         return nearby, "message"
-    progress = _progress(lines_before)
+    lines = reversed(lines_before)
+    progress = next((phase for text in lines for phase, pattern in _PROGRESS if pattern.search(text)), None)
     if framed == "startup" and progress not in {None, "request"}:
         return progress, "progress"
     if framed is not None:
@@ -80,7 +81,3 @@ def _framed(text: str, position: int) -> Phase | None:
     else:
         stack = tail if 'File "' in tail else ""
     return next((phase for phase, pattern in _FRAMES if stack and pattern.search(stack)), None)
-
-
-def _progress(lines: Sequence[str]) -> Phase | None:
-    return next((phase for text in reversed(lines) for phase, pattern in _PROGRESS if pattern.search(text)), None)

@@ -78,8 +78,8 @@ def calibrate(model: str | None, options: FitOptions) -> int:
             conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
     if conflict is not None:
         raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
-    if subject.report.settings.dtype in MODEL_DTYPE_BYTES:
-        architecture = replace(architecture, dtype=subject.report.settings.dtype)
+    if settings.dtype in MODEL_DTYPE_BYTES:
+        architecture = replace(architecture, dtype=settings.dtype)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
     batched = chosen.max_num_batched_tokens
@@ -228,7 +228,6 @@ def _expected(
     total: int | None,
     profile: Profile | None,
 ) -> Expected:
-    """The figures that a plan of this deployment predicts."""
     settings = subject.report.settings
     weights: WeightsSource
     try:

@@ -83,18 +83,15 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
     if options.max_num_batched_tokens is not None and options.max_in_flight_tokens is not None:
         raise click.UsageError("pass --max-num-batched-tokens or --max-in-flight-tokens, not both")
     given = options.kv_bytes_per_token is not None
-    mode = options.mamba_cache_mode
-    drafts = options.num_speculative_tokens
-    in_flight = options.max_in_flight_tokens
-    batched = options.max_num_batched_tokens
+    mode, drafts = options.mamba_cache_mode, options.num_speculative_tokens
+    in_flight, batched = options.max_in_flight_tokens, options.max_num_batched_tokens
     if batched is None:
         batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
-    block = options.block_size
     return Deployment(
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
         decode_context_parallel=options.dcp,
-        block_size_tokens=16 if given and block is None else block,
+        block_size_tokens=16 if given and options.block_size is None else options.block_size,
         kv_dtype="fp8" if given else options.kv_dtype,
         state_dtype=None if options.mamba_ssm_cache_dtype == "auto" else options.mamba_ssm_cache_dtype,
         max_num_batched_tokens=batched,

@@ -26,8 +26,6 @@ from kvdiag.kv.families.base import (
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, LayerKind
 
-_MUSE_PERIOD = 4
-
 
 def mistral(text: Fields) -> ModelLayers:
     """Mistral and Ministral (mistral.py, transformers backend): as Llama, with a window of 4,096 unless it is null.
@@ -69,7 +67,7 @@ def muse_glimmer(text: Fields) -> ModelLayers:
     counted from the last (transformers_utils/configs/muse_glimmer.py).
     """
     depth, window = read_depth(text), window_of(text)
-    rope = _rope_layers(text, depth) or [(depth - 1 - index) % _MUSE_PERIOD for index in range(depth)]
+    rope = _rope_layers(text, depth) or [(depth - 1 - index) % 4 for index in range(depth)]
     return typed_model(text, names_where(not (flag and window) for flag in rope), window)
 
 

@@ -7,7 +7,6 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout, stage_ends
-from kvdiag.kv.layout.dtypes import resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.layout.residency import wasted_ratio
@@ -172,10 +171,7 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
 def _changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Scenario]]:
     """Name, change, price and changed scenario of every lever."""
     architecture, deployment = scenario.architecture, scenario.deployment
-    current = resolve_kv_dtype(
-        deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
-    )
-    if current.element_bits > _FP8_BITS:
+    if deployment.resolved_kv_dtype(architecture).element_bits > _FP8_BITS:
         price = "halves the cache; slight accuracy loss; the attention kernel must support it"
         changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
         yield "fp8-kv", "--kv-cache-dtype fp8", price, changed

@@ -93,9 +93,7 @@ class Deployment:
     def steps_in_flight(self) -> int:
         """Steps scheduled before the running one is done: 1 with async scheduling."""
         chosen = self.async_scheduling
-        if chosen is None:
-            chosen = self.platform is Platform.CUDA
-        return 1 if chosen else 0
+        return int(self.platform is Platform.CUDA if chosen is None else chosen)
 
     @property
     def in_flight_tokens(self) -> int:
@@ -123,6 +121,10 @@ class Deployment:
             state_cache_mode=self.resolved_state_cache_mode(architecture),
         )
 
+    def resolved_kv_dtype(self, architecture: Architecture) -> KvDtype:
+        """The cache's number format."""
+        return resolve_kv_dtype(self.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
+
     def resolved_state_cache_mode(self, architecture: Architecture) -> StateCacheMode:
         """`--mamba-cache-mode`; by default `align` where prefix caching runs on a model with states, else `none`."""
         if self.state_cache_mode is not None:
@@ -135,9 +137,6 @@ class Deployment:
 def deployed_layout(architecture: Architecture, deployment: Deployment) -> CacheLayout:
     """The pages of every layer on every pipeline stage, grouped as the engine groups them."""
     _check_division(architecture, deployment)
-    kv_dtype = resolve_kv_dtype(
-        deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
-    )
     bounds = stage_ends(architecture.depth, deployment)
     placed: list[tuple[Layer, int]] = [
         (layer, next(number for number, end in enumerate(bounds) if layer.index < end)) for layer in architecture.layers
@@ -146,7 +145,7 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
     context = _RankContext(
         architecture=architecture,
         deployment=deployment,
-        kv_dtype=kv_dtype,
+        kv_dtype=deployment.resolved_kv_dtype(architecture),
         block_tokens=_default_block_tokens(architecture, deployment),
     )
     context = replace(context, block_tokens=_coupled_block_tokens(context))
@@ -283,7 +282,6 @@ def _attention_row_bytes(context: _RankContext) -> int | None:
 
 
 def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
-    """The pages one layer has on one rank."""
     match layer:
         case AttentionLayer():
             return (_attention_page(layer, context),)

@@ -43,16 +43,11 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)
     width = dense_width(text, architecture.model_type, hidden)
-    if _doubles(text, architecture, index):
+    shares = any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
+    if shares and architecture.model_type.startswith("gemma4") and text.flag("use_double_wide_mlp", default=False):
+        # gemma4.py::Gemma4DecoderLayer: twice as wide where the layer reuses another's cache.
         width *= 2
     return block("mlp", inputs=hidden, width=width, matrices=matrices)
-
-
-def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
-    """Whether a layer that reuses another's cache has a block twice as wide (gemma4.py::Gemma4DecoderLayer)."""
-    if not architecture.model_type.startswith("gemma4") or not text.flag("use_double_wide_mlp", default=False):
-        return False
-    return any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
 
 
 def _experts(
@@ -76,7 +71,6 @@ def _experts(
 
 
 def _up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
     return -(-value // step) * step
 
 
@@ -247,9 +241,7 @@ def _shared_expert_width(text: Fields, model_type: str, width: int) -> int:
         "share_expert_dim",
         low=0,
     )
-    if own is not None:
-        return own
-    return width * _shared_experts(text)
+    return width * _shared_experts(text) if own is None else own
 
 
 def _shared_experts(text: Fields) -> int:

@@ -4,7 +4,6 @@ import json
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 TYPES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "type_traits.json") or b"")
 """Model types by a trait that no config states: feed-forward blocks of two matrices, not three (`ungated`), a first
@@ -13,36 +12,22 @@ positions.
 """
 
 
-class Sharding(StrEnum):
-    """What tensor-parallel ranks share of a linear layer: a part each, as many parts as KV heads, or nothing."""
-
-    DIVIDED = "divided"
-    KV_HEADS = "kv_heads"
-    REPLICATED = "replicated"
-
-
 @dataclass(frozen=True, slots=True)
 class Linear:
     """Linear layers of one decoder layer that go by one name. All experts are the first: `mlp.experts.0.gate_proj`.
 
+    Tensor-parallel ranks divide it into no more than `most_parts`: as many as KV heads, or 1 where each has it whole.
     `padded_parameters` is what they grow to where a kernel pads their sizes.
     """
 
     name: str
     parameters: int
-    spread: Sharding = Sharding.DIVIDED
-    kv_heads: int = 1
+    most_parts: int | None = None
     padded_parameters: int = 0
 
     def share(self, tensor_parallel: int) -> int:
         """Into how many parts the ranks divide it."""
-        match self.spread:
-            case Sharding.DIVIDED:
-                return tensor_parallel
-            case Sharding.KV_HEADS:
-                return min(tensor_parallel, self.kv_heads)
-            case Sharding.REPLICATED:
-                return 1
+        return tensor_parallel if self.most_parts is None else min(tensor_parallel, self.most_parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.weights.feed_forward import dense_width, feed_forward, is_expert_layer
-from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, Parameters, Sharding, block
+from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, Parameters, block
 from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
 
 # The rank of what makes Mamba's step sizes; "auto", as a missing one, is a sixteenth of the width.
@@ -42,8 +42,11 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
 
 def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     parts = LayerParameters(plain=2 * hidden)
-    if _repeats(text, architecture.model_type, index):
-        return LayerParameters()
+    if architecture.model_type == "hrm_text":
+        # hrm_text.py: two stacks, whose layers are run again.
+        stacks = 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
+        if index >= stacks:
+            return LayerParameters()
     looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
     for layer in architecture.layers:
         if layer.index != index:
@@ -80,7 +83,7 @@ def _gemma_extras(text: Fields, model_type: str, hidden: int) -> LayerParameters
     plain = 0
     size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
     if size:
-        linears += (Linear("per_layer_input_gate", 2 * hidden * size, Sharding.REPLICATED),)
+        linears += (Linear("per_layer_input_gate", 2 * hidden * size, most_parts=1),)
     if model_type == "gemma3n_text":
         rank = text.integer("laurel_rank", default=64, high=1 << 14)
         linears += (Linear("laurel.linear_left", 2 * hidden * rank),)
@@ -89,18 +92,9 @@ def _gemma_extras(text: Fields, model_type: str, hidden: int) -> LayerParameters
     return LayerParameters(linears, plain)
 
 
-def _repeats(text: Fields, model_type: str, index: int) -> bool:
-    """Whether a layer is run again rather than one of its own (hrm_text.py: two stacks)."""
-    if model_type != "hrm_text":
-        return False
-    return index >= 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
-
-
 def _tied(text: Fields, top: Fields, model_type: str) -> bool:
     for source in (text, top):
-        if source.has("tie_word_embeddings"):
-            return source.flag("tie_word_embeddings", default=False)
-        for name in ("tie_embedding", "weight_tying"):
+        for name in ("tie_word_embeddings", "tie_embedding", "weight_tying"):
             if source.has(name):
                 return source.flag(name, default=False)
     return model_type in TYPES["tied_by_default"]
@@ -113,8 +107,8 @@ def _projections(
     return LayerParameters(
         (
             Linear("self_attn.q_proj", query),
-            Linear("self_attn.k_proj", hidden * kv_heads * key_size, Sharding.KV_HEADS, kv_heads),
-            Linear("self_attn.v_proj", hidden * kv_heads * value_size, Sharding.KV_HEADS, kv_heads),
+            Linear("self_attn.k_proj", hidden * kv_heads * key_size, kv_heads),
+            Linear("self_attn.v_proj", hidden * kv_heads * value_size, kv_heads),
             Linear("self_attn.o_proj", output),
         )
     )
@@ -140,7 +134,7 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
         # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
         more = text.integer("mova_num_experts", default=0, low=0, high=1 << 16) - 1
         count = max(0, more) * hidden * layer.kv_heads * layer.head_size
-        values = Linear("self_attn.v_experts.0", count, Sharding.KV_HEADS, layer.kv_heads)
+        values = Linear("self_attn.v_experts.0", count, layer.kv_heads)
         return projections + LayerParameters((values,))
     return projections
 
@@ -216,14 +210,14 @@ def _latent(text: Fields, latent_size: int, hidden: int, *, sparse: bool = False
     query_rank = text.maybe_integer("q_lora_rank", high=1 << 14)
     query_in = hidden if query_rank is None else query_rank
     query_size = query_in * heads * (nope + latent_size - rank)
-    down: tuple[Linear, ...] = (Linear("self_attn.kv_a_proj_with_mqa", hidden * latent_size, Sharding.REPLICATED),)
+    down: tuple[Linear, ...] = (Linear("self_attn.kv_a_proj_with_mqa", hidden * latent_size, most_parts=1),)
     if query_rank is not None:
-        down += (Linear("self_attn.q_a_proj", hidden * query_rank, Sharding.REPLICATED),)
+        down += (Linear("self_attn.q_a_proj", hidden * query_rank, most_parts=1),)
     if sparse:
         size = text.integer("index_head_dim")
         index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
-        down += (Linear("self_attn.indexer.wq_b", indexer, Sharding.REPLICATED),)
+        down += (Linear("self_attn.indexer.wq_b", indexer, most_parts=1),)
     return LayerParameters(
         (
             *down,
@@ -293,7 +287,7 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
     if not text.flag("no_kda_lora", default=False):
         gates = (
             Linear("self_attn.f_b_proj", 2 * size * width),
-            Linear("self_attn.f_a_proj", 2 * hidden * size, Sharding.REPLICATED),
+            Linear("self_attn.f_a_proj", 2 * hidden * size, most_parts=1),
         )
     linears = (
         Linear("self_attn.q_proj", 3 * hidden * width),

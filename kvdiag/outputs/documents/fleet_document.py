@@ -8,25 +8,21 @@ from kvdiag.diagnosis.fleet import Fleet, VersionChange, VersionGrowth, VersionR
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.documents.diagnosis_document import SCHEMA_VERSION
 from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.stats import Interval
 
 
 def document(result: FleetDiagnosis) -> Json:
     """The whole document: the replicas with the worst first, each in the form of a document of its own."""
+    times = {"start": "start_seconds", "end": "end_seconds", "join_tolerance_seconds": "join_seconds"}
     return {
         "schema_version": SCHEMA_VERSION,
         "worst": result.worst,
-        "source": None if result.source is None else _source(result.source),
+        "source": None if result.source is None else fields_of(result.source, "url", "match", **times),
         "replicas": [_replica(one) for one in result.judged],
         "fleet": {"replicas": len(result.judged), "by_worst": dict(result.by_worst), **compared(result.fleet)},
         "gaps": plain(result.gaps),
     }
-
-
-def _source(source: Source) -> Json:
-    names = {"start": "start_seconds", "end": "end_seconds", "join_tolerance_seconds": "join_seconds"}
-    return fields_of(source, "url", "match", **names)
 
 
 def _replica(one: Judged) -> Json:

@@ -93,11 +93,6 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     yield ledger_cards(diagnosis.ledger, devices)
     yield element("h2", "Over time ", element("small", "UTC; a break in a line is time without samples"))
     yield from draw(diagnosis, timeline)
-    yield from _rest(diagnosis)
-
-
-def _rest(diagnosis: Diagnosis) -> Iterator[Html]:
-    """What is no problem: explained, not found, unknown, not read."""
     for title, findings in sections(diagnosis):
         yield element("h2", title)
         yield unknown_rows(findings) if title == UNKNOWN else verdict_rows(findings)
@@ -107,7 +102,6 @@ def _rest(diagnosis: Diagnosis) -> Iterator[Html]:
 
 
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
-    """The server, its machine and the time range."""
     facts = diagnosis.facts
     pools = [pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools]
     ranks = ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))

@@ -92,7 +92,6 @@ class Plot:
     levels: tuple[Level, ...] = ()
     markers: tuple[Marker, ...] = ()
     events: tuple[Event, ...] = ()
-    height: int = HEIGHT
     columns: int = COLUMNS
 
     def across(self, seconds: float) -> float:
@@ -102,7 +101,7 @@ class Plot:
 
     def down(self, value: float) -> float:
         """Where a value is, in pixels below the top."""
-        return TOP + (1.0 - self.scale.share(value)) * self.height
+        return TOP + (1.0 - self.scale.share(value)) * HEIGHT
 
 
 def svg(plot: Plot) -> Html:
@@ -122,7 +121,7 @@ def svg(plot: Plot) -> Html:
             *stretched,
             y=TOP,
             width="100%",
-            height=plot.height,
+            height=HEIGHT,
             viewBox=f"0 0 {COMPASS} {COMPASS}",
             preserveAspectRatio="none",
             class_="stretched",
@@ -130,7 +129,7 @@ def svg(plot: Plot) -> Html:
         *_events(plot),
         *_markers(plot),
         class_="plot",
-        height=TOP + plot.height + 18,
+        height=TOP + HEIGHT + 18,
     )
 
 
@@ -173,7 +172,7 @@ def _bands(plot: Plot) -> Iterator[Html]:
             x=f"{left:.2f}%",
             width=f"{max(right - left, 0.15):.2f}%",
             y=TOP,
-            height=plot.height,
+            height=HEIGHT,
             class_="offered" if band.strong else "band",
         )
     named = [band for band in plot.bands if band.label]
@@ -194,7 +193,7 @@ def _grid(plot: Plot) -> Iterator[Html]:
         height = f"{plot.down(value):.1f}"
         yield element("line", x1="0%", x2="100%", y1=height, y2=height, class_="zero" if value == 0 else "grid")
         yield element("text", label, x=-7, y=height, dy="0.32em", text_anchor="end")
-    foot = TOP + plot.height
+    foot = TOP + HEIGHT
     for number, (moment, label) in enumerate(moments(plot.start_seconds, plot.end_seconds)):
         left = plot.across(moment)
         anchor = "start" if left < 4 else "end" if left > 96 else "middle"  # noqa: PLR2004 - the plot's own edges
@@ -213,7 +212,7 @@ def _levels(plot: Plot) -> Iterator[Html]:
 def _events(plot: Plot) -> Iterator[Html]:
     for event in plot.events:
         left = f"{plot.across(event.at_seconds):.2f}%"
-        line = element("line", x1=left, x2=left, y1=TOP, y2=TOP + plot.height, class_="event")
+        line = element("line", x1=left, x2=left, y1=TOP, y2=TOP + HEIGHT, class_="event")
         yield element("g", element("title", event.title), line)
 
 

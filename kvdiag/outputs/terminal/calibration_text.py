@@ -36,19 +36,9 @@ _MEASURED = (
     "graphs_in_fraction",
 )
 _SETTINGS = (
-    "version",
-    "model",
-    "architecture",
-    "dtype",
-    "kv_dtype",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "decode_context_parallel",
-    "max_model_len_tokens",
-    "max_num_batched_tokens",
-    "block_size_tokens",
-    "memory_fraction_ratio",
-    "speculative_tokens",
+    *("version", "model", "architecture", "dtype", "kv_dtype"),
+    *("tensor_parallel", "pipeline_parallel", "decode_context_parallel", "max_model_len_tokens"),
+    *("max_num_batched_tokens", "block_size_tokens", "memory_fraction_ratio", "speculative_tokens"),
 )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from rich.cells import cell_len, chop_cells
 from rich.console import RenderableType
@@ -14,11 +17,14 @@ from rich.text import Text
 
 from kvdiag.outputs.presentation import printable
 
+MEMORY: dict[str, dict[str, Any]] = json.loads(pkgutil.get_data(__package__, "kinds.json") or b"")
+"""Titles, characters and colours of memory: by the ledger's component and a budget's field; and layers in words."""
+
 MARKS = 3
 """Combining marks on a character that are looked through for the end of a line; text with more breaks early."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of memory: its title, its character, the one for a terminal of ASCII alone, its colour."""
 

@@ -11,18 +11,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kvdiag.diagnosis.knowledge import Entry
+from kvdiag.outputs.presentation import ADVICE
 from kvdiag.outputs.terminal.cells import columns
 
 SCHEMA_VERSION = 1
 
-PARTS: Mapping[str, str] = {
-    "symptom": "Symptom",
-    "likely_cause": "Likely cause",
-    "confirm": "Confirm",
-    "remedy": "Remedy",
-    "runbook": "Runbook",
-}
-"""The fields of an entry in reading order, and their headings."""
+PARTS = (("Symptom", "symptom"), *ADVICE)
+"""The headings of an entry in reading order, and their fields."""
 
 
 def one(verdict: str, entry: Entry) -> dict[str, Any]:
@@ -41,7 +36,7 @@ def document(known: Mapping[str, Entry]) -> dict[str, Any]:
 def render(verdict: str, entry: Entry) -> RenderableType:
     """One verdict with every part under its heading."""
     parts: list[RenderableType] = [Text(verdict, style="bold")]
-    for field, title in PARTS.items():
+    for title, field in PARTS:
         parts += [Text(f"\n{title}", style="bold"), Padding(Text(getattr(entry, field)), (0, 0, 0, 2))]
     return Group(*parts)
 

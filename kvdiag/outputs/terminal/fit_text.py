@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,37 +11,15 @@ from rich.text import Text
 from kvdiag.formatting import format_bytes, format_ratio, plural
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
-from kvdiag.kv.layout.layers import LayerKind
-from kvdiag.outputs.terminal.cells import Kind, columns, grid, heading, indented, marked
+from kvdiag.outputs.terminal.cells import MEMORY, Kind, columns, grid, heading, indented, marked
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
 MARKS = {Outcome.FITS: "yes", Outcome.TIGHT: "tight", Outcome.DOES_NOT_FIT: "no"}
-_LAYERS = {
-    LayerKind.FULL: "full-attention",
-    LayerKind.MLA: "MLA",
-    LayerKind.MLA_DSA: "MLA with sparse indexer",
-    LayerKind.SLIDING: "sliding-window",
-    LayerKind.CHUNKED: "chunked-attention",
-    LayerKind.GATED_DELTA_NET: "Gated DeltaNet",
-    LayerKind.KIMI_DELTA: "Kimi Delta",
-    LayerKind.LINEAR: "linear-attention",
-    LayerKind.SHORT_CONV: "short-convolution",
-    LayerKind.CROSS_ATTENTION: "cross-attention",
-    LayerKind.ENCODER_ONLY: "encoder-only",
-    LayerKind.NO_CACHE: "cacheless",
-}
+_LAYERS: Mapping[str, str] = MEMORY["layers"]
 """Kinds of layer whose identifier is not the word for them."""
 _BAR_WIDTH = 60
-_PARTS = {
-    "weights_bytes": Kind(title="weights", mark="█", ascii_mark="W"),
-    "pool_bytes": Kind(title="KV pool", mark="▓", ascii_mark="%"),
-    "activation_bytes": Kind(title="activation", mark="▒", ascii_mark="~"),
-    "context_bytes": Kind(title="CUDA context", mark="░", ascii_mark="+"),
-    "graph_bytes": Kind(title="graphs", mark="+", ascii_mark="*"),
-    "overhead_bytes": Kind(title="overhead", mark="=", ascii_mark=":"),
-    "reserve_bytes": Kind(title="kept free", mark="·", ascii_mark="."),
-}
+_PARTS = {field: Kind(*parts) for field, parts in MEMORY["budget"].items()}
 
 
 def render_fit(

@@ -27,8 +27,6 @@ from kvdiag.stats import Interval
 MAX_REPLICAS, MAX_ROWS = 40, 20
 """Rows of the table of replicas, and of each table of versions."""
 
-VERSION_ORDER: tuple[Status, ...] = ("fault", "suspect", "ok")
-
 COURSES: dict[Course, tuple[str, str]] = {
     "grows": ("grows", "red"),
     "inconclusive": ("perhaps", "magenta"),
@@ -112,13 +110,12 @@ def _versions(fleet: Fleet) -> RenderableType:
 
 def _worst(fleet: Fleet, version: Version) -> Status:
     """The worst verdict on a version; what is unknown of all of them does not count."""
-    own = {finding.status for finding in fleet.findings if _is_of(finding, version)}
-    return next((status for status in VERSION_ORDER if status in own), "unknown")
-
-
-def _is_of(finding: Finding, version: Version) -> bool:
-    named = {one.name: one.value for one in finding.evidence}
-    return (named.get("version"), named.get("model")) == (version.title, version.model)
+    own: set[Status] = set()
+    for finding in fleet.findings:
+        named = {one.name: one.value for one in finding.evidence}
+        if (named.get("version"), named.get("model")) == (version.title, version.model):
+            own.add(finding.status)
+    return min(own - {"unknown"}, key=ORDER.index, default="unknown")
 
 
 def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:

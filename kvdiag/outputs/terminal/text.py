@@ -48,7 +48,8 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     for finding in problems_of(diagnosis.findings):
         parts += [heading(finding.id), problem(finding)]
     for title, findings in sections(diagnosis):
-        parts += [heading(title), unknowns(findings) if title == UNKNOWN else _verdicts(findings)]
+        verdicts = grid((Text(one.id, style=STYLES[one.status]), one.summary) for one in findings)
+        parts += [heading(title), unknowns(findings) if title == UNKNOWN else verdicts]
     if diagnosis.ledger:
         parts += [heading("Memory ledger"), ledger_table(diagnosis.ledger)]
     if diagnosis.gaps:
@@ -120,13 +121,8 @@ def _cost_model(model: Served | str) -> str:
     if drift is None:
         return f"{name}; matches the engine's figures"
     reported = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
-    return ": ".join(
-        (
-            name,
-            f"{reported} ({signed(format_ratio(drift.drift_ratio))})",
-            *(reason.text for reason in drift.reasons[:1]),
-        )
-    )
+    reasons = (reason.text for reason in drift.reasons[:1])
+    return ": ".join((name, f"{reported} ({signed(format_ratio(drift.drift_ratio))})", *reasons))
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
@@ -156,10 +152,6 @@ def problem(finding: Finding) -> RenderableType:
         if text := getattr(finding, field):
             rows.append((Text(title.lower().removeprefix("likely "), style="bold"), plain(text)))
     return grid(rows)
-
-
-def _verdicts(findings: Iterable[Finding]) -> RenderableType:
-    return grid((Text(finding.id, style=STYLES[finding.status]), finding.summary) for finding in findings)
 
 
 def unknowns(findings: Iterable[Finding]) -> RenderableType:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import MappingProxyType
 
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from kvdiag.formatting import format_bytes, format_duration, format_ratio, plura
 from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
 from kvdiag.outputs.presentation import NOT_REPORTED, signed
-from kvdiag.outputs.terminal.cells import Kind, marked, plain, sides, wrapped
+from kvdiag.outputs.terminal.cells import MEMORY, Kind, marked, plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import LEAST_SECONDS, Trend
 
 NARROW_COLUMNS, WIDE_COLUMNS = 60, 100
@@ -40,27 +39,12 @@ class Room:
     ascii_only: bool = False
 
 
-_TORCH = ("torch_other", "torch_pending", "torch_private", "torch_releasable", "torch_stranded", "torch_unused")
-FREE = Kind(title="free", mark="·", ascii_mark=".", style="dim")
+FREE = Kind("free", "·", ".", style="dim")
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "weights": Kind(title="weights", mark="█", ascii_mark="W", style="blue"),
-        "kv_held": Kind(title="KV used", mark="▓", ascii_mark="#", style="bright_cyan"),
-        "kv_free": Kind(title="KV free", mark="░", ascii_mark=":", style="cyan"),
-        "kv_pool": Kind(title="KV pool", mark="▒", ascii_mark="%", style="cyan"),
-        **dict.fromkeys(_TORCH, Kind(title="torch", mark="~", ascii_mark="~", style="magenta")),
-        "outside_torch": Kind(title="context", mark="+", ascii_mark="+", style="magenta"),
-        "server_other": Kind(title="context, other", mark="+", ascii_mark="+", style="magenta"),
-        "process": Kind(title="processes", mark="x", ascii_mark="x", style="yellow"),
-        "other_process": Kind(title="other processes", mark="X", ascii_mark="X", style="red"),
-        "driver_reserved": Kind(title="driver", mark="=", ascii_mark="=", style="white"),
-        "unaccounted": Kind(title="unaccounted", mark="?", ascii_mark="?", style="bold yellow"),
-    }
-)
+KINDS: Mapping[str, Kind] = {component: Kind(*parts) for component, parts in MEMORY["ledger"].items()}
 """By the ledger's component, in the order of the bar."""
 
-ELSE = Kind(title="other", mark="*", ascii_mark="*", style="white")
+ELSE = Kind("other", "*", "*", style="white")
 """A component that only a newer daemon knows."""
 
 

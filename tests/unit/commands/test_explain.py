@@ -23,7 +23,7 @@ def test_every_part_of_a_verdict_is_printed(verdict: str, capsys: pytest.Capture
     code = main(["explain", verdict])
 
     entry = asdict(KNOWLEDGE[verdict])
-    expected = verdict + "".join(title + entry[field] for field, title in explanation.PARTS.items())
+    expected = verdict + "".join(title + entry[field] for title, field in explanation.PARTS)
     assert (0, unwrapped(expected)) == (code, unwrapped(capsys.readouterr().out))
 
 

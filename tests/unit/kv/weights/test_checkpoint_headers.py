@@ -13,7 +13,7 @@ from kvdiag.kv.weights.checkpoint import (
     weights_from_config,
     weights_from_tensors,
 )
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding
+from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
 from tests.unit.kv.refused import refused
 
@@ -165,7 +165,7 @@ MODEL = Parameters(
     head=0,
     layers=(
         LayerParameters((Linear("mlp.down_proj", 800),), plain=3),
-        LayerParameters((Linear("self_attn.k_proj", 600, Sharding.KV_HEADS, kv_heads=2),), plain=5),
+        LayerParameters((Linear("self_attn.k_proj", 600, most_parts=2),), plain=5),
         LayerParameters(plain=7),
     ),
     other=11,

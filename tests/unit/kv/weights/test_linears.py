@@ -2,24 +2,24 @@
 
 import pytest
 
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
+from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, block
 
 
 @pytest.mark.parametrize(
-    ("spread", "ranks", "parts"),
+    ("most", "ranks", "parts"),
     [
-        (Sharding.DIVIDED, 1, 1),
-        (Sharding.DIVIDED, 8, 8),
+        (None, 1, 1),
+        (None, 8, 8),
         # Three KV heads: two ranks have one and a half each, six ranks share three.
-        (Sharding.KV_HEADS, 2, 2),
-        (Sharding.KV_HEADS, 3, 3),
-        (Sharding.KV_HEADS, 6, 3),
-        (Sharding.REPLICATED, 8, 1),
+        (3, 2, 2),
+        (3, 3, 3),
+        (3, 6, 3),
+        (1, 8, 1),
     ],
 )
-def test_ranks_share_a_linear_layer_as_it_is_spread(spread: Sharding, ranks: int, parts: int) -> None:
+def test_ranks_share_a_linear_layer_as_it_is_spread(most: int | None, ranks: int, parts: int) -> None:
     """A matrix is divided by the ranks, by as many as there are KV heads, or not at all."""
-    assert parts == Linear("self_attn.k_proj", 12, spread, kv_heads=3).share(ranks)
+    assert parts == Linear("self_attn.k_proj", 12, most).share(ranks)
 
 
 def test_a_gated_block_has_three_matrices() -> None:

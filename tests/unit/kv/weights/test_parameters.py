@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters, Sharding
+from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv.recordings import recorded_config
 
@@ -53,7 +53,7 @@ def test_values_may_be_chosen_among() -> None:
     assert 0 == attention(1, **{**config, "mova_num_experts": None})["self_attn.v_experts.0"]
     assert 0 == attention(1, **{**config, "mova_num_experts": 0})["self_attn.v_experts.0"]
     values = parameters(**{**BASE, **config}).layers[1].linears[4]
-    assert (Sharding.KV_HEADS, 3) == (values.spread, values.kv_heads)
+    assert 3 == values.most_parts
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Sharding
+from kvdiag.kv.weights.linear_layers import LayerParameters, Linear
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv.recordings import recorded_models
 
@@ -26,7 +26,7 @@ def group_of(linear: Linear, recorded: dict[str, int]) -> str:
         "per_layer_input_gate": "per_layer",
         "laurel": "per_layer",
     }
-    if linear.spread is Sharding.KV_HEADS and "kv" in recorded:
+    if linear.name.startswith(("self_attn.k_proj", "self_attn.v_")) and "kv" in recorded:
         return "kv"
     return next((group for prefix, group in within.items() if linear.name.startswith(prefix)), "state")
 
@@ -138,4 +138,4 @@ def test_projections_into_a_narrow_space_are_on_every_rank(name: str, everywhere
     model = MODELS[name]
     layer = count_parameters(model["config"], parse_architecture(model["config"])).layers[0]
 
-    assert everywhere == {linear.name for linear in layer.linears if linear.spread is Sharding.REPLICATED}
+    assert everywhere == {linear.name for linear in layer.linears if linear.most_parts == 1}
