@@ -11,6 +11,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
+DEMO ?= .cache/demo
 PYZ ?= dist/kvdiag.pyz
 SBOM ?= dist/kvdiag.cdx.json
 HOURS ?= 24
@@ -22,8 +23,12 @@ COUNT ?= 150
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-demo: $(VENV)/.runtime  ## Set up, then diagnose a simulated server
-	@$(BIN)/kvdiag run --simulate healthy
+demo: $(VENV)/.runtime  ## Set up, then diagnose a healthy simulated server and one that leaks (a minute)
+	@echo "A healthy server:"
+	@$(BIN)/kvdiag run --simulate healthy | head -n 1
+	@echo && echo "A server that keeps KV blocks of every request:"
+	@mkdir -p $(DEMO) && { $(BIN)/kvdiag run --simulate kv-leak --report $(DEMO)/report.html || [ $$? = 2 ]; }
+	@echo && echo "The same as a page: $(DEMO)/report.html"
 
 test: $(VENV)/.dev  ## Set up, then run the checks and the everyday tests, a real vLLM and Prometheus included (minutes)
 	@$(MAKE) --no-print-directory -j 2 check everyday

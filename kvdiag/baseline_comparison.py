@@ -50,6 +50,14 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of the server, as text."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """The figures of one run. `verdicts` holds the ids of suspects and faults."""
 
@@ -59,6 +67,7 @@ class Baseline:
     worst: str
     verdicts: tuple[str, ...]
     figures: tuple[Figure, ...]
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,37 @@ def baseline_of(timeline: Timeline, diagnosis: Diagnosis) -> Baseline:
         worst=diagnosis.worst,
         verdicts=tuple(one.id for one in diagnosis.findings if one.status in ("suspect", "fault")),
         figures=tuple(figures),
+        settings=_settings(facts),
     )
+
+
+def _settings(facts: Facts) -> tuple[Setting, ...]:
+    """What was set on the server, as far as it is known; the same for every pool."""
+    pool = next(iter(facts.pools), None)
+    names = (
+        "block_tokens",
+        "cache_dtype",
+        "memory_fraction_ratio",
+        "prefix_caching",
+        "state_cache_mode",
+        "state_dtype",
+    )
+    rows = {name: getattr(facts, name) for name in ("engine_version", "model", "max_model_len_tokens")}
+    rows |= {name: getattr(facts, name) for name in ("tensor_parallel", "pipeline_parallel", "kv_connector")}
+    rows |= {} if pool is None else {name: getattr(pool, name) for name in names}
+    rows |= {cache.flag: cache.limit_bytes for cache in facts.host_caches or ()}
+    return tuple(Setting(name=name, value=str(value)) for name, value in rows.items() if value is not None)
+
+
+def changed_settings(before: Baseline, after: Baseline) -> tuple[tuple[str, str | None, str | None], ...]:
+    """Name, old and new value of each setting that differs; `None` where one side does not have it.
+
+    Of baselines that were saved without settings nothing is known.
+    """
+    if not before.settings or not after.settings:
+        return ()
+    old, new = ({one.name: one.value for one in each.settings} for each in (before, after))
+    return tuple((name, old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name))
 
 
 def _idle(timeline: Timeline, diagnosis: Diagnosis) -> Iterable[Figure]:

@@ -107,7 +107,6 @@ def summarise(
 
 
 def _totals(segments: list[_Segment]) -> dict[str, int]:
-    """Reserved bytes and their parts."""
     parts = ("reserved", "live", "pending", "private", "releasable", "stranded")
     return {f"{part}_bytes": sum(getattr(each, f"{part}_bytes") for each in segments) for part in parts}
 

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from kvdiag.commands import close_stdout
 from kvdiag.errors import KvdiagError
+from kvdiag.formatting import format_duration
 
 if TYPE_CHECKING:
     from kvdiag.feeds.active.step_runner import Progress
@@ -74,9 +75,18 @@ def _spinner_or_lines(begin: str, print_line: Callable[[str], None]) -> Iterator
 
 
 @contextmanager
-def show_progress() -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows the running step on stderr: a spinner on a terminal, else one line per step."""
+def show_progress(total_seconds: float) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows the running step on stderr: a spinner on a terminal, else one line per step.
+
+    `total_seconds` is about how long all steps take; a terminal also shows the time since the first.
+    """
     shown: set[str] = set()
+    began_seconds, about = time.monotonic(), f"about {format_duration(total_seconds)}"
+
+    def tell(show: Callable[[str, str], None], step: Progress) -> None:
+        total = f" ({about} in all)" if step.number == 1 else ""
+        passed = f"{format_duration(time.monotonic() - began_seconds)} of {about}"
+        show(f"step {step.number} of {step.steps}{total}  {step.title}", ", ".join(filter(None, (step.detail, passed))))
 
     def print_line(text: str) -> None:
         if text not in shown:
@@ -85,7 +95,7 @@ def show_progress() -> Iterator[Callable[[Progress], None]]:
             sys.stderr.flush()
 
     with _spinner_or_lines("checking for other traffic", print_line) as show:
-        yield lambda step: show(f"step {step.number} of {step.steps}  {step.title}", step.detail)
+        yield lambda step: tell(show, step)
 
 
 @contextmanager

@@ -47,6 +47,9 @@ from kvdiag.sim import SCENARIOS
 
 T = TypeVar("T")
 
+STEPS_SECONDS = 60.0
+"""How long the steps take on a server of usual speed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -182,7 +185,7 @@ async def _run(
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
-            progress = stack.enter_context(show_progress())
+            progress = stack.enter_context(show_progress(STEPS_SECONDS + (options.soak or 0.0)))
             agents = agent_reader(options.agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
@@ -201,7 +204,7 @@ async def _run(
             )
             probe = None
             if options.isolation:
-                if not connection.engine.engine.capabilities.has_salt:
+                if not connection.engine.engine.has_salt:
                     title = connection.engine.engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = IsolationFeed(

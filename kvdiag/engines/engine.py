@@ -24,23 +24,6 @@ SOURCE = "engine"
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What an engine reports and accepts, so that verdicts that need more can report `unknown`."""
-
-    has_usage: bool
-    """Reports the share of its KV pool in use."""
-
-    has_blocks: bool
-    """Reports its KV pool in blocks of a known number of tokens."""
-
-    has_salt: bool
-    """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
-
-    has_sleep: bool
-    """Has a sleep mode, in which it releases its memory."""
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A server's version, model id, model folder or hub name, and longest request in tokens."""
@@ -108,7 +91,9 @@ class EngineAdapter:
     title: str
     """The name in texts."""
 
-    capabilities: Capabilities
+    has_salt: bool
+    """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
+
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
     """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""
 

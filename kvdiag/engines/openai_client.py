@@ -89,12 +89,7 @@ class OpenAIClient:
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics endpoint's series, only `names` if the server can filter.
-
-        Raises:
-            Unreadable: there are no metrics.
-            TooMuchError: the response is too large.
-        """
+        """As `EngineClient.page`; TooMuchError if the response is too large."""
         # Servers without a filter return all metrics.
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)

@@ -113,10 +113,10 @@ class Shortage:
         return sum(size for _, size in self.others) if self.others and self.process_bytes is not None else None
 
 
-_WORDINGS = json.loads(resources.files("kvdiag.oom").joinpath("wordings.json").read_bytes())
+WORDINGS: dict[str, Any] = json.loads(resources.files("kvdiag.oom").joinpath("wordings.json").read_bytes())
 
 ANCHORS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in _WORDINGS["anchors"]
+    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in WORDINGS["anchors"]
 )
 """Where a message of each kind begins. Hints that engines print beforehand ("If out-of-memory error occurs …") and
 what they print of their memory when all is well match none of them. A blank stands for any whitespace.
@@ -155,7 +155,7 @@ def _figure(field: str, form: str, wording: str) -> tuple[str, str, re.Pattern[s
     return field, form, re.compile(pattern), _squeezed(pattern)
 
 
-_FIGURES = {kind: tuple(_figure(*row) for row in rows) for kind, rows in _WORDINGS["figures"].items()}
+_FIGURES = {kind: tuple(_figure(*row) for row in rows) for kind, rows in WORDINGS["figures"].items()}
 """Field of `Shortage`, form and wordings of it, by kind; the kinds that are not listed are allocations. torch up to 1.3
 prints what is cached beside what is allocated, vLLM V0 prints plain bytes in its profiling error.
 """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Literal, get_args
 
-from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, Kind
+from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, WORDINGS, Kind
 
 ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"]
 """`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch."""
@@ -18,22 +18,7 @@ ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "e
 StartPhase = Literal["load", "profile", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
 Phase = Literal[StartPhase, ServingPhase]
 SERVING: frozenset[Phase] = frozenset(get_args(ServingPhase))
-IN_WORDS: dict[Phase, str] = {
-    "load": "while loading the weights",
-    "profile": "during the profile run, before the KV pool exists",
-    "kv_pool": "while allocating the KV pool",
-    "graph_capture": "while capturing CUDA graphs",
-    "warmup": "during the warm-up at start",
-    "startup": "at start",
-    "wake": "while waking from sleep",
-    "prefill": "during a prefill",
-    "decode": "during a decode step",
-    "request": "while serving requests",
-    "sampler": "in the sampler",
-    "logprobs": "while computing log-probabilities",
-    "encoder": "in the image or audio encoder",
-    "kv_growth": "while the KV cache grew",
-}
+IN_WORDS: dict[Phase, str] = WORDINGS["phases"]
 
 TRACEBACK_CHARACTERS = 40_000
 NEAR_CHARACTERS = 400
@@ -46,30 +31,12 @@ through the same model code as a request.
 
 _FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names)})\b")) for phase, names in _FUNCTIONS.items())
 
-_NEARBY: tuple[tuple[Phase, re.Pattern[str]], ...] = (
-    ("load", re.compile(r"Failed to load model")),
-    ("graph_capture", re.compile(r"Capture cuda graph failed|Capturing CUDA graphs?|while capturing")),
-    ("warmup", re.compile(r"warming up (?:sampler|pooler)")),
-    ("profile", re.compile(r"during (?:the )?(?:profile run|memory profiling)")),
+_NEARBY, _PROGRESS = (
+    tuple((phase, re.compile(pattern)) for phase, pattern in WORDINGS[name]) for name in ("nearby", "progress")
 )
-"""Wordings next to the message itself."""
-
-_PROGRESS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
-    ("startup", re.compile(r"vLLM API server version|non-default args: |Initializing an? (?:V[01] )?LLM engine")),
-    ("load", re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint|Load weight begin")),
-    ("profile", re.compile(r"(?:Loading model weights|Model loading) took|Load weight end")),
-    ("kv_pool", re.compile(r"Available KV cache memory|Memory profiling (?:takes|results)|KV Cache is allocated")),
-    ("warmup", re.compile(r"KV cache size: |# \w{1,12} blocks: |Graph capturing finished|Capture cuda graph end")),
-    ("graph_capture", re.compile(r"Capturing (?:CUDA graph|cudagraphs|the model for CUDA)|Capture cuda graph begin")),
-    (
-        "request",
-        re.compile(
-            r"Application startup complete|Uvicorn running|Started server process|throughput: \d|\"POST /"
-            r"|The server is fired up|init engine \(profile"
-        ),
-    ),
-)
-"""Printed by engines while they start; the last one before the message gives the progress."""
+"""Wordings next to the message itself, and what engines print while they start: the last one before the message gives
+the progress.
+"""
 
 _OF_REFUSALS: dict[Kind, Phase] = {
     "warmup": "warmup",

@@ -233,11 +233,7 @@ class WebServer:
     async def _exchange(
         self, connection: _Connection, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer a request whose first bytes were read; return whether the connection can serve another one.
-
-        Raises:
-            OSError, TimeoutError, asyncio.IncompleteReadError: the client disconnected, or takes too long.
-        """
+        """Answer a request whose first bytes were read; return whether the connection can serve another one."""
         keeps = bodiless = False
         async with asyncio.timeout(self._request_seconds):
             try:

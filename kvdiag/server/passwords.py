@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import importlib
 import ipaddress
 import re
 import secrets
@@ -93,9 +94,6 @@ class Passwords:
 
         Locks are first come, first served: guesses queue behind each other in their own address's line, and every other
         client waits for at most one of them.
-
-        Raises:
-            ReadTimeout, TimeoutError: it takes too long.
         """
         key, loop = (origin, user), asyncio.get_running_loop()
         async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
@@ -153,8 +151,6 @@ def needed(name: str, why: str) -> ModuleType:
     Raises:
         KvdiagError: it is not installed.
     """
-    import importlib  # noqa: PLC0415 - with it, here alone
-
     try:
         return importlib.import_module(name)
     except ImportError as error:

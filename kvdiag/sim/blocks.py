@@ -70,7 +70,9 @@ class BlockPool:
             raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
-            self._forget(block)
+            if (known_as := self._blocks[block].hash) is not None:
+                del self._cached[known_as]
+                self._blocks[block].hash = None
             self._blocks[block].references = 1
         return taken
 
@@ -116,9 +118,3 @@ class BlockPool:
                 self._free[block] = None
                 if state.hash is None:
                     self._free.move_to_end(block, last=False)
-
-    def _forget(self, block: int) -> None:
-        known_as = self._blocks[block].hash
-        if known_as is not None:
-            del self._cached[known_as]
-            self._blocks[block].hash = None

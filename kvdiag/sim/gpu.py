@@ -136,7 +136,9 @@ class CachingAllocator:
         """
         rounded = max(round_up(size_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
         pool: Literal["small", "large"] = "small" if rounded <= SMALL_BYTES else "large"
-        hole = self._best_hole(pool, rounded) or self._new_segment(pool, _segment_bytes(rounded))
+        fitting = (hole for hole in self._holes if hole.segment.pool == pool and hole.size_bytes >= rounded)
+        best = min(fitting, key=lambda hole: hole.size_bytes, default=None)
+        hole = best or self._new_segment(pool, _segment_bytes(rounded))
         if hole is None:
             self.alloc_retries_total += 1
             self.empty_cache()
@@ -174,10 +176,6 @@ class CachingAllocator:
                 self.gpu.give_back(self.process, segment.total_bytes)
                 del self._holes[segment.blocks[0]]
         self._segments = kept
-
-    def _best_hole(self, pool: str, size_bytes: int) -> Block | None:
-        holes = (hole for hole in self._holes if hole.segment.pool == pool and hole.size_bytes >= size_bytes)
-        return min(holes, key=lambda hole: hole.size_bytes, default=None)
 
     def _new_segment(self, pool: Literal["small", "large"], size_bytes: int) -> Block | None:
         try:

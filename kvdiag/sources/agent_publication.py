@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from kvdiag.model import INSIDE, MAX_COUNT, Allocator, Device, Process
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
-from kvdiag.sources.bounded_json import decode
+from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.host import program
 
 FORMAT = 1
@@ -55,7 +55,7 @@ def parse(text: str | bytes) -> Publication:
     Raises:
         ValueError: it is no publication that this version understands.
     """
-    return read_document(json_object(text))
+    return read_document(decode_object(text))
 
 
 def read_document(reported: Mapping[str, Any]) -> Publication:
@@ -92,18 +92,6 @@ def read_document(reported: Mapping[str, Any]) -> Publication:
         if allocators.setdefault(allocator.device_uuid.lower(), allocator) is not allocator:
             problems.append(f"GPU {allocator.device_uuid} is reported twice, and counted once")
     return replace(publication, allocators=tuple(allocators.values()), problems=tuple(map(plain, problems)))
-
-
-def json_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in an agent's file.
-
-    Raises:
-        ValueError: it is something else, or has a number that is none.
-    """
-    reported = decode(text, parse_constant=_no_constant)
-    if not isinstance(reported, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - as above
-    return reported
 
 
 def check_format(reported: Mapping[str, Any], name: str, newest: int) -> None:
@@ -203,7 +191,3 @@ def _text(reported: Mapping[str, Any], name: str) -> str | None:
 def plain(text: str) -> str:
     """Text from outside as it may stand in a sentence."""
     return "".join(character if character.isprintable() else " " for character in text)[:MAX_REASON_CHARACTERS]
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")

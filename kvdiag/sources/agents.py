@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from kvdiag.model import Allocator, Gap, GapKind
+from kvdiag.model import Allocator, Gap
 from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, Written, content
 from kvdiag.sources.agent_publication import Publication, parse, plain
 from kvdiag.sources.black_boxes import NewestBlackBoxes
@@ -63,11 +63,11 @@ class TorchAllocatorSource:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             reason = f"no folder of agents at {self._folder} ({error.strerror}): see `kvdiag agent install --help`"
-            return None, (_gap("absent", reason),)
+            return None, (Gap(SOURCE, "absent", reason),)
         try:
             return self._read(folder)
         except OSError as error:
-            return None, (_gap("failed", f"the agents' folder cannot be read: {error.strerror}"),)
+            return None, (Gap(SOURCE, "failed", f"the agents' folder cannot be read: {error.strerror}"),)
         finally:
             os.close(folder)
 
@@ -77,7 +77,7 @@ class TorchAllocatorSource:
         names = [name for name in present if NAME.fullmatch(name)]
         gaps: list[Gap] = []
         if len(names) > MAX_FILES:
-            gaps.append(_gap("failed", f"{len(names)} agent files, only the first {MAX_FILES} are read"))
+            gaps.append(Gap(SOURCE, "failed", f"{len(names)} agent files, only the first {MAX_FILES} are read"))
         names = names[:MAX_FILES]
         self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
         found: list[Allocator] = []
@@ -92,21 +92,21 @@ class TorchAllocatorSource:
                 owner = _owner(publication)
                 verified = _is_its_own(written, owner, publication.pid)
             except (RefusedError, ValueError) as problem:
-                gaps.append(_gap("failed", f"{name}: {plain(str(problem))}"))
+                gaps.append(Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}"))
                 continue
             if age_seconds > FORGOTTEN_SECONDS:
                 continue
             who = f"{publication.title} {publication.pid}"
             if owner == ENDED:
-                gaps.append(_gap("absent", f"{who} exited; its file is {age_seconds:.0f} s old"))
+                gaps.append(Gap(SOURCE, "absent", f"{who} exited; its file is {age_seconds:.0f} s old"))
                 continue
             if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
                 state = "exited, or its agent is stuck" if owner is None else "is running, but its agent is stuck"
-                gaps.append(_gap("failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
+                gaps.append(Gap(SOURCE, "failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
                 continue
             living += 1
             owners[publication.pid, publication.start_ticks] = written.owner
-            gaps += [_gap("failed", f"{who}: {problem}") for problem in publication.problems]
+            gaps += [Gap(SOURCE, "failed", f"{who}: {problem}") for problem in publication.problems]
             found += [
                 replace(
                     allocator,
@@ -122,10 +122,10 @@ class TorchAllocatorSource:
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
             self._ask_for_splits(folder)
         if living and not found:
-            gaps.append(_gap("absent", "no process with an agent holds GPU memory through torch"))
+            gaps.append(Gap(SOURCE, "absent", "no process with an agent holds GPU memory through torch"))
         elif not names:
             reason = f"no agent publishes in {self._folder}: was the server started with it on its PYTHONPATH?"
-            gaps.append(_gap("absent", reason))
+            gaps.append(Gap(SOURCE, "absent", reason))
         return tuple(found) if living else None, tuple(gaps)
 
     def _ask_for_splits(self, folder: int) -> None:
@@ -190,7 +190,3 @@ def _owner(publication: Publication) -> int | None:
         # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.
         return next(int(line.split()[4]) for line in status.splitlines() if line.startswith(b"Uid:"))
     return None
-
-
-def _gap(kind: GapKind, reason: str) -> Gap:
-    return Gap(source=SOURCE, kind=kind, reason=reason)

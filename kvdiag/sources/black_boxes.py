@@ -23,7 +23,8 @@ from kvdiag.model.validation import Checked
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
 from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
-from kvdiag.sources.agent_publication import MAX_DEVICES, check_format, json_object, plain, read_document
+from kvdiag.sources.agent_publication import MAX_DEVICES, check_format, plain, read_document
+from kvdiag.sources.bounded_json import decode_object
 
 SOURCE = "black_box"
 FORMAT = 1
@@ -50,7 +51,7 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
     Raises:
         ValueError: it is no black box that this version understands.
     """
-    reported = json_object(text)
+    reported = decode_object(text)
     check_format(reported, "kvdiag_black_box", FORMAT)
     box = from_plain(_Box, reported, lenient=True)
     document = reported.get("document")
@@ -106,12 +107,12 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_NAMES) if NAME.fullmatch(entry.name))
         if len(names) > MAX_BOXES:
-            gaps.append(_gap(f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
+            gaps.append(Gap(SOURCE, "failed", f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
                 boxes.append(parse(content(folder, name).text, origin=f"the black box {name}"))
             except (RefusedError, ValueError) as problem:
-                gaps.append(_gap(f"{name}: {plain(str(problem))}"))
+                gaps.append(Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}"))
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     finally:
@@ -161,7 +162,7 @@ class NewestBlackBoxes:
                 return known
             return changed_at, _own(content(folder, name), name, user)
         except (OSError, RefusedError, ValueError) as problem:
-            return 0, _gap(f"{name}: {plain(str(problem))}")
+            return 0, Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}")
 
 
 def _own(written: Written, name: str, user: int) -> Account:
@@ -206,7 +207,3 @@ def read_file(path: Path, text: bytes) -> Account:
         return parse(text, origin=f"the black box {path.name}")
     except ValueError as error:
         raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error
-
-
-def _gap(reason: str) -> Gap:
-    return Gap(source=SOURCE, kind="failed", reason=reason)

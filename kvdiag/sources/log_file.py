@@ -79,11 +79,7 @@ def read_long_log(
 
 
 def _chunks(file: int, name: str, silent_seconds: float, whole_seconds: float) -> Iterator[bytes]:
-    """Whole chunks except the last one; the wait for a pipe's writer is limited.
-
-    Raises:
-        KvdiagError: it stays silent, or does not end.
-    """
+    """Whole chunks except the last one; KvdiagError if a pipe's writer stays silent, or does not end."""
     held, total = b"", 0
     begun_seconds = time.monotonic()
     unopened_until = begun_seconds + UNOPENED_SECONDS

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
-from kvdiag.sources.bounded_json import TooManyValuesError, decode, most_values
+from kvdiag.sources.bounded_json import TooManyValuesError, decode, decode_object, most_values
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json (a quantized 400B model that lists every layer) has 6 MB."""
@@ -137,16 +137,13 @@ def _headers(folder: Path) -> Iterator[Mapping[str, Any]]:
                 f"{MAX_HEADERS_VALUES:,} values: give its config.json instead"
             )
         try:
-            header = decode(content, max_values=MAX_HEADERS_VALUES)
+            header = decode_object(content, max_values=MAX_HEADERS_VALUES)
         except ValueError as error:
             raise KvdiagError(f"{path} does not begin with a safetensors header") from error
-        if not isinstance(header, dict):
-            raise KvdiagError(f"{path} does not begin with a safetensors header")
         yield header
 
 
 def _header(path: Path) -> bytes:
-    """The JSON text at the start of a safetensors file, after its length in 8 bytes."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")

@@ -185,7 +185,9 @@ class NvmlSource:
             self._stop()
             if not restarted:
                 return self._read(now_seconds, processes=processes)
-            self._down = _driver_gap(loss)
+            kind: GapKind = "absent" if loss.code == _Code.LIBRARY_NOT_FOUND else "failed"
+            why = _WHY_NO_DRIVER.get(loss.code, f"the NVIDIA driver fails ({loss}); see `nvidia-smi`")
+            self._down = Gap("nvml", kind, why)
             self._pause(now_seconds)
             return None, (self._down,)
         if not self._lost:
@@ -245,12 +247,12 @@ class NvmlSource:
                 except _PROBLEMS as problem:
                     label = self._gpus[index].label if index in self._gpus else f"GPU {index}"
                     reason = f"{label} is unreachable ({problem}); look for its Xid in `dmesg`, then reset it"
-                    self._lost[index] = _gap("failed", reason)
+                    self._lost[index] = Gap("nvml", "failed", reason)
             if index in self._lost:
                 gaps.append(self._lost[index])
                 devices += [self._gpus[index].identity] if index in self._gpus else []
         if not devices and not gaps:
-            gaps.append(_gap("absent", "the NVIDIA driver lists no GPU here; pass GPUs to the container"))
+            gaps.append(Gap("nvml", "absent", "the NVIDIA driver lists no GPU here; pass GPUs to the container"))
         return tuple(devices), tuple(gaps)
 
     def _identify(self, index: int) -> _Gpu:
@@ -296,12 +298,11 @@ class NvmlSource:
             except _PROBLEMS as problem:
                 if _code(problem) not in _NO_SLICE:
                     gaps.append(
-                        _gap("failed", f"{label} does not report its identity ({problem}); see `nvidia-smi -L`")
+                        Gap("nvml", "failed", f"{label} does not report its identity ({problem}); see `nvidia-smi -L`")
                     )
         return slices
 
     def _memory(self, gpu: _Gpu) -> tuple[Memory | None, Exception | None]:
-        """The memory of a GPU or slice, or the problem."""
         try:
             try:
                 reading = self._call("nvmlDeviceGetMemoryInfo", gpu.handle, version=self._library.nvmlMemory_v2)
@@ -325,7 +326,7 @@ class NvmlSource:
                 if isinstance(problem, _RefusedError) and problem.code not in _UNSUPPORTED:
                     break
         kind: GapKind = "absent" if _code(why) in _UNSUPPORTED else "failed"
-        gaps.append(_gap(kind, f"{gpu.label}: its processes are unknown ({why}); compare `nvidia-smi`"))
+        gaps.append(Gap("nvml", kind, f"{gpu.label}: its processes are unknown ({why}); compare `nvidia-smi`"))
         return None
 
     def _listed(self, function: str, handle: Any) -> Sequence[Any]:
@@ -349,19 +350,12 @@ def _code(problem: Exception | None) -> int | None:
     return getattr(problem, "code", None)
 
 
-def _gap(kind: GapKind, reason: str) -> Gap:
-    return Gap(source="nvml", kind=kind, reason=reason)
-
-
-def _driver_gap(loss: _NvmlError) -> Gap:
-    kind: GapKind = "absent" if loss.code == _Code.LIBRARY_NOT_FOUND else "failed"
-    return _gap(kind, _WHY_NO_DRIVER.get(loss.code, f"the NVIDIA driver fails ({loss}); see `nvidia-smi`"))
-
-
 def _memory_gap(gpu: _Gpu, problem: Exception, *, slices: int = 0) -> Gap:
     if slices:
-        return _gap("absent", f"{gpu.label} cannot be read as a whole ({problem}), only as its {slices} MIG slices")
+        return Gap(
+            "nvml", "absent", f"{gpu.label} cannot be read as a whole ({problem}), only as its {slices} MIG slices"
+        )
     if _code(problem) in _UNSUPPORTED:
         why = "as GPUs that share the host's memory do; watch the host's available memory"
-        return _gap("absent", f"{gpu.label}, {gpu.identity.name}, does not report its memory ({problem}), {why}")
-    return _gap("failed", f"{gpu.label}: its memory is unknown ({problem}); compare `nvidia-smi -q -d MEMORY`")
+        return Gap("nvml", "absent", f"{gpu.label}, {gpu.identity.name}, does not report its memory ({problem}), {why}")
+    return Gap("nvml", "failed", f"{gpu.label}: its memory is unknown ({problem}); compare `nvidia-smi -q -d MEMORY`")

@@ -253,17 +253,10 @@ def any_of(label: str, values: Sequence[str], *, ending: str = "") -> str:
 
     `ending` is a regular expression that may follow each of them.
     """
-    texts = "|".join(_literal(value) + ending for value in values)
-    return f'{label}=~"{_quoted(texts)}"'
-
-
-def _literal(value: str) -> str:
-    """A value escaped as an RE2 regular expression."""
-    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", value)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    # Escaped for RE2's regular expressions, then for a string of PromQL.
+    texts = "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", value) + ending for value in values)
+    quoted = texts.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{label}=~"{quoted}"'
 
 
 def selector(*matchers: str) -> str:

@@ -6,12 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.baseline_comparison import Baseline, Figure, baseline_of, compare, document, parse
+from kvdiag.baseline_comparison import (
+    Baseline,
+    Figure,
+    Setting,
+    baseline_of,
+    changed_settings,
+    compare,
+    document,
+    parse,
+)
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Quantity, StepResult, Timeline
+from kvdiag.outputs.terminal.comparison_text import render
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, holding, pool, seen
 from tests.builders.worlds import WORLDS, facts
+from tests.unit.outputs.texts import piped
 
 
 def of(world: str) -> Baseline:
@@ -209,3 +220,16 @@ def test_nothing_else_than_value_error(spoilt: object) -> None:
     except ValueError:
         read = None
     assert read is None or read == parse(document(read))
+
+
+def test_changed_settings_stand_before_the_figures() -> None:
+    """What was set otherwise explains what moved; what only one side has is told too."""
+    old, new = (
+        replace(HEALTHY, settings=(Setting(name="cache_dtype", value=dtype), *more))
+        for dtype, more in (("auto", ()), ("fp8", (Setting(name="kv_connector", value="Nixl"),)))
+    )
+    assert (("cache_dtype", "auto", "fp8"), ("kv_connector", None, "Nixl")) == changed_settings(old, new)
+    text = piped(render(old, new, compare(old, new)))
+    assert 0 < text.index("fp8") < text.index("pool.capacity_tokens")
+    assert () == changed_settings(old, old) == changed_settings(replace(old, settings=()), new)
+    assert "block_tokens" in {one.name for one in HEALTHY.settings}

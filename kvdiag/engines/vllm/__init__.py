@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import resources
 from types import MappingProxyType
 
-from kvdiag.engines.engine import Capabilities, EngineAdapter
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.openai_client import OpenAIClient
 from kvdiag.engines.vllm import metrics, requests, settings, startup_log
 
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
-    capabilities=Capabilities(has_usage=True, has_blocks=True, has_salt=True, has_sleep=True),
+    has_salt=True,
     client=OpenAIClient,
     metrics_path="/metrics/",  # without the last slash the server redirects
     metrics=MappingProxyType(metrics.meanings()),
@@ -39,23 +41,5 @@ ENGINE = EngineAdapter(
     request_body=requests.request_body,
     completions_path=requests.COMPLETIONS_PATH,
     first_engine_headers=MappingProxyType(requests.FIRST_ENGINE_HEADERS),
-    flags=MappingProxyType(
-        {
-            "memory_fraction": "--gpu-memory-utilization",
-            "pool_bytes": "--kv-cache-memory-bytes",
-            "blocks_override": "--num-gpu-blocks-override",
-            "max_model_len": "--max-model-len",
-            "max_num_seqs": "--max-num-seqs",
-            "max_num_batched_tokens": "--max-num-batched-tokens",
-            "kv_dtype": "--kv-cache-dtype",
-            "enforce_eager": "--enforce-eager",
-            "tensor_parallel": "--tensor-parallel-size",
-            "graph_sizes": "--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config",
-            "host_caches": "--mm-processor-cache-gb, --cpu-offload-gb, --kv-offloading-size",
-            "max_logprobs": "--max-logprobs",
-            "images_per_prompt": "--limit-mm-per-prompt",
-            "image_size": "--mm-processor-kwargs",
-            "library_workspace": "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE",
-        }
-    ),
+    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -98,7 +98,6 @@ def _by_number(label: str) -> tuple[int, str]:
 
 
 def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
-    """A gap if a name has more series than any server has."""
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
             return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server")

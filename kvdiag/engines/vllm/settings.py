@@ -25,10 +25,11 @@ _FORMS = {
     "text": rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'",
 }
 
+_DATA = resources.files("kvdiag.engines.vllm")
 _ARGUMENTS = tuple(
     # `'name': value` of a dict, `name=value` of a Namespace or a config line.
     (field, form, re.compile(rf"(?<![\w])'?{name}'?(?:=|: ){_FORMS[form]}"))
-    for field, name, form in json.loads(resources.files("kvdiag.engines.vllm").joinpath("arguments.json").read_bytes())
+    for field, name, form in json.loads((_DATA / "arguments.json").read_bytes())
 )
 """Field of `EngineSettings`, form of its value, and its pattern among the arguments or in the config line."""
 
@@ -40,36 +41,16 @@ _PARALLEL = re.compile(r" (--tensor-parallel|--pipeline-parallel|-tp|-pp|--confi
 _ARGUMENT_LINE = re.compile(r"\bnon-default args: |\bargs: Namespace\(")
 _CONFIG_LINE = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
 
-_WHOLE, _FRACTION = _FORMS["whole"], _FORMS["fraction"]
-_RESOLVED: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    ("version", "text", re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v?(\d[\w.+-]{0,60})\)")),
-    ("version", "text", re.compile(r"vLLM API server version v?(\d[\w.+-]{0,60})")),
-    ("architecture", "text", re.compile(r"Resolved architecture: (\w{1,80})")),
-    ("max_model_len_tokens", "whole", re.compile(rf"Using max model len {_WHOLE}")),
-    ("max_num_batched_tokens", "whole", re.compile(rf"prefill is enabled with max_num_batched_tokens={_WHOLE}")),
-    ("block_size_tokens", "whole", re.compile(r"Setting attention block size to (\d{1,9}) tokens")),
-    ("decode_context_parallel", "whole", re.compile(r"KV cache size by the dcp_world_size (\d{1,5})")),
-    ("memory_fraction_ratio", "fraction", re.compile(rf"gpu_memory_utilization \({_FRACTION}\)")),
-    ("memory_fraction_ratio", "fraction", re.compile(rf"Desired GPU memory utilization is \({_FRACTION},")),
-    ("memory_fraction_ratio", "fraction", re.compile(rf"current --gpu-memory-utilization={_FRACTION} is equivalent")),
-    (
-        "memory_fraction_ratio",
-        "fraction",
-        re.compile(rf"\bkv_cache_size=[\d.]{{1,20}}GiB gpu_memory_utilization={_FRACTION}"),
-    ),
+WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
+"""The messages of a start that tell a figure, as regular expressions; `{…}` in one stands for the form of a number."""
+
+_RESOLVED = tuple(
+    (name, form, re.compile(wording.replace(f"{{{form}}}", _FORMS[form])))
+    for name, form, wording in WORDINGS["resolved"]
 )
 """Printed by the server once it has resolved a setting."""
 
-_SWITCHES: tuple[tuple[str, re.Pattern[str], bool], ...] = (
-    ("async_scheduling", re.compile(r"Asynchronous scheduling is enabled"), True),
-    ("async_scheduling", re.compile(r"Asynchronous scheduling is disabled"), False),
-    ("graphs_estimated", re.compile(r"CUDA graph memory profiling is enabled"), True),
-    (
-        "graphs_estimated",
-        re.compile(r"CUDA graph memory profiling is disabled|graph memory profiling will be enabled"),
-        False,
-    ),
-)
+_SWITCHES = tuple((name, re.compile(wording), value) for name, wording, value in WORDINGS["switches"])
 
 
 def parse_settings(lines: Iterable[str]) -> EngineSettings:

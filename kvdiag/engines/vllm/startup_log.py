@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvdiag.engines.vllm.settings import parse_settings
+from kvdiag.engines.vllm.settings import WORDINGS, parse_settings
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
 from kvdiag.sources.log_file import read_long_log
@@ -41,35 +41,8 @@ _INTERESTING = re.compile(
 
 _STARTS = re.compile(r"vLLM API server version|non-default args: |Initializing an? (?:V[01] )?LLM engine \(v")
 
-_RANK_SIZES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        # "GB" up to 0.8.3 is GiB as well: both divide by 2**30.
-        ("weights", rf"(?:Loading model weights|Model loading) took {_NUMBER} (?:GB|GiB)"),
-        ("weights", rf"model weights take {_NUMBER} ?GiB"),
-        ("weights", rf"Actual usage is {_NUMBER} GiB for weight\b"),
-        ("pool", rf"Available KV cache memory: {_NUMBER} ?GiB"),
-        ("pool", rf"rest of the memory reserved for KV Cache is {_NUMBER} ?GiB"),
-        ("pool", rf"\bkv_cache_size={_NUMBER} ?GiB"),
-        ("pool", rf"reserved {_NUMBER} ?GiB memory for KV Cache as specified"),
-        ("pool", rf"(?:Explicitly|Auto) set \({_NUMBER}/[\d.]{{1,20}}\) GiB for KV cache"),
-        ("pool", rf"Current kv cache memory in use is {_NUMBER} GiB"),
-        ("activation", rf"PyTorch activation peak memory takes {_NUMBER} ?GiB"),
-        ("activation", rf"{_NUMBER} GiB for peak activation"),
-        ("peak_torch", rf"\bpeak_torch_memory={_NUMBER} ?GiB"),
-        ("non_torch", rf"\bnon_torch_memory takes {_NUMBER} ?GiB"),
-        ("non_torch", rf"\bnon_torch_memory={_NUMBER} ?GiB"),
-        ("non_torch", rf"{_NUMBER} GiB for non-torch memory"),
-        ("consumed", rf"Actual usage is {_NUMBER} GiB for consumed memory"),
-        ("graphs_actual", rf"Graph capturing finished in [\d.]{{1,12}} secs, took {_NUMBER} GiB"),
-        ("graphs_actual", rf"CUDA graph pool memory: {_NUMBER} GiB \(actual\)"),
-        ("graphs_estimate", rf"\(actual\), {_NUMBER} GiB \(estimated\)"),
-        ("graphs_estimate", rf"Estimated CUDA graph memory: {_NUMBER} GiB total"),
-        ("total", rf"\btotal_gpu_memory \({_NUMBER} ?GiB\)"),
-        ("total", rf"\btotal_gpu_memory={_NUMBER} ?GiB"),
-        ("total", rf"Free memory on device (?:\S{{1,20}} )?\([\d.]{{1,20}}/{_NUMBER} GiB\) on startup"),
-    )
-)
+# "GB" up to 0.8.3 is GiB as well: both divide by 2**30.
+_RANK_SIZES = tuple((name, re.compile(wording.replace("{number}", _NUMBER))) for name, wording in WORDINGS["sizes"])
 """Field of `RankReport` to the wordings of it. Of one rank the last line counts, except for weights: the largest."""
 
 _TOKENS = re.compile(rf"\w+(?: \+ host)? KV cache size: {_COUNT} tokens")
@@ -84,8 +57,6 @@ _STAGE = re.compile(r"(?:^|_)PP(\d{1,5})(?:_|$)")
 
 @dataclass(slots=True)
 class _Process:
-    """What one process has printed so far."""
-
     name: str
     sizes: dict[str, PrintedSize] = field(default_factory=dict)
     failed_pool: str | None = None
@@ -93,8 +64,6 @@ class _Process:
 
 @dataclass(slots=True)
 class _Start:
-    """One start of the server."""
-
     lines: list[str] = field(default_factory=list)
     processes: dict[str, _Process] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -187,7 +156,6 @@ def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]
 
 
 def _take(start: _Start, key: str, name: str, record: str) -> None:
-    """Keep every figure of one message."""
     data_rank = _data_rank(name)
     for figure, pattern in _RANK_SIZES:
         for found in pattern.finditer(record):

@@ -158,7 +158,6 @@ class IsolationFeed(MarkedRun):
             await asyncio.sleep(READING_PAUSE_SECONDS)
 
     def _readings(self, first: int) -> list[Sample]:
-        """The newest engine samples."""
         return engine_samples(self.recorder.since(first)[-RECENT_SAMPLES:])
 
 

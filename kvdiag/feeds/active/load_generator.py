@@ -20,7 +20,7 @@ import httpx2
 
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Load, Outcome, Workload
-from kvdiag.sources.bounded_json import decode
+from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.http import UNPACKED, HttpReader, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
@@ -209,7 +209,6 @@ async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Out
 
 
 async def _events(response: httpx2.Response, path: str) -> AsyncGenerator[dict[str, Any]]:
-    """The events of a stream."""
     rest = bytearray()
     count = 0
     async with aclosing(unpacked(response, path)) as chunks:
@@ -234,10 +233,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not line.startswith(b"data:"):
         return None
     try:
-        event = decode(line.removeprefix(b"data:"))
+        return decode_object(line.removeprefix(b"data:"))
     except ValueError:
         return None  # [DONE], or a line that is none of ours
-    return event if isinstance(event, dict) else None
 
 
 def _generated(event: dict[str, Any], before: int) -> int:
@@ -258,7 +256,6 @@ def _message(event: dict[str, Any]) -> str | None:
 
 
 async def _error_of(response: httpx2.Response, path: str) -> str:
-    """The message of an error answer, bounded."""
     content = b""
     async with aclosing(unpacked(response, path)) as parts:
         async for part in parts:
@@ -267,10 +264,9 @@ async def _error_of(response: httpx2.Response, path: str) -> str:
                 break
     text = content.decode("utf-8", errors="replace")
     try:
-        decoded = decode(text)
+        message = _message(decode_object(text))
     except ValueError:
-        decoded = None
-    message = _message(decoded) if isinstance(decoded, dict) else None
+        message = None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"
 
 

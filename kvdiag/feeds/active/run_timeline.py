@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvdiag.feeds.live.sampling import Clock, TimelineBuilder
-from kvdiag.model import Mark, Outcome, Phase, Sample, Workload
+from kvdiag.model import Mark, Phase, Sample
 
 CROWDED_SAMPLES = 3
 """Samples under load that must all show waiting requests before a longer load is skipped."""
@@ -18,28 +19,9 @@ class MarkedRun:
     recorder: TimelineBuilder
     clock: Clock
 
-    def _mark(
-        self,
-        step: str,
-        cycle: int,
-        phase: Phase,
-        *,
-        workload: Workload | None = None,
-        outcome: Outcome | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        """Mark that a cycle of a step has reached this phase."""
-        self.recorder.add(
-            Mark(
-                at_seconds=self.clock.now_seconds(),
-                step=step,
-                cycle=cycle,
-                phase=phase,
-                workload=workload,
-                outcome=outcome,
-                notes=notes,
-            )
-        )
+    def _mark(self, step: str, cycle: int, phase: Phase, **more: Any) -> None:
+        """Mark that a cycle of a step has reached this phase; `more` are the mark's other fields."""
+        self.recorder.add(Mark(at_seconds=self.clock.now_seconds(), step=step, cycle=cycle, phase=phase, **more))
 
 
 def crowded(samples: list[Sample]) -> bool:

@@ -339,7 +339,6 @@ class ActiveFeed(MarkedRun):
         return found
 
     def _lost(self) -> bool:
-        """Whether the engine's last samples all failed."""
         readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)

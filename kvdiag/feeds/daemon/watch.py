@@ -163,7 +163,6 @@ class Watch:
         self._snapshot = None
 
     def _restore(self) -> None:
-        """Start from the recorded history of an earlier run."""
         if self._recorder is None:
             return
         before = self._recorder.before

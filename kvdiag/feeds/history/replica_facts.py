@@ -59,7 +59,6 @@ def _size(labels: LabelMap) -> tuple[str, ...]:
 
 
 def _of_field(columns: Columns, field: str) -> list[tuple[LabelMap, Points]]:
-    """The series of a field."""
     return [(labels, points) for labels, points in columns.reported if METRICS[labels["__name__"]].field == field]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, sub
 
 from kvdiag.engines import is_server_title
@@ -53,18 +53,8 @@ def names_of(columns: Columns) -> Names:
     return Names(pids=pids, server_pids=tuple(sorted(server)) or None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """The identity of one GPU."""
-
-    uuid: str
-    index: int
-    name: str
-    mig_parent_uuid: str | None = None
-
-
 def devices_of(
-    columns: Columns, cards: Mapping[str, Card], names: Names
+    columns: Columns, cards: Mapping[str, Device], names: Names
 ) -> tuple[dict[float, tuple[Device, ...]], list[Gap]]:
     """The devices at each time that one of them was read."""
     parts = {key[0]: dict(fields) for key, fields in columns.of("device").items()}
@@ -93,14 +83,7 @@ def devices_of(
         )
         if memory is None and not processes:
             return None
-        return Device(
-            uuid=card.uuid,
-            index=card.index,
-            name=card.name,
-            memory=memory,
-            processes=processes or None,
-            mig_parent_uuid=card.mig_parent_uuid,
-        )
+        return replace(card, memory=memory, processes=processes or None)
 
     order = sorted(rows, key=lambda uuid: (cards[uuid].index, uuid))
     found = readings(times, {uuid: _with_memory(rows[uuid], len(times)) for uuid in order}, made)
@@ -153,7 +136,7 @@ def _steady(totals: Sequence[float | None]) -> Values:
 
 
 def allocators_of(
-    columns: Columns, cards: Mapping[str, Card], names: Names, born_ticks: int
+    columns: Columns, cards: Mapping[str, Device], names: Names, born_ticks: int
 ) -> tuple[dict[float, tuple[Allocator, ...]], list[Gap]]:
     """The allocators at each time that one of them was read."""
     torch = {key: fields for key, fields in sorted(columns.of("torch").items()) if fields.keys() >= ALLOCATOR}
@@ -205,9 +188,9 @@ def _process_of(torch: Mapping[tuple[str, ...], Fields], columns: Columns) -> di
     return found
 
 
-def cards_of(series: Iterable[Mapping[str, str]], keys: Iterable[str]) -> dict[str, Card]:
+def cards_of(series: Iterable[Mapping[str, str]], keys: Iterable[str]) -> dict[str, Device]:
     """The GPUs that any series is about, by the key of their columns."""
-    found: dict[str, Card] = {}
+    found: dict[str, Device] = {}
     for labels in series:
         key = uuid_of(labels) or f"gpu{labels.get('gpu', '')}"
         known = found.get(key)
@@ -217,12 +200,13 @@ def cards_of(series: Iterable[Mapping[str, str]], keys: Iterable[str]) -> dict[s
         index = int(number) if number.isdecimal() and len(number) <= MAX_INDEX_DIGITS else None
         name = labels.get("modelName") or labels.get("name") or ""
         if known is None or (not known.name and name):
-            found[key] = Card(
+            found[key] = Device(
                 uuid=f"{uuid}/{slice_id}" if slice_id else uuid,
                 index=min(index if index is not None else (known.index if known else 0), 1024),
                 name=name,
+                memory=None,
                 mig_parent_uuid=uuid if slice_id else None,
             )
     for key in keys:
-        found.setdefault(key, Card(uuid=key, index=0, name=""))
+        found.setdefault(key, Device(uuid=key, index=0, name="", memory=None))
     return found

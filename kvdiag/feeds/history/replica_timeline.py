@@ -100,7 +100,6 @@ def _present(replica: Replica, history: History) -> list[str]:
 
 
 def _cut(columns: Columns, since_seconds: float) -> None:
-    """Leave out samples before a moment."""
     for keys in columns.parts.values():
         for fields in keys.values():
             for name, column in list(fields.items()):
@@ -215,7 +214,6 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
 
 
 def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
-    """Adjoining intervals with the same reason as one."""
     found: list[LostHistory] = []
     for one in sorted(set(lost), key=lambda one: (one.start_seconds, one.end_seconds, one.reason)):
         if found and found[-1].reason == one.reason and one.start_seconds <= found[-1].end_seconds:

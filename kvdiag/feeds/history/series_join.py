@@ -62,8 +62,6 @@ class Replica:
 
 @dataclass(slots=True)
 class _Group:
-    """A replica in the making."""
-
     key: str
     own: list[LabelMap] = field(default_factory=list)
     series: list[Labels] = field(default_factory=list)
@@ -218,7 +216,6 @@ def _pod_key(pod: tuple[str, str, str]) -> str:
 
 
 def _of_its_pod(groups: Mapping[str, _Group], labels: LabelMap) -> _Group | None:
-    """The server whose pod a series names."""
     return groups.get(_pod_key(pod)) if (pod := pod_of(labels)) is not None else None
 
 

@@ -90,7 +90,6 @@ class _Span(NamedTuple):
 
 
 def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample, ...]:
-    """Those of a segment that are of the same server and in the time."""
     own = _facts(path, span.lost)
     if own is None or not same_server(own, span.facts):
         return ()

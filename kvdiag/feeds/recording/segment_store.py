@@ -53,8 +53,6 @@ HISTORY = "history"
 
 
 class _Segment(NamedTuple):
-    """A segment that was begun by this recorder."""
-
     path: Path
     writer: TraceWriter
     begun_seconds: float
@@ -217,7 +215,6 @@ class SegmentStore:
         return size, samples[-1].at_seconds - segment.begun_seconds
 
     def _end(self, folder: Path) -> None:
-        """End the open segment of a folder, if there is one."""
         if (segment := self._open.pop(folder, None)) is not None:
             try:
                 segment.writer.close()
@@ -259,7 +256,6 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_history(folder: Path) -> None:
-    """Create the history directory if it is missing."""
     path = folder / HISTORY
     try:
         with contextlib.suppress(FileExistsError):

@@ -29,7 +29,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
 from kvdiag.model.codec import from_plain, to_plain
-from kvdiag.sources.bounded_json import decode
+from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.log_file import GZIP_MAGIC
 
 FORMAT = 1
@@ -266,7 +266,7 @@ def _read_lines(
         if from_seconds and _before(line, from_seconds):
             continue
         try:
-            _add(_decoded(line), kept, memory_bytes(line), share)
+            _add(decode_object(line, max_values=MAX_LINE_VALUES), kept, memory_bytes(line), share)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
     return _timeline(kept, facts, CUT_OFF)
@@ -296,7 +296,7 @@ def read_header(path: Path) -> tuple[Facts, float]:
     """
     with _unpacked(path) as file:
         first = next(_lines(file), (b"", False))[0]
-        facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
+        facts, moved = _header(first, path), decode_object(first, max_values=MAX_LINE_VALUES).get(CLOCK_SET, 0.0)
     if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
         raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
     return facts, float(moved)
@@ -305,7 +305,7 @@ def read_header(path: Path) -> tuple[Facts, float]:
 def _header(line: bytes, path: Path) -> Facts:
     not_a_trace = f"{path} is not a kvdiag trace: its first line is not a header"
     try:
-        header = _decoded(line)
+        header = decode_object(line, max_values=MAX_LINE_VALUES)
     except ValueError as error:
         raise NotATraceError(not_a_trace) from error
     version = header.get("kvdiag_trace")
@@ -319,17 +319,6 @@ def _header(line: bytes, path: Path) -> Facts:
         return _of_today(from_plain(Facts, header.get("facts")))
     except ValueError as error:
         raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    value = decode(line, max_values=MAX_LINE_VALUES, parse_constant=_no_constant)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
 
 
 def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:

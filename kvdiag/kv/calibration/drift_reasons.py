@@ -5,7 +5,9 @@ A reason is confirmed where the model with that one setting changed gives every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import pkgutil
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kvdiag.errors import KvModelError
@@ -17,7 +19,6 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
     Expected,
     Figure,
     Reason,
-    ReasonId,
     capacity_comparisons,
 )
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
@@ -29,6 +30,7 @@ ANOTHER_MODEL_RATIO = 0.25
 """So far off, it is more likely another model than another setting."""
 
 _MOST_REASONS = 3
+_TEXTS: Mapping[str, str] = json.loads(pkgutil.get_data(__package__, "drift_reasons.json") or b"")
 
 
 def explain(
@@ -73,6 +75,11 @@ def settled_batches(architecture: Architecture, deployment: Deployment, report: 
     return None
 
 
+def _reason(reason: str, *, setting: str | None = None, **figures: object) -> Reason:
+    """A reason of `drift_reasons.json` with its figures filled in."""
+    return Reason(reason, _TEXTS[reason].format(setting=setting, **figures), setting)
+
+
 def _depends_on_batches(architecture: Architecture) -> bool:
     return bool(set(architecture.kinds) & {LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.CROSS_ATTENTION})
 
@@ -85,7 +92,7 @@ def _confirmed(architecture: Architecture, deployment: Deployment, report: Engin
         except KvModelError:
             continue
         if comparisons and not any(one.drift_ratio for one in comparisons):
-            yield Reason(ReasonId.SETTING, f"with {text} the prediction matches exactly", text)
+            yield _reason("setting", setting=text)
 
 
 def _changes(
@@ -128,63 +135,38 @@ def _capacity_reasons(
     reporting = sum(rank.pool is not None for rank in report.ranks)
     if one.drift_ratio > 0:
         if settings.speculative_tokens and not deployment.draft_layers:
-            yield Reason(
-                ReasonId.DRAFT_MODEL, "the draft model's layers use part of the pool and are not in MODEL's config"
-            )
+            yield _reason("draft_model")
         if 0 < reporting < ranks:
-            yield Reason(
-                ReasonId.SMALLER_RANK,
-                f"another rank may have a smaller pool ({reporting} of {ranks} ranks report theirs), and vLLM uses the "
-                "smallest for all ranks",
-            )
+            yield _reason("smaller_rank", reporting=reporting, ranks=ranks)
         if settings.speculative_tokens is None:
-            yield Reason(
-                ReasonId.POSSIBLE_DRAFT_MODEL,
-                "a draft model may share the pool; the engine does not report whether there is one",
-            )
+            yield _reason("possible_draft_model")
     elif reporting and not report.is_v0:
-        yield Reason(
-            ReasonId.CHEAPER_TOKENS,
-            "a token takes less than predicted: check the KV dtype, and for layers that share a cache",
-        )
+        yield _reason("cheaper_tokens")
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield Reason(ReasonId.DIFFERENT_MODEL, f"the engine serves a different model: {settings.model[:80]!r}")
+        yield _reason("different_model", what="a different model", model=settings.model[:80])
     if report.is_v0 and set(architecture.kinds) - {LayerKind.FULL}:
-        yield Reason(ReasonId.V0_FULL_CONTEXT, "the V0 engine keeps the full context in every layer")
-    yield Reason(
-        ReasonId.UNKNOWN_LAYOUT, "unknown: how the engine lays out this architecture; pass --kv-bytes-per-token"
-    )
+        yield _reason("v0_full_context")
+    yield _reason("unknown_layout")
 
 
 def _weight_reasons(one: Comparison, report: EngineReport) -> Iterator[Reason]:
     settings = report.settings
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield Reason(
-            ReasonId.DIFFERENT_MODEL, f"the engine serves a different model or weight format: {settings.model[:80]!r}"
-        )
+        yield _reason("different_model", what="a different model or weight format", model=settings.model[:80])
     if settings.quantization is not None:
-        yield Reason(
-            ReasonId.WEIGHT_FORMAT,
-            f"the engine runs with --quantization {settings.quantization}: pass its format with --weights",
-        )
+        yield _reason("weight_format", quantization=settings.quantization)
     if one.drift_ratio < 0:
         if settings.speculative_tokens:
-            yield Reason(ReasonId.DRAFT_WEIGHTS, "the draft model's weights are included")
-        yield Reason(ReasonId.PADDED_WEIGHTS, "weights are padded or repacked on load, or LoRA slots are included")
+            yield _reason("draft_weights")
+        yield _reason("padded_weights")
     else:
-        yield Reason(
-            ReasonId.FEWER_WEIGHTS,
-            "the checkpoint has fewer weights than the config describes, or other ranks hold the rest",
-        )
+        yield _reason("fewer_weights")
 
 
 def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[Reason]:
     weights = [one for one in calibration.comparisons if one.figure is Figure.WEIGHTS and not one.within_limit]
     if weights:
-        yield Reason(ReasonId.WEIGHTS_DIFFER, "the weights differ, which changes what is left for the pool")
-    yield Reason(
-        ReasonId.OVERHEADS_DIFFER,
-        f"CUDA context, activation and graphs differ from the plan's ({expected.pool_source})",
-    )
+        yield _reason("weights_differ")
+    yield _reason("overheads_differ", source=expected.pool_source)
     if any(not one.within_limit for one in calibration.comparisons if one.figure in CAPACITY_FIGURES):
-        yield Reason(ReasonId.CAPACITY_DIFFERS, "the capacity differs too: see its reasons")
+        yield _reason("capacity_differs")

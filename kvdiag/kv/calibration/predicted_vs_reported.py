@@ -69,31 +69,11 @@ def between(size: PrintedSize) -> Interval:
     return Interval(nominal=size.nominal_bytes, low=size.low_bytes, high=size.high_bytes)
 
 
-class ReasonId(StrEnum):
-    """Why a reported figure may differ from the predicted one."""
-
-    SETTING = "setting"
-    DRAFT_MODEL = "draft_model"
-    POSSIBLE_DRAFT_MODEL = "possible_draft_model"
-    SMALLER_RANK = "smaller_rank"
-    CHEAPER_TOKENS = "cheaper_tokens"
-    DIFFERENT_MODEL = "different_model"
-    V0_FULL_CONTEXT = "v0_full_context"
-    UNKNOWN_LAYOUT = "unknown_layout"
-    WEIGHT_FORMAT = "weight_format"
-    DRAFT_WEIGHTS = "draft_weights"
-    PADDED_WEIGHTS = "padded_weights"
-    FEWER_WEIGHTS = "fewer_weights"
-    WEIGHTS_DIFFER = "weights_differ"
-    OVERHEADS_DIFFER = "overheads_differ"
-    CAPACITY_DIFFERS = "capacity_differs"
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One reason for a drift, as an id and as text; `setting` is the changed setting that makes the figures exact."""
 
-    id: ReasonId
+    id: str
     text: str
     setting: str | None = None
 

@@ -6,6 +6,7 @@ with the package and read once; it holds every colour, light and dark, of status
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -36,6 +37,10 @@ ICONS: Mapping[Status, str] = {
     ),
 }
 """A shape of its own for each status: it can be read without colour."""
+
+
+FLAG = re.compile(r"((?<![\w-])--[a-z][\w-]{1,60})")
+"""A command-line flag. Its name in prose is a span of its own that does not wrap."""
 
 
 @cache
@@ -86,12 +91,12 @@ def mark(status: Status) -> Html:
 
 def verdict(status: Status, sentence: str) -> Html:
     """The verdict of a page, or of a part of it."""
-    return element("section", mark(status), element("p", sentence), class_=f"verdict {status}")
+    return element("section", mark(status), element("p", prose(sentence)), class_=f"verdict {status}")
 
 
 def unobserved(text: str) -> Html:
     """A paragraph on something that could not be observed."""
-    return element("p", text, class_="unknown")
+    return element("p", prose(text), class_="unknown")
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> Html:
@@ -117,11 +122,18 @@ def row(*cells: str | tuple[str, str], header: int = 0) -> Html:
 
 
 def prose(text: str) -> Html:
-    """A sentence with its commands, which stand between backticks, as code."""
+    """A sentence with its commands, which stand between backticks, as code; a flag is never broken at a hyphen."""
     pieces = text.split("`")
     if len(text) > MAX_TEXT_CHARACTERS or len(pieces) % 2 == 0:
-        return joined(text)
-    return joined(*(element("code", piece) if place % 2 else piece for place, piece in enumerate(pieces)))
+        return joined(text.replace("`", "'"))
+    return joined(
+        *(element("code", _unbroken(piece)) if place % 2 else _unbroken(piece) for place, piece in enumerate(pieces))
+    )
+
+
+def _unbroken(text: str) -> Html:
+    parts = FLAG.split(text)
+    return joined(*(element("span", part, class_="flag") if place % 2 else part for place, part in enumerate(parts)))
 
 
 def finding_card(finding: Finding) -> Html:
@@ -143,7 +155,7 @@ def finding_card(finding: Finding) -> Html:
     return element(
         "section",
         element("header", mark(finding.status), element("h3", finding.id)),
-        element("p", finding.summary),
+        element("p", prose(finding.summary)),
         element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from kvdiag.formatting import format_count, format_time
 from kvdiag.model import Timeline
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
-from kvdiag.outputs.html.kit import finding_card, gap_rows, mark, row, table, unknown_rows, verdict
+from kvdiag.outputs.html.kit import finding_card, gap_rows, mark, prose, row, table, unknown_rows, verdict
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_page import Making, body, report
 from kvdiag.outputs.presentation import problems_of, sentence
@@ -53,7 +53,7 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
 
 def _replicas(result: FleetDiagnosis) -> Html:
     rows = [
-        row(mark(one.diagnosis.worst), one.name, (format_count(one.hours), "number"), one.summary, header=1)
+        row(mark(one.diagnosis.worst), one.name, (format_count(one.hours), "number"), prose(one.summary), header=1)
         for one in result.judged[:MAX_ROWS]
     ]
     return table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")

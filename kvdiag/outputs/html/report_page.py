@@ -19,6 +19,7 @@ from kvdiag.outputs.html.kit import (
     gap_rows,
     ledger_cards,
     mark,
+    prose,
     row,
     table,
     unknown_rows,
@@ -146,7 +147,7 @@ def _steps(steps: Iterable[StepResult]) -> Html:
     rows = []
     for number, step in enumerate(steps, start=1):
         notes = [element("p", note, class_="dim") for note in step.notes]
-        result, compared = joined(step.summary, *notes), joined(*_compared(step))
+        result, compared = joined(prose(step.summary), *notes), joined(*_compared(step))
         rows.append(row(mark(step.status), f"{number} {spaced(step.id)}", result, (compared, "figures dim"), header=1))
     titles = (("", ""), ("step", ""), ("result", ""), ("expected / measured", "figures"))
     return table(titles, rows, "steps")

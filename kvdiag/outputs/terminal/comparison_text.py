@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvdiag.baseline_comparison import Baseline, Change, Outcome
+from kvdiag.baseline_comparison import Baseline, Change, Outcome, changed_settings
 from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.outputs.documents.plain_values import Json, fields_of
-from kvdiag.outputs.presentation import signed
+from kvdiag.outputs.presentation import signed, spaced
 from kvdiag.outputs.terminal.cells import columns, plain
 
 SCHEMA_VERSION = 1
@@ -30,6 +30,7 @@ def document(before: Baseline, after: Baseline, changes: Sequence[Change]) -> Js
         "schema_version": SCHEMA_VERSION,
         "before": fields_of(before, *who),
         "after": fields_of(after, *who),
+        "settings": [{"name": name, "before": was, "after": now} for name, was, now in changed_settings(before, after)],
         "changes": [
             fields_of(one, "name", "unit", "outcome", "before", "after")
             | {"ratio": None if one.ratio is None else round(one.ratio, 6)}
@@ -39,7 +40,10 @@ def document(before: Baseline, after: Baseline, changes: Sequence[Change]) -> Js
 
 
 def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> RenderableType:
-    """One line for each figure, with its change if it differs."""
+    """The settings that differ, then one line for each figure, with its change if it differs."""
+    settings = columns("=", ">before", ">after")
+    for name, was, now in changed_settings(before, after):
+        settings.add_row(plain(spaced(name)), plain(was or "not set"), plain(now or "not set"), style="yellow")
     table = columns("=", "=", ">before", ">after", ">change")
     for one in changes:
         change = "" if one.ratio is None or one.outcome == "same" else signed(format_ratio(one.ratio))
@@ -55,6 +59,7 @@ def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> Rend
         plain(f"before  {_title(before)}"),
         plain(f"after   {_title(after)}"),
         Text(),
+        *((plain("Changed settings", "bold"), settings, Text()) if settings.row_count else ()),
         table,
         Text(),
         plain(", ".join(f"{count} {outcome}" for outcome, count in counts if count), "bold"),

@@ -24,6 +24,8 @@ def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
         "VLLM_PLUGINS": "kvdiag_agent,meddle,leak_blocks",
         "KVDIAG_TEST_MEDDLE": str(folder),
         "KVDIAG_TEST_LEAKED_BLOCKS": str(folder / "leaked-blocks"),
+        # Its API can be told to pause.
+        "VLLM_SERVER_DEV_MODE": "1",
     }
 
 

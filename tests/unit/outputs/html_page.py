@@ -15,6 +15,7 @@ class Page(HTMLParser):
         self.seen: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self._in_sentence = False
+        self._inline: list[bool] = []
         self.feed(page)
         self.close()
         assert [] == self.open
@@ -22,9 +23,16 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep it."""
         self.seen.append((tag, dict(attrs)))
-        self._in_sentence &= tag == "code"
+        # Code and flags are parts of their sentence, a flag also of its command.
+        inline = tag == "code" or ("class", "flag") in attrs
+        self._in_sentence &= inline
+        self._inline.append(inline)
+        if tag == "code":
+            self._keep("`")
         if tag not in VOID:
             self.open.append(tag)
+        else:
+            self._inline.pop()
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep it."""
@@ -32,15 +40,19 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """It is the one that was opened last."""
-        self._in_sentence &= tag == "code"
+        if tag == "code":
+            self._keep("`")
         if tag not in VOID or tag in self.open[-1:]:
             assert tag == self.open.pop()
+            self._in_sentence &= self._inline.pop()
 
     def handle_data(self, data: str) -> None:
         """Keep it."""
         if self.open[-1:] == ["style"]:
             return
-        text = f"`{data}`" if self.open[-1:] == ["code"] else data
+        self._keep(data)
+
+    def _keep(self, text: str) -> None:
         self.texts[-1:] = [self.texts[-1] + text] if self._in_sentence else [*self.texts[-1:], text]
         self._in_sentence = True
 

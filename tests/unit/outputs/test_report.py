@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Diagnosis, Facts, FailedAllocation, Gap, Sample, Timeline
+from kvdiag.outputs.html.kit import prose
 from kvdiag.outputs.html.report_page import render
 from kvdiag.outputs.html.report_series import failures
 from kvdiag.outputs.presentation import evidence_value, spaced
@@ -211,3 +212,18 @@ def test_the_message_of_a_failure_is_whole() -> None:
     """A long error of the server stands in the page, to its end."""
     error = f"Internal Server Error: {'x' * 600} end"
     assert error in Page(page(World(failing={"long_context": error}))).text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lower --max-num-seqs: 4", 'lower <span class="flag">--max-num-seqs</span>: 4'),
+        ("`kvdiag run --soak`", '<code>kvdiag run <span class="flag">--soak</span></code>'),
+        ("a -- b, x--y", "a -- b, x--y"),
+        ("one ` alone", "one &#x27; alone"),
+        ("<b>--x-y</b>", '&lt;b&gt;<span class="flag">--x-y</span>&lt;/b&gt;'),
+    ],
+)
+def test_prose_has_flags_that_do_not_break_and_no_backtick(text: str, expected: str) -> None:
+    """A flag is one word that does not wrap, also within a command."""
+    assert expected == prose(text)

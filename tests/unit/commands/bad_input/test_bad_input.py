@@ -31,7 +31,7 @@ USAGE: Mapping[str, tuple[str, ...]] = {
     "unknown scenario to run": ("run", "--simulate", "nope"),
     "unknown scenario to serve": ("drill", "no\nsuch\x1b[2Jscenario"),
     "unknown verdict": ("explain", "nothing\nlike it"),
-    "nearly a verdict": ("explain", "leak.kv_block"),
+    "nearly a verdict": ("explain", "leek.kv_block"),
     "isolation with a soak": ("run", *SERVER, "--isolation", "--soak"),
     "another key without isolation": ("run", *SERVER, "--other-api-key", "b"),
     "soak too short": ("run", *SERVER, "--soak=4m"),

@@ -250,7 +250,7 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("growth_per_hour_low", 10 * MB, "bytes", "computed"),
         ("growth_per_hour_high", 10 * MB, "bytes", "computed"),
         ("growth_per_hour_of_later_half", 10 * MB, "bytes", "torch"),
-        ("p_value", 1 / 64, "ratio", "computed"),
+        ("p_value", 1 / 64, "p-value", "computed"),
         ("false_discovery_rate", 1 / 64, "ratio", "computed"),
         ("load_reported", "yes", "", "engine"),
         ("compared_with", "vllm 0.31.0", "", "engine"),
@@ -258,7 +258,7 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("growth_beyond_older", 10 * MB, "bytes", "torch"),
         ("growth_beyond_older_low", 10 * MB, "bytes", "computed"),
         ("growth_beyond_older_high", 10 * MB, "bytes", "computed"),
-        ("p_value_of_difference", pytest.approx(1 / 924), "ratio", "computed"),
+        ("p_value_of_difference", pytest.approx(1 / 924), "p-value", "computed"),
         ("false_discovery_rate_of_difference", pytest.approx(1 / 924), "ratio", "computed"),
     ]
 
