@@ -1,5 +1,7 @@
 """baseline.duplicate_model: memory beyond the pool and one copy of the weights, with a pool and without one."""
 
+from __future__ import annotations
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
