@@ -11,7 +11,7 @@ from tests.builders.values import GIB, MIB, device, pool, process
 def test_every_line_of_a_server_alone() -> None:
     """Driver, pool, weights, the rest of the server's process, and nothing unaccounted for."""
     own = POOL_BYTES + 7 * GIB
-    assert tuple(
+    expected = tuple(
         LedgerLine(gpu=0, uuid="GPU-0", component=component, bytes=size, provenance=provenance, detail=detail)  # type: ignore[arg-type]
         for component, size, provenance, detail in (
             ("driver_reserved", 464 * MIB, "measured", ""),
@@ -20,7 +20,8 @@ def test_every_line_of_a_server_alone() -> None:
             ("server_other", 1 * GIB, "computed", "context, activations, graphs, allocator cache of pid 100"),
             ("unaccounted", 0, "computed", "in no process that NVML lists"),
         )
-    ) == lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
+    )
+    assert expected == lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
 
 
 def test_another_process_has_its_own_line() -> None:

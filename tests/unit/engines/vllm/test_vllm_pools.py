@@ -67,8 +67,8 @@ def test_one_broken_pool_leaves_the_others() -> None:
         ),
     ],
 )
-def test_page_that_is_not_of_one_server_is_a_gap(page: str, reason: str) -> None:
-    """None of its pools is taken."""
+def test_hostile_number_of_pools_is_refused(page: str, reason: str) -> None:
+    """Of a page that is not one server's no pool is taken, and a gap says why."""
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == parse_pools(parse_page(page), "0.32.0")
 
 
