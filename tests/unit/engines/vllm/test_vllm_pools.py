@@ -62,7 +62,7 @@ def test_one_broken_pool_leaves_the_others() -> None:
         ),
         pytest.param(
             "".join(LINE.format(number, 9) for number in range(5_000)),
-            f"vllm:cache_config_info has 5000 series, more than {MAX_SERIES}: not a page of one server",
+            containing("vllm:cache_config_info", "5000 series", f"more than {MAX_SERIES}"),
             id="more pools than any server has",
         ),
     ],
