@@ -72,7 +72,11 @@ def summarise(
     shared = [each for each in found if not each.private]
     # Small and large requests never share a segment.
     pool = [each for each in shared if each.large == (request_bytes > SMALL_REQUEST_BYTES)]
-    stream = _fullest_stream(pool)
+    # A block serves only its own stream: that with most of the pool's bytes is judged.
+    held: Counter[Any] = Counter()
+    for each in pool:
+        held[each.stream] += each.reserved_bytes
+    stream = max(held, key=held.__getitem__, default=None)
     usable = [block for each in pool if each.stream == stream for block in each.free]
     totals = _totals(found)
     pinned = [each for each in shared if each.pinned]
@@ -158,14 +162,6 @@ class _Segment:
         """Whether a few live bytes keep a large segment reserved."""
         held = self.live_bytes + self.pending_bytes
         return self.reserved_bytes >= PINNED_BYTES and 0 < held < PINNED_LIVE_RATIO * self.reserved_bytes
-
-
-def _fullest_stream(segments: Iterable[_Segment]) -> Any:
-    """The stream with most of the pool's bytes: a block serves only its own stream."""
-    held: Counter[Any] = Counter()
-    for each in segments:
-        held[each.stream] += each.reserved_bytes
-    return max(held, key=lambda stream: held[stream], default=None)
 
 
 def _room(

@@ -110,14 +110,11 @@ class Agent:
             try:
                 self.publish()
             except BaseException as error:  # noqa: BLE001 - as above
-                self._say_once(error)
+                # Where nothing was ever published, no publication can report the first error.
+                if not self._said:
+                    self._said = True
+                    say(f"cannot publish in {self.directory}: {type(error).__name__}: {error}")
             due_seconds = max(due_seconds + self.period_seconds, time.monotonic())
-
-    def _say_once(self, error: BaseException) -> None:
-        """Log the first error if nothing was ever published: no publication can report it."""
-        if not self._said:
-            self._said = True
-            say(f"cannot publish in {self.directory}: {type(error).__name__}: {error}")
 
 
 _agents: list[Agent] = []

@@ -91,6 +91,15 @@ class EngineAdapter:
     title: str
     """The name in texts."""
 
+    has_usage: bool
+    """Reports the share of its KV pool in use."""
+
+    has_blocks: bool
+    """Reports its KV pool in blocks of a known number of tokens."""
+
+    has_sleep: bool
+    """Has a sleep mode, in which its memory is given back."""
+
     has_salt: bool
     """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
 

@@ -102,10 +102,11 @@ class Pages:
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
         if request.path == "/runbooks" or request.path.startswith("/runbooks/"):
             runbook = runbooks().get(request.path[len("/runbooks/") :].removesuffix(".md") or "README")
-            return _no_page() if runbook is None else Answer(body=runbook.read_bytes())
+            if runbook is not None:
+                return Answer(body=runbook.read_bytes())
         if request.path == "/":
             return self._status_page()
-        return _no_page()
+        return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total)
@@ -155,10 +156,6 @@ def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
 def _json(value: Any, *headers: tuple[str, str]) -> Answer:
     body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
     return Answer(body=body, content_type="application/json", headers=headers)
-
-
-def _no_page() -> Answer:
-    return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
 
 def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:

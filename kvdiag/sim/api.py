@@ -30,10 +30,6 @@ EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
 DONE = "data: [DONE]\n\n"
 
 
-class _ClientGoneError(ConnectionError):
-    """The client has disconnected."""
-
-
 class Api:
     """One server: its engine, its GPU and its answers."""
 
@@ -129,7 +125,7 @@ class Api:
     async def _run(
         self, identity: str, completion: Completion, gone: asyncio.Event
     ) -> AsyncGenerator[tuple[int, Output]]:
-        """The engine's outputs, each with its prompt's index; _ClientGoneError if the client disconnects."""
+        """The engine's outputs, each with its prompt's index; ConnectionResetError if the client disconnects."""
         outputs: Outputs = asyncio.Queue()
         now = time.monotonic()
         requests = {
@@ -152,7 +148,7 @@ class Api:
             while open_requests:
                 output = await outputs.get()
                 if output is None:
-                    raise _ClientGoneError
+                    raise ConnectionResetError
                 open_requests -= output.finish_reason is not None
                 yield requests[output.request], output
         finally:

@@ -72,11 +72,6 @@ class Engine:
         self.statistics = Statistics(scenario, self.total_blocks)
         self.statistics.see(self.scheduler)
 
-    @property
-    def block_bytes(self) -> int:
-        """Device bytes of one KV block, all layers."""
-        return self.scenario.block_tokens * self.scenario.model.kv_bytes_per_token
-
     def submit(self, request: Request, outputs: Outputs) -> None:
         """Queue a request for the next step; its results arrive in `outputs`."""
         self._outputs[request] = outputs
@@ -175,7 +170,7 @@ class Engine:
             requested = math.ceil(self.gpu.usable_bytes * scenario.memory_fraction_ratio)
             consumed = free_at_start - self.gpu.free_bytes
             available = requested - consumed - sum(self._activations(scenario.max_batched_tokens))
-        blocks = available // self.block_bytes
+        blocks = available // (scenario.block_tokens * scenario.model.kv_bytes_per_token)
         for _ in range(scenario.model.layers):
             self._keep(blocks * scenario.block_tokens * scenario.model.kv_bytes_per_token_per_layer)
         return blocks

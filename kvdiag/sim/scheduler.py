@@ -161,7 +161,11 @@ class Scheduler:
     def _allocate_or_preempt(self, request: Request, new: int) -> bool:
         while not self._allocate(request, new):
             victim = self.running.pop()
-            self._preempt(victim)
+            self._give_back(victim)
+            victim.computed_tokens = 0
+            victim.preemptions += 1
+            self.preemptions_total += 1
+            self.waiting.appendleft(victim)
             if victim is request:
                 return False
         return True
@@ -169,7 +173,8 @@ class Scheduler:
     def _admit(self, batch: dict[Request, int], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_running:
             request = self.waiting[0]
-            hit = self._cached_prefix(request)
+            # The last token is always computed: its logits are needed (kv_cache_manager.py: max_cache_hit_length).
+            hit = self.pool.find(request.hashes[: (request.tokens - 1) // self.limits.block_tokens])
             cached = len(hit) * self.limits.block_tokens
             new = min(request.tokens - cached, budget)
             must_fit = request.tokens if self.limits.reserve_full_prompt else cached + new
@@ -189,11 +194,6 @@ class Scheduler:
             batch[request] = new
             budget -= new
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        # The last token is always computed: its logits are needed (kv_cache_manager.py: max_cache_hit_length).
-        full = (request.tokens - 1) // self.limits.block_tokens
-        return self.pool.find(request.hashes[:full])
-
     def _allocate(self, request: Request, new: int) -> bool:
         end = request.computed_tokens + new
         needed = blocks_for(end, self.limits.block_tokens) - len(request.blocks)
@@ -205,13 +205,6 @@ class Scheduler:
             for index in range(request.computed_tokens // self.limits.block_tokens, end // self.limits.block_tokens):
                 self.pool.publish(request.blocks[index], request.hashes[index])
         return True
-
-    def _preempt(self, request: Request) -> None:
-        self._give_back(request)
-        request.computed_tokens = 0
-        request.preemptions += 1
-        self.preemptions_total += 1
-        self.waiting.appendleft(request)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

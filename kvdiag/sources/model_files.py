@@ -83,7 +83,11 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
         if cached is not None:
             return _folder(cached)
         if not offline and os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0"):
-            return _hub(model)
+            # Its HTTP client costs more than the answer, and few calls come here.
+            from kvdiag.sources import hub  # noqa: PLC0415
+
+            url, content = hub.read_config(model, MAX_CONFIG_BYTES)
+            return ModelFiles(origin=url, config=_json(content, url))
     near = known.similar(model)
     hint = f"; similar names: {', '.join(near)}" if near else ""
     raise KvdiagError(
@@ -156,24 +160,11 @@ def _header(path: Path) -> bytes:
 
 def _cached(model: str) -> Path | None:
     """The newest snapshot of a model in the local Hub cache (huggingface_hub's own layout)."""
-    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+    home = os.environ.get("HF_HOME")
+    hub = os.environ.get("HF_HUB_CACHE") or Path(home or Path.home() / ".cache" / "huggingface", "hub")
+    snapshots = Path(hub) / f"models--{model.replace('/', '--')}" / "snapshots"
     try:
         found = [path for path in snapshots.iterdir() if (path / "config.json").is_file()]
     except OSError:
         return None
     return max(found, key=lambda path: (path / "config.json").stat().st_mtime, default=None)
-
-
-def _hub_cache() -> Path:
-    explicit = os.environ.get("HF_HUB_CACHE")
-    if explicit:
-        return Path(explicit)
-    home = os.environ.get("HF_HOME")
-    return Path(home, "hub") if home else Path.home() / ".cache" / "huggingface" / "hub"
-
-
-def _hub(model: str) -> ModelFiles:
-    from kvdiag.sources import hub  # noqa: PLC0415 - its HTTP client costs more than the answer, and few calls come here
-
-    url, content = hub.read_config(model, MAX_CONFIG_BYTES)
-    return ModelFiles(origin=url, config=_json(content, url))

@@ -14,6 +14,9 @@ from kvdiag.engines.vllm import metrics, requests, settings, startup_log
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
+    has_usage=True,
+    has_blocks=True,
+    has_sleep=True,
     has_salt=True,
     client=OpenAIClient,
     metrics_path="/metrics/",  # without the last slash the server redirects

@@ -87,7 +87,9 @@ def parse_engines(page: Page) -> EngineReading:
         return None, (crowd,)
     labels = sorted({line.engine for name in wanted for line in page.get(name, ())}, key=_by_number)
     if not labels:
-        return None, (_no_engine(page),)
+        is_served = any(name.startswith(("http_", "process_")) for name in page)
+        hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
+        return None, (Gap(SOURCE, "absent", f"the metrics have no vllm:* series: {hint}"),)
     gaps: list[Gap] = []
     engines = tuple(_engine(page, label, gaps) for label in labels)
     return engines, tuple(gaps)
@@ -102,12 +104,6 @@ def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
             return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server")
     return None
-
-
-def _no_engine(page: Page) -> Gap:
-    is_served = any(name.startswith(("http_", "process_")) for name in page)
-    hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
-    return Gap(SOURCE, "absent", f"the metrics have no vllm:* series: {hint}")
 
 
 def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
@@ -274,13 +270,9 @@ def parse_lengths(page: Page) -> Lengths | None:
         uppers = tuple(sorted(below))
         so_far = [round(below[upper]) for upper in uppers]
         counts = tuple(here - before for before, here in zip([0, *so_far], so_far, strict=False))
-        return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=_mean_prompt_tokens(page))
+        total, requests = (sum(line.value for line in page.get(name, ())) for name in PROMPTS)
+        mean = total / requests if requests > 0 else math.nan
+        return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=mean if 0.0 < mean <= MAX_COUNT else None)
     except (ValueError, OverflowError):
         # Invalid bounds or counts.
         return None
-
-
-def _mean_prompt_tokens(page: Page) -> float | None:
-    total, count = (sum(line.value for line in page.get(name, ())) for name in PROMPTS)
-    mean = total / count if count > 0 else math.nan
-    return mean if 0.0 < mean <= MAX_COUNT else None

@@ -215,8 +215,10 @@ def _report(start: _Start) -> EngineReport:
     if start.override is not None:
         settings = replace(settings, blocks_override=start.override)
     notes: list[str] = []
-    engine = _smallest_engine(start)
-    engines = {_data_rank(process.name) for process in start.processes.values()} | set(start.tokens)
+    named = {_data_rank(process.name) for process in start.processes.values()}
+    pools = start.tokens or start.blocks
+    engine = min(pools, key=pools.__getitem__) if pools else min(named, default=0)
+    engines = named | set(start.tokens)
     if len(engines) > 1:
         notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
     processes = [process for process in start.processes.values() if _data_rank(process.name) == engine]
@@ -237,12 +239,6 @@ def _report(start: _Start) -> EngineReport:
         is_v0=start.is_v0,
         notes=tuple(notes),
     )
-
-
-def _smallest_engine(start: _Start) -> int:
-    if pools := start.tokens or start.blocks:
-        return min(pools, key=pools.__getitem__)
-    return min((_data_rank(process.name) for process in start.processes.values()), default=0)
 
 
 def _ranks(processes: Iterable[_Process]) -> tuple[RankReport, ...]:

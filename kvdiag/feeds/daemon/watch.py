@@ -35,18 +35,6 @@ CLOCK_SECONDS = 1.0
 """How often the clock is checked, and how far it must have been set: NTP's corrections are smaller."""
 
 
-def _pace(tick_seconds: float) -> Pace:
-    """The same interval for every source, five times that for process lists; a slow driver gets a tenth of the time."""
-    return Pace(
-        engine_seconds=tick_seconds,
-        device_seconds=tick_seconds,
-        process_seconds=5 * tick_seconds,
-        agent_seconds=tick_seconds,
-        host_seconds=tick_seconds,
-        most_driver_ratio=0.1,
-    )
-
-
 class Watch:
     """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
 
@@ -80,7 +68,14 @@ class Watch:
         self._finder = finder
         self._agents = agents
         self._processes: ThreadedReader[HostReading] = ThreadedReader(host.read, "host")
-        self._pace = _pace(tick_seconds)
+        self._pace = Pace(
+            engine_seconds=tick_seconds,
+            device_seconds=tick_seconds,
+            process_seconds=5 * tick_seconds,
+            agent_seconds=tick_seconds,
+            host_seconds=tick_seconds,
+            most_driver_ratio=0.1,
+        )
         self._clock = clock or Clock()
         self._clock_set_total = 0
         self._recorder = recorder

@@ -148,10 +148,11 @@ def _join(
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
     groups = _servers(reported)
     _add_pods(groups, reported, chosen)
-    _note_nodes(groups, reported)
     for series_id, labels in reported:
         if labels.get("__name__") in CONTAINER and (group := _of_its_pod(groups, labels)) is not None:
             group.series.append(series_id)
+            if labels["__name__"] == "kube_pod_info" and labels.get("node"):
+                group.hosts.add(labels["node"])
     gpus = [(series_id, labels) for series_id, labels in reported if labels.get("__name__") in GPU]
     alone, gaps = _join_gpus(groups, gpus, chosen, shared)
     return [_replica(group) for group in groups.values()] + alone, gaps
@@ -205,8 +206,7 @@ def _add_pods(
 
 
 def _key(labels: LabelMap) -> str:
-    pod = pod_of(labels)
-    if pod is not None:
+    if (pod := pod_of(labels)) is not None:
         return _pod_key(pod)
     return f"instance {labels.get('cluster', '')}/{labels.get('instance', '')}"
 
@@ -228,13 +228,6 @@ def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str
     if len(near) == 1 and len(rivals) == 1:
         return near[0]
     return next(iter(engines.values())) if len(engines) == len(beside) == 1 and not near else None
-
-
-def _note_nodes(groups: Mapping[str, _Group], reported: Sequence[tuple[Labels, LabelMap]]) -> None:
-    for _, labels in reported:
-        group = _of_its_pod(groups, labels) if labels.get("__name__") == "kube_pod_info" else None
-        if group is not None and labels.get("node"):
-            group.hosts.add(labels["node"])
 
 
 def _join_gpus(
