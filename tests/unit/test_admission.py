@@ -37,9 +37,8 @@ def held(blocks: int, *, running: int, waiting: int = 0) -> Engine:
 
 def test_there_is_room_for_what_all_will_need() -> None:
     """Admitted where everybody's end fits beside the reserve; the numbers add up to that."""
-    # WHEN ten requests hold 150 of 1,000 blocks
     told = asked(held(150, running=10))
-    # THEN one of 160 tokens and at most 180 of output is let in, counted with 22 blocks of 16
+    # One of 160 tokens and at most 180 of output counts with 22 blocks of 16
     assert "admit" == told.decision
     assert (850, 22, 180, 50) == (told.free_blocks, told.request_blocks, told.output_tokens, told.reserve_blocks)
 
@@ -191,12 +190,9 @@ def test_who_is_admitted_fits_now(
 @pytest.mark.parametrize("preempts", [True, False])
 def test_a_recorded_minute_without_preemption_or_collapse(preempts: bool) -> None:
     """Of a minute of recorded requests, in a pool that is too small for it, nobody is preempted or lost."""
-    # GIVEN
     requests = [one for one in arrivals() if one.at_seconds < 60.0]
-    # WHEN
     plain = replay(requests, 1500, advised=False, preempts=preempts)
     advised = replay(requests, 1500, advised=True, preempts=preempts)
-    # THEN
     assert plain.preemptions + plain.lost > 0
     assert (0, 0, 0) == (advised.preemptions, advised.collapses, advised.lost)
     assert len(requests) == advised.finished + advised.turned_away

@@ -3,53 +3,25 @@
 import json
 from dataclasses import replace
 
-from kvdiag.model import LedgerLine
+from kvdiag.model import Device, LedgerLine
 from tests.builders.ledger_lines import POOL_BYTES, SERVER, lines, sizes
 from tests.builders.values import GIB, MIB, device, pool, process
 
 
 def test_every_line_of_a_server_alone() -> None:
     """Driver, pool, weights, the rest of the server's process, and nothing unaccounted for."""
-    # a server with 1 GiB beside its pool and weights
     own = POOL_BYTES + 7 * GIB
-    actual = lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
-    expected = (
-        LedgerLine(gpu=0, uuid="GPU-0", component="driver_reserved", bytes=464 * MIB, provenance="measured"),
-        LedgerLine(
-            gpu=0,
-            uuid="GPU-0",
-            component="kv_pool",
-            bytes=POOL_BYTES,
-            provenance="reported",
-            detail="the engine's kv_cache_memory_bytes",
-        ),
-        LedgerLine(
-            gpu=0,
-            uuid="GPU-0",
-            component="weights",
-            bytes=6 * GIB,
-            provenance="computed",
-            detail="size of the checkpoint",
-        ),
-        LedgerLine(
-            gpu=0,
-            uuid="GPU-0",
-            component="server_other",
-            bytes=1 * GIB,
-            provenance="computed",
-            detail="context, activations, graphs, allocator cache of pid 100",
-        ),
-        LedgerLine(
-            gpu=0,
-            uuid="GPU-0",
-            component="unaccounted",
-            bytes=0,
-            provenance="computed",
-            detail="in no process that NVML lists",
-        ),
+    expected = tuple(
+        LedgerLine(gpu=0, uuid="GPU-0", component=component, bytes=size, provenance=provenance, detail=detail)  # type: ignore[arg-type]
+        for component, size, provenance, detail in (
+            ("driver_reserved", 464 * MIB, "measured", ""),
+            ("kv_pool", POOL_BYTES, "reported", "the engine's kv_cache_memory_bytes"),
+            ("weights", 6 * GIB, "computed", "size of the checkpoint"),
+            ("server_other", 1 * GIB, "computed", "context, activations, graphs, allocator cache of pid 100"),
+            ("unaccounted", 0, "computed", "in no process that NVML lists"),
+        )
     )
-
-    assert expected == actual
+    assert expected == lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
 
 
 def test_another_process_has_its_own_line() -> None:
@@ -77,14 +49,14 @@ def test_processes_that_exceed_the_device_are_shown_as_negative() -> None:
     assert -6 * GIB - 464 * MIB == sizes(found)["unaccounted"]
 
 
+def pair(own: int) -> list[Device]:
+    """Two GPUs, each with a process of the server that holds so much."""
+    return [device(index, used_bytes=own + 464 * MIB, processes=(process(100 + index, own),)) for index in range(2)]
+
+
 def test_ranks_of_tensor_parallel_share_the_weights() -> None:
     """Two GPUs: each has a pool of its own and half of the weights."""
-    own = POOL_BYTES + 4 * GIB
-    pair = (
-        device(0, used_bytes=own + 464 * MIB, processes=(process(100, own),)),
-        device(1, used_bytes=own + 464 * MIB, processes=(process(101, own),)),
-    )
-    found = lines(*pair)
+    found = lines(*pair(POOL_BYTES + 4 * GIB))
     for index in (0, 1):
         own_lines = tuple(line for line in found if line.gpu == index)
         assert (POOL_BYTES, 3 * GIB, GIB, 0) == tuple(
@@ -94,12 +66,7 @@ def test_ranks_of_tensor_parallel_share_the_weights() -> None:
 
 def test_engines_of_data_parallel_have_the_weights_each() -> None:
     """Two engines on two GPUs: each holds a whole copy."""
-    own = POOL_BYTES + 7 * GIB
-    pair = (
-        device(0, used_bytes=own + 464 * MIB, processes=(process(100, own),)),
-        device(1, used_bytes=own + 464 * MIB, processes=(process(101, own),)),
-    )
-    found = lines(*pair, of=replace(SERVER, pools=(pool("0"), pool("1"))))
+    found = lines(*pair(POOL_BYTES + 7 * GIB), of=replace(SERVER, pools=(pool("0"), pool("1"))))
     assert [6 * GIB, 6 * GIB] == [line.bytes for line in found if line.component == "weights"]
 
 

@@ -1,7 +1,5 @@
 """The Kustomize components: what they refer to is there, and kubectl makes of them what the tests of pods look at."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

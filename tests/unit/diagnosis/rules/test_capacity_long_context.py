@@ -86,11 +86,16 @@ def test_an_engine_that_does_not_report_its_capacity_is_judged_by_what_ran() -> 
     assert ("ok", None) == (actual.status, evidence(actual)["capacity"])
 
 
+def at(*readings: tuple[float, Engine], of: Facts | None = None) -> Finding:
+    """The rule's one finding on readings of engines at some times."""
+    samples = tuple(Sample(at_seconds=seconds, engines=(one,)) for seconds, one in readings)
+    (found,) = judge(Timeline(samples=samples), of or Facts(pools=(pool(),)), DEFAULT_LIMITS)
+    return found
+
+
 def each_minute(*engines: Engine) -> Finding:
     """The rule's one finding on one reading of the engine each minute, without any steps."""
-    samples = tuple(Sample(at_seconds=60.0 * minute, engines=(one,)) for minute, one in enumerate(engines))
-    (found,) = judge(Timeline(samples=samples), Facts(pools=(pool(),)), DEFAULT_LIMITS)
-    return found
+    return at(*((60.0 * minute, one) for minute, one in enumerate(engines)))
 
 
 STUCK = holding(6144, running=1, waiting=5)
@@ -119,13 +124,6 @@ def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> Non
 def test_a_full_pool_alone_is_not_stuck(readings: list[Engine]) -> None:
     """A long request that fills the pool and gets its tokens is what a pool is for."""
     assert "unknown" == each_minute(*readings).status
-
-
-def at(*readings: tuple[float, Engine], of: Facts | None = None) -> Finding:
-    """The rule's one finding on readings of engines at some times."""
-    samples = tuple(Sample(at_seconds=seconds, engines=(one,)) for seconds, one in readings)
-    (found,) = judge(Timeline(samples=samples), of or Facts(pools=(pool(),)), DEFAULT_LIMITS)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_two_minutes_and_four_readings_are_needed_to_call_a_request_stuck(
 )
 def test_one_request_has_all_of_the_pool_but_a_block(stuck: Engine, status: str) -> None:
     """What is one block short cannot go on; with two left it can, and what is not told is not taken for it."""
-    assert status == at(*((60.0 * minute, stuck) for minute in range(5))).status
+    assert status == each_minute(*[stuck] * 5).status
 
 
 def test_time_begins_anew_with_every_token_and_every_prompt() -> None:
@@ -200,8 +198,7 @@ def test_a_stuck_request_has_its_figures() -> None:
 
 def test_a_stuck_request_that_goes_on_is_reported_with_the_time_until_then() -> None:
     """Once a block is free, or the request over, the time ends."""
-    stuck = [(60.0 * minute, STUCK) for minute in range(4)]
-    assert 180.0 == evidence(at(*stuck, (240.0, holding(300, running=1, waiting=9)), (300.0, STUCK)))["stalled"]
+    assert 180.0 == evidence(each_minute(*[STUCK] * 4, holding(300, running=1, waiting=9), STUCK))["stalled"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.imbalance_rank import judge
-from kvdiag.model import Device, Facts, Finding, ImbalanceFigures, KvPool, Sample, Timeline
+from kvdiag.model import Device, Engine, Facts, Finding, ImbalanceFigures, KvPool, Sample, Timeline
 from tests.builders.answers import evidence, rows
 from tests.builders.runs import run
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, engine, pool, process
@@ -18,6 +18,8 @@ CONTEXT = 256 * MIB
 PIDS = tuple(range(100, 140))
 
 SERVER = Facts(pools=(pool(),), server_pids=PIDS)
+
+IDLE, BUSY = engine(), engine(running=1)
 
 
 def verdict(world: World) -> Finding:
@@ -51,11 +53,19 @@ def test_ranks_of_a_run_are_compared_where_every_one_is_known(world: World, stat
     assert status == verdict(world).status
 
 
-def at_idle(*devices: Device, of: Facts = SERVER) -> Finding:
-    """The rule's one finding on an idle engine and one reading of its GPUs."""
-    samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
+def over(*readings: tuple[Engine, Sequence[Device] | None], of: Facts = SERVER) -> Finding:
+    """The rule's one finding on readings of an engine and its GPUs, one a second."""
+    samples = tuple(
+        Sample(at_seconds=float(second), engines=(page,), devices=None if gpus is None else tuple(gpus))
+        for second, (page, gpus) in enumerate(readings)
+    )
     (found,) = judge(Timeline(samples=samples), of, DEFAULT_LIMITS)
     return found
+
+
+def at_idle(*devices: Device, of: Facts = SERVER) -> Finding:
+    """The rule's one finding on an idle engine and one reading of its GPUs."""
+    return over(*[(IDLE, devices)] * 3, of=of)
 
 
 def test_engines_with_pools_of_unequal_size_report_it_themselves() -> None:
@@ -205,13 +215,7 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
 def test_a_short_idle_interval_without_process_lists_does_not_hide_an_earlier_one() -> None:
     """Process lists are read less often than memory: the newest idle interval that has them decides."""
     known, dark = (rank(0, 9 * GIB), rank(1, 6 * GIB)), (device(0), device(1))
-    at_idle, at_work = engine(), engine(running=1, usage=0.5)
-    readings = [*[(at_idle, known)] * 2, (at_work, known), *[(at_idle, dark)] * 2]
-    samples = tuple(
-        Sample(at_seconds=float(at), engines=(one,), devices=gpus) for at, (one, gpus) in enumerate(readings)
-    )
-    (actual,) = judge(Timeline(samples=samples), SERVER, DEFAULT_LIMITS)
-    assert "suspect" == actual.status
+    assert "suspect" == over(*[(IDLE, known)] * 2, (BUSY, known), *[(IDLE, dark)] * 2).status
 
 
 @pytest.mark.parametrize("pools", [(), (pool(pool_bytes=None),)], ids=["no pool", "no size of a block"])
@@ -242,25 +246,9 @@ def test_further_processes_on_one_gpu(contexts: tuple[int, ...], pids: tuple[int
 
 def test_the_newest_idle_reading_with_devices_counts() -> None:
     """An older one, and one under load, do not."""
-    even, odd = (
-        (rank(0, 6 * GIB), rank(1, 6 * GIB)),
-        (rank(0, 9 * GIB), rank(1, 6 * GIB)),
-    )
-    idle, busy = (engine(),), (engine(running=1),)
-    told = [
-        (idle, even),
-        (idle, even),
-        (busy, even),
-        (idle, odd),
-        (idle, None),
-        (busy, even),
-        (idle, None),
-        (idle, None),
-    ]
-    samples = [Sample(at_seconds=float(at), engines=page, devices=devices) for at, (page, devices) in enumerate(told)]
-    (actual,) = judge(Timeline(samples=tuple(samples)), SERVER, DEFAULT_LIMITS)
-
-    assert "suspect" == actual.status
+    even, odd = ((rank(0, size * GIB), rank(1, 6 * GIB)) for size in (6, 9))
+    idle = (IDLE, None)
+    assert "suspect" == over(*[(IDLE, even)] * 2, (BUSY, even), (IDLE, odd), idle, (BUSY, even), idle, idle).status
 
 
 @pytest.mark.parametrize(
@@ -271,9 +259,7 @@ def test_a_gpu_without_a_process_list_counts_whole_only_where_it_is_assigned(
 ) -> None:
     """Its processes were listed under load, and no longer when the server was idle."""
     listed, dark = (rank(0, 6 * GIB), rank(1, 6 * GIB)), (rank(0, 6 * GIB), device(1, used_bytes=20 * GIB))
-    pages = ((engine(running=1), listed), (engine(), dark), (engine(), dark))
-    samples = [Sample(at_seconds=float(at), engines=(page,), devices=each) for at, (page, each) in enumerate(pages)]
-    (actual,) = judge(Timeline(samples=tuple(samples)), replace(SERVER, device_uuids=uuids), DEFAULT_LIMITS)
+    actual = over((BUSY, listed), (IDLE, dark), (IDLE, dark), of=replace(SERVER, device_uuids=uuids))
     assert status == actual.status
 
 

@@ -37,14 +37,13 @@ def test_pool_that_cannot_be_is_a_gap(config: str, reason: str) -> None:
     assert ((), (told,)) == actual
 
 
+LINE = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="{}",block_size="16"}} 1\n'
+
+
 def test_one_broken_pool_leaves_the_others() -> None:
     """Of two engines' lines, the one that cannot be read is a gap and the other a pool of its half."""
     pools, gaps = parse_pools(
-        parse_page(
-            'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
-            'vllm:cache_config_info{engine="1",num_gpu_blocks="None",block_size="16"} 1\n'
-            "vllm:prefix_cache_queries_total 0\n"
-        ),
+        parse_page(LINE.format(0, 200) + LINE.format(1, None) + "vllm:prefix_cache_queries_total 0\n"),
         "0.32.0",
     )
 
@@ -53,18 +52,24 @@ def test_one_broken_pool_leaves_the_others() -> None:
     assert ((expected,), (Gap(source=SOURCE, kind="failed", reason=reason),)) == (pools, gaps)
 
 
-def test_pool_told_twice_is_a_gap() -> None:
-    """Two different lines for one engine are two servers behind one address: neither is taken."""
-    actual = parse_pools(
-        parse_page(
-            'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
-            'vllm:cache_config_info{engine="0",num_gpu_blocks="900",block_size="16"} 1\n'
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        pytest.param(
+            LINE.format(0, 200) + LINE.format(0, 900),
+            containing("vllm:cache_config_info", "2 times", "engine 0"),
+            id="two servers behind one address",
         ),
-        "0.32.0",
-    )
-
-    reason = containing("vllm:cache_config_info", "2 times", "engine 0")
-    assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
+        pytest.param(
+            "".join(LINE.format(number, 9) for number in range(5_000)),
+            containing("vllm:cache_config_info", "5000 series", f"more than {MAX_SERIES}"),
+            id="more pools than any server has",
+        ),
+    ],
+)
+def test_hostile_number_of_pools_is_refused(page: str, reason: str) -> None:
+    """Of a page that is not one server's no pool is taken, and a gap says why."""
+    assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == parse_pools(parse_page(page), "0.32.0")
 
 
 @pytest.mark.parametrize(
@@ -102,15 +107,6 @@ def test_v1_of_which_only_the_pool_is_seen_has_its_null_block() -> None:
     page = parse_page(engine_page(config='num_gpu_blocks="100",block_size="16"'))
     (pool,), _ = parse_pools(page, "0.32.0")
     assert (99, 99) == (pool.usable_blocks, pool.usage_blocks)
-
-
-def test_hostile_number_of_pools_is_refused() -> None:
-    """A page with more pools than any server has is a gap."""
-    count = 5_000
-    line = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="9",block_size="16"}} 1\n'
-    actual = parse_pools(parse_page("".join(line.format(number) for number in range(count))), "0.32.0")
-    reason = f"vllm:cache_config_info has {count} series, more than {MAX_SERIES}: not a page of one server"
-    assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
 
 @pytest.mark.parametrize(

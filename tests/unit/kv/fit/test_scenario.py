@@ -109,23 +109,19 @@ def test_a_grid_goes_by_rows_of_contexts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "change", "gained_blocks"),
-    [(10, None, 0), (11, "--max-num-seqs 10", 10), (30, "--max-num-seqs 10", 200)],
+    ("name", "context", "requests", "change", "gained_blocks"),
+    [
+        ("fewer-sequences", 160, 10, None, 0),
+        ("fewer-sequences", 160, 11, "--max-num-seqs 10", 10),
+        ("fewer-sequences", 160, 30, "--max-num-seqs 10", 200),
+        ("shorter-context", 160, 10, None, 0),
+        ("shorter-context", 161, 10, "--max-model-len 160", 10),
+        ("shorter-context", 1600, 10, "--max-model-len 160", 900),
+    ],
 )
-def test_fewer_sequences(requests: int, change: str | None, gained_blocks: int) -> None:
-    """Where some fit and not all: 10 of 160 tokens, each of 10 blocks."""
-    found = lever(scenario(demand=Demand(context_tokens=160, requests=requests)), "fewer-sequences")
-
-    assert (found and found.change, found.gained_bytes if found else 0) == (change, gained_blocks * 4 * PAGE)
-
-
-@pytest.mark.parametrize(
-    ("context", "change", "gained_blocks"),
-    [(160, None, 0), (161, "--max-model-len 160", 10), (1600, "--max-model-len 160", 900)],
-)
-def test_shorter_context(context: int, change: str | None, gained_blocks: int) -> None:
-    """10 requests of at most 160 tokens fit."""
-    found = lever(scenario(demand=Demand(context_tokens=context, requests=10)), "shorter-context")
+def test_a_smaller_demand(name: str, context: int, requests: int, change: str | None, gained_blocks: int) -> None:
+    """Where some fit and not all: 10 requests of 160 tokens, each of 10 blocks."""
+    found = lever(scenario(demand=Demand(context_tokens=context, requests=requests)), name)
 
     assert (found and found.change, found.gained_bytes if found else 0) == (change, gained_blocks * 4 * PAGE)
 

@@ -67,16 +67,21 @@ def test_engine_that_does_not_allocate_by_torch_leaks_beside_it() -> None:
     assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
 
 
+def burst(minutes: float, mb_per_hour: float) -> Timeline:
+    """A device that grows so fast after a seventh of so many minutes."""
+    return timeline(
+        "filled cache",
+        hours=minutes / 60.0,
+        tick_seconds=10.0,
+        leak_mb_per_hour=mb_per_hour,
+        onset=0.15,
+        part=device_part,
+    )
+
+
 def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
     """A leak that leaves no hour is called after twenty minutes, where the room is about to be gone."""
-    minutes = 35.0
-    seen = timeline(
-        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
-    )
-    slow = timeline(
-        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=10_000.0, onset=0.15, part=device_part
-    )
-    actual, other = (judge(one, FACTS, DEFAULT_LIMITS) for one in (seen, slow))
+    actual, other = (judge(burst(35.0, rate), FACTS, DEFAULT_LIMITS) for rate in (90_000.0, 10_000.0))
 
     # With more room the window of an hour is waited for
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
@@ -87,10 +92,7 @@ def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
 
 def test_model_that_loads_is_no_burst() -> None:
     """Before the engine answers, memory is taken faster than by any leak."""
-    seen = timeline(
-        "filled cache", hours=0.6, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
-    )
-    samples = tuple(replace(sample, engines=None) for sample in seen.samples)
+    samples = tuple(replace(sample, engines=None) for sample in burst(36.0, 90_000.0).samples)
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(judge(Timeline(samples=samples), FACTS, DEFAULT_LIMITS))
 
 

@@ -1,7 +1,5 @@
 """leak.kv_blocks: blocks in use while idle, late frees, and a cache behind the pool that lost its blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
