@@ -1,5 +1,6 @@
 """Cases made from texts and figures, without files."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,9 @@ from kvdiag.oom.message import Shortage
 MIB, GIB = 2**20, 2**30
 
 FLAGS = vllm.ENGINE.flags
+
+FRACTION, MODEL_LEN = "--gpu-memory-utilization", "--max-model-len"
+BATCHED, SEQUENCES = "--max-num-batched-tokens", "--max-num-seqs"
 
 
 def case_of(text: str) -> Case:
@@ -87,3 +91,9 @@ def status_of_text(text: str, verdict: str) -> tuple[str, Finding]:
     """Worst status of a text's diagnosis, and its finding of one verdict."""
     diagnosis = postmortem(case_of(text))
     return diagnosis.worst, next(one for one in diagnosis.findings if one.id == verdict)
+
+
+def changes(one: Finding) -> dict[str, float]:
+    """The new value of every setting that a remedy changes from one value to another."""
+    found = re.findall(r"(--[a-z-]+)[^;>]*?: (?:[\d.]+|now) -> ([\d.]*\d)", one.remedy or "")
+    return {flag: float(value) for flag, value in found}
