@@ -46,7 +46,7 @@ def command(
     agent_dir: Path | None,
     output: str,
 ) -> int:
-    """Show where the memory is: driver, server, KV pool, weights, other processes, and what is unexplained.
+    """Show where the memory is: driver, server, KV pool, weights, other processes, and unaccounted memory.
 
     The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or
     computed. Without a GPU only what the engine reports is shown.
