@@ -41,7 +41,7 @@ SPLIT_POLL_SECONDS = 0.25
 @agent_option
 @output_option
 def command(url: str | None, access: ServerAccess, agent_dir: Path | None, output: str) -> int:
-    """Show where the memory is: driver, server, KV pool, weights, other processes, and what is unexplained.
+    """Show where the memory is: driver, server, KV pool, weights, other processes, and unaccounted memory.
 
     The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or
     computed. Without a GPU only what the engine reports is shown.

@@ -22,7 +22,7 @@ from kvdiag.outputs.terminal import explanation
 def command(name: str | None, output: str, *, whole: bool) -> None:
     """Explain a verdict: symptom, likely cause, how to confirm it, what to change. Without ID, list all.
 
-    ALERT is an alert's name, WORD a part of an id, such as `oom`. An alert without a verdict has a runbook alone.
+    ALERT is an alert's name, WORD a part of an id, such as `oom`. An alert without a verdict shows its runbook.
     """
     if name is None:
         if whole:

@@ -100,7 +100,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        more = f"at least {format_bytes(used - explained)} not explained by pool, weights and overhead"
+        more = f"at least {format_bytes(used - explained)} more than pool, weights and usual overhead"
         parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")

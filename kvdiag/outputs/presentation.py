@@ -150,8 +150,8 @@ def evidence_value(evidence: Evidence) -> str:
     if unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else format_count(value)
-    if unit in evidence.name.split("_"):
-        return shown  # the label beside it has the unit
+    if unit == "times" or unit in evidence.name.split("_"):
+        return shown  # the label beside it says what is counted
     return f"{shown} {_singular(unit) if shown == '1' else unit}".rstrip()
 
 

@@ -79,7 +79,7 @@ _ALL = (
     ),
     Scenario(
         name="fragmentation",
-        summary="torch holds 3 GiB in holes of 62 MiB: ten requests need 2.75 GiB in one piece and run out of memory.",
+        summary="3 GiB of torch's memory is free in holes of 62 MiB: ten requests need 2.75 GiB in one piece.",
         kv_cache_memory_bytes=11 * GIB + 512 * MIB,
         max_batched_tokens=4096,
         activation_bytes_per_batched_token=704 * KIB,
@@ -116,7 +116,7 @@ _ALL = (
     ),
     Scenario(
         name="warmup",
-        summary="The first three requests load kernels, then device memory stands still: nothing is wrong.",
+        summary="The first three requests load kernels, then device memory stays flat: nothing is wrong.",
         kv_cache_memory_bytes=15 * GIB,
         lazy_bytes=(180 * MIB, 120 * MIB, 60 * MIB),
     ),

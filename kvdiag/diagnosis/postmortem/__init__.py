@@ -51,7 +51,7 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
         own = [finding for rule in RULES if (finding := rule(case, limits)) is not None]
     else:
         where = f"in {', '.join(case.clean_logs)}" if case.clean_logs else "found"
-        missing = f"no out-of-memory failure {where}; pass the crashed run's log, a black box or torch's message"
+        missing = f"no out-of-memory failure {where}; pass the crashed run's log, a black box or torch's error message"
         own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
     findings = _with_the_time_before(tuple(informed(finding) for finding in own), case)
     statuses = {finding.status for finding in findings}

@@ -127,7 +127,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         if failure.phase is None and shortage.kind in OUT:
             missing = f"not known whether it failed before the first request{case.missing_log}"
             return Finding(MISCONFIGURED, "unknown", missing)
-        return Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed")
+        return Finding(MISCONFIGURED, "ok", "no allocation of weights or KV pool failed at start")
     found = foreign(case, limits)
     if found is not None and found.sure:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")

@@ -51,7 +51,7 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     if failure.phase is None:
         return Finding(CAPTURE, "unknown", f"not known whether graphs were being captured{case.missing_log}")
     if failure.phase != "graph_capture" or failure.shortage.kind not in OUT:
-        return Finding(CAPTURE, "ok", "it did not fail during graph capture")
+        return Finding(CAPTURE, "ok", "the failure was not during graph capture")
     if foreign(case, limits) is not None:
         return Finding(
             CAPTURE, "suspect", f"{asked_for(case)}; other processes use enough to explain it", evidence(case)
@@ -94,7 +94,7 @@ def _further_graphs(case: Case) -> tuple[int | None, str]:
         return None, f"; {done} of {total} graphs were captured"
     rest = round(taken / done * (total - done))
     clause = f"; {done} of {total} graphs took about {format_bytes(taken)}, so the other {total - done} need up to"
-    return rest, f"{clause} {format_bytes(rest)}"
+    return rest, f"{clause} {format_bytes(rest)} more"
 
 
 def judge_activation(case: Case, limits: Limits) -> Finding:
@@ -104,7 +104,7 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
     if shortage.kind not in OUT - {"library"}:
         return Finding(ACTIVATION, "ok", "no step ran out of device memory")
     if phase is not None and phase not in _TRANSIENT:
-        return Finding(ACTIVATION, "ok", f"it failed while {_NOT_TRANSIENT[phase]}, not in a step")
+        return Finding(ACTIVATION, "ok", f"the server failed while {_NOT_TRANSIENT[phase]}, not in a step")
     if phase is None and shortage.asked_bytes is None:
         missing = "without size or time; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}, {missing}")

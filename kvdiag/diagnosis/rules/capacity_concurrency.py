@@ -48,11 +48,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if totals.preempted_with_room:
         evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
     fits = _fits(timeline, facts)
-    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens"
+    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} at full length ({fits[2]:,} tokens)"
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV blocks{limit}"
-        return (Finding(ID, "fault", f"{plural(preempted, 'preemption')}, each recomputed; {waited}", evidence),)
+        return (Finding(ID, "fault", f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
     if totals.longest_wait >= limits.waiting_samples:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
         share = _work_share(timeline, facts, limits)

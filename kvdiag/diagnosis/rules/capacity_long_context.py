@@ -68,7 +68,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("max_model_len", longest, "tokens", "engine"),
         Evidence("capacity", capacity, "tokens", "engine"),
     )
-    return (Finding(ID, "ok", f"a request of {tokens:,} tokens completed", evidence),)
+    return (Finding(ID, "ok", f"a request with a prompt of {tokens:,} tokens completed", evidence),)
 
 
 def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:

@@ -74,23 +74,23 @@ def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: flo
     if plan.keeps_cache:
         need = plural(plan.demand.requests, "request needs", "requests need")
         headroom += f"; {need} {format_bytes(plan.needed_bytes)} of KV pool{per_gpu}"
-    rows = [("model", f"{origin}: {kinds} layers"), ("headroom", headroom)]
-    rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
+    rows = [("model", f"{origin}: {kinds} layers"), ("KV headroom" if plan.keeps_cache else "headroom", headroom)]
+    rows += _cache_figures(scenario, plan) if plan.keeps_cache else [("KV cache", "none: only weights and overhead")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
         rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's blocks stays empty"))
     return grid(rows)
 
 
-def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
-    capacity, requests = plan.capacity, plural(plan.demand.requests, "request")
-    if not capacity.num_blocks:
+def _cache_figures(scenario: Scenario, plan: Plan) -> list[tuple[str, str]]:
+    pool, requests = plan.capacity, plural(plan.demand.requests, "request")
+    if not pool.num_blocks:
         return [("KV pool", "none: weights and overheads leave no memory for it, so the engine does not start")]
-    reported = plural(capacity.capacity_tokens, "token")
+    limit = " (the model's limit)" if plan.max_context_tokens == scenario.architecture.max_context_tokens else ""
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
-        ("max context", f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once"),
-        ("KV pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
-        ("vLLM will report", f"{reported}, concurrency {capacity.max_concurrency:.2f}x"),
+        ("max context", f"{plural(plan.max_context_tokens, 'token')}{limit}, with {requests} at once"),
+        ("KV pool", f"{plural(pool.num_blocks, 'block')}, {pool.blocks_per_request:,} per request"),
+        ("vLLM will report", f"{plural(pool.capacity_tokens, 'token')}, concurrency {pool.max_concurrency:.2f}x"),
     ]
 
 
@@ -104,7 +104,7 @@ def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
 def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
     table = columns("=", "=", ">", ">", header=False)
     # One figure for all three where they were measured together, else one for each.
-    unused = ("activation", "CUDA context", "graphs") if budget.overhead_bytes else ("overhead",)
+    unused = ("activation", "CUDA context, NCCL", "graphs") if budget.overhead_bytes else ("overhead",)
     for field, part in _PARTS.items():
         share = getattr(budget, field)
         if not share and part.title in unused:

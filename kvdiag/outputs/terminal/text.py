@@ -93,7 +93,7 @@ def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
         ("model", facts.model or NOT_REPORTED),
         ("KV pool", pools or NOT_REPORTED),
-        *(("KV model", model) for model in models),
+        *(("KV layout", model) for model in models),
     ]
     return grid(row for row in rows if sampled or row[1] != NOT_REPORTED)
 

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(name, score(theirs, strict=True), score(theirs, strict=False))
         for what, strict in (("no setting fitted", True), ("usual settings fitted", False)):
             shares = (100 * share(checked, strict=strict) for checked in (found, theirs))
-            note(f"calculator: within rounding, {what}", *shares, than=name, unit="%")
+            note(f"calculator: published figures reproduced, {what}", *shares, than=name, unit="%")
     for check in found:
         if verbose or not check.inside:
             mark = "inside" if check.inside else f"{check.miss_ratio:+.2%}"
