@@ -52,7 +52,7 @@ def refusal(*arguments: str, env: Mapping[str, str] | None = None) -> str:
     """The one line that is said of bad input; whatever else went out or came back fails the test."""
     result = call(*arguments, env=env)
     assert (3, "", 1) == (result.code, result.stdout, result.stderr.count("\n")), result.stderr
-    assert result.stderr.startswith("kvdiag: ")
+    assert result.stderr.startswith("kvdiag: "), result.stderr
     assert result.stderr.endswith("\n")
     return result.stderr.removeprefix("kvdiag: ").removesuffix("\n")
 
