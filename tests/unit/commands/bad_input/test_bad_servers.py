@@ -30,10 +30,7 @@ WRONG_SERVERS: Mapping[str, Mapping[str, Answer]] = {
     "no series": {**SERVER, "/metrics/": reply("")},
     "--disable-log-stats": {**SERVER, "/metrics/": reply('http_requests_total{code="2xx"} 5.0\n')},
     "a page of 100 MB": {**SERVER, "/metrics/": endless(head(), b"# HELP x y\n" * 9999, limit_bytes=100 * MIB)},
-    "a page of one line": {
-        **SERVER,
-        "/metrics/": reply("x{" + ",".join(f'l{n}="v"' for n in range(999_999)) + "} 1\n"),
-    },
+    "a page of one line": {**SERVER, "/metrics/": reply("x{" + 'label="v",' * 999_999 + "} 1\n")},
     "a page that never ends": {**SERVER, "/metrics/": endless(head(), b"#", pause_seconds=0.05)},
     "a packed bomb": {**SERVER, "/metrics/": reply(gzip.compress(bytes(64 * MIB)), Content_Encoding="gzip")},
 }
