@@ -115,7 +115,9 @@ class ServerTracker:
                     await asyncio.sleep(self._retry_seconds)
                     self._returned.set()
                 continue
-            if self._restarted or found.facts != self.facts:
+            # A search on a busy machine may miss the processes of a server that did not restart: those known are kept.
+            missed = not self._restarted and self.facts.server_pids and found.facts.server_pids is None
+            if self._restarted or (found.facts != self.facts and not (missed and same_server(self.facts, found.facts))):
                 return found
 
     async def _found(self) -> FoundServer:
