@@ -45,7 +45,6 @@ def test_a_pause_that_keeps_requests_is_no_fault(server: Engine) -> None:
         for client in clients:
             client.start()
         gauges.wait_until(server.url, lambda reading: reading["vllm:num_requests_running"] == REQUESTS)
-        assert eventually(lambda: _counted(watched).get("max_running") == REQUESTS)
         _post(server, "/pause?mode=keep")
         _post(server, "/resume")
         for client in clients:
