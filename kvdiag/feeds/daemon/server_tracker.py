@@ -103,7 +103,7 @@ class ServerTracker:
                 async with asyncio.timeout(LOST_SEARCH_SECONDS):
                     await self._returned.wait()
             except TimeoutError:
-                # On a busy machine a server may be found again without its processes; without them no host is read.
+                # A server that restarts during a search is found without its processes; without them no host is read.
                 if self.state != "lost" and not (self._had_pids and self.facts.server_pids is None):
                     continue
             self._returned.clear()
@@ -115,9 +115,7 @@ class ServerTracker:
                     await asyncio.sleep(self._retry_seconds)
                     self._returned.set()
                 continue
-            # A search on a busy machine may miss the processes of a server that did not restart: those known are kept.
-            missed = not self._restarted and self.facts.server_pids and found.facts.server_pids is None
-            if self._restarted or (found.facts != self.facts and not (missed and same_server(self.facts, found.facts))):
+            if self._restarted or found.facts != self.facts:
                 return found
 
     async def _found(self) -> FoundServer:

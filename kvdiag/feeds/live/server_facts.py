@@ -30,7 +30,8 @@ async def gather_facts(
     """The facts of the server at `url`; those of this host are read by `reader`.
 
     Raises:
-        KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, or a read times out.
+        KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a read
+            times out.
     """
     try:
         identity = await client.identify()
@@ -47,6 +48,11 @@ async def gather_facts(
             f"{url}: timed out after {busy.since_seconds:.0f} s reading the server's processes and files: "
             "is a process stuck in a driver, or a volume hung?"
         ) from busy
+    try:
+        await client.page()
+    except Unreadable as error:
+        # What this host showed of it may be half: its processes exit while they are read.
+        raise KvdiagError(f"{url}: stopped answering while its processes and files were read: {error}") from error
     return facts, identity
 
 

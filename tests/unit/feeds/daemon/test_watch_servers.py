@@ -234,21 +234,6 @@ def test_processes_that_were_not_found_again_are_searched_for() -> None:
     assert "serving" == watching(place, script).snapshot().state
 
 
-def test_processes_that_a_search_missed_are_kept() -> None:
-    """The same server returned: what is known of its processes holds, and the host is read on."""
-    place = Place(pids=True)
-
-    async def script(watch: Watch) -> None:
-        await until(lambda: watch.snapshot().facts.server_pids is not None)
-        place.up = False
-        await until(lambda: watch.snapshot().state == "lost")
-        place.up, place.pids = True, False
-        await until(lambda: watch.snapshot().state == "serving")
-        await asyncio.sleep(60)
-
-    assert watching(place, script).snapshot().facts.server_pids is not None
-
-
 def test_a_restart_between_two_readings_is_noticed() -> None:
     """It was never seen to be gone, and has the same facts: its counters begin anew, and so does its history."""
     place, restarted_seconds = Place(), 0.0

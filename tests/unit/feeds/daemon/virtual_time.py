@@ -28,8 +28,12 @@ class _Jump(selectors.DefaultSelector):
             # Nothing is due: a thread, of which the loop's clock knows nothing, may still have to answer.
             ready = super().select(THREAD_SECONDS)
             assert ready, "nothing left to wait for: a deadlock"
-        while not ready and timeout and self._in_flight():
-            ready = super().select(DELIVERY_SECONDS)
+        while not ready and timeout:
+            # Looked at before the selector: what arrives between the two is seen.
+            in_flight = self._in_flight()
+            ready = super().select(DELIVERY_SECONDS if in_flight else 0)
+            if not in_flight:
+                break
         if not ready and timeout is not None:
             self.passed_seconds += max(timeout, 0.0)
         return ready

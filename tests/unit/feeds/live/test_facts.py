@@ -14,7 +14,7 @@ from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
-from tests.fixtures.hostile import LONG_SECONDS, Answer, Hostile
+from tests.fixtures.hostile import LONG_SECONDS, Answer, Hostile, Peer, reply
 from tests.unit.commands.bad_input.refusals import SERVER
 
 
@@ -56,3 +56,18 @@ def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
             gathered(lambda: ThreadedReader(hang, "host"), host_seconds=0.05)
     finally:
         release.set()
+
+
+def test_a_server_that_stops_meanwhile_is_no_server() -> None:
+    """Its processes exit while they are read: half of what a host shows is not taken for all of it."""
+    stopped = threading.Event()
+
+    def exit_meanwhile(**_: object) -> Facts:
+        stopped.set()
+        return Facts()
+
+    def metrics(peer: Peer) -> None:
+        (reply("", status=503) if stopped.is_set() else SERVER["/metrics/"])(peer)
+
+    with pytest.raises(KvdiagError, match="stopped answering"):
+        gathered(lambda: ThreadedReader(exit_meanwhile, "host"), answers={**SERVER, "/metrics/": metrics})
