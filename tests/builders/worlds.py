@@ -117,7 +117,7 @@ def facts(world: World) -> Facts:
     """What is known of a world's server beforehand."""
     gaps: tuple[Gap, ...] = ()
     if not world.pools:
-        gaps = (Gap(source="engine", kind="absent", reason="the page has no vllm:cache_config_info"),)
+        gaps = (Gap(source="engine", kind="absent", reason="no vllm:cache_config_info in the metrics"),)
     return Facts(
         url="http://127.0.0.1:8000",
         engine_name="vllm",

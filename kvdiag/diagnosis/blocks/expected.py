@@ -80,8 +80,8 @@ def curve_problem(facts: Facts) -> str | None:
         return None
     reported = reported_blocks(pool)
     return (
-        f"by its own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which neither "
-        "full attention nor the model's config explains (sliding windows, state, several KV groups); "
+        f"by the engine's own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which "
+        "neither full attention nor the model's config explains (sliding windows, state, several KV groups); "
         "compare in `kvdiag audit`"
     )
 

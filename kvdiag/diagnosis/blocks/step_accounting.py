@@ -136,7 +136,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if waiting:
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
-        return f"{ran} at the same time; measuring needs all {ours} at once (KV pool, --max-num-seqs)"
+        return f"{ran} at the same time, and all {ours} are needed; check the size of the KV pool and --max-num-seqs"
     return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
 
 

@@ -122,7 +122,7 @@ def _judged(
         return "suspect", f"{grew}; add replicas or watch longer to confirm a leak"
     if growth.course == "inconclusive":
         compare = f"compare {max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas"
-        return "unknown", f"{grew}, within the false-alarm rate of this many comparisons; {compare}"
+        return "unknown", f"{grew}, which may be a false alarm among this many comparisons; {compare}"
     if growth.course == "ended":
         return "ok", f"{grew} and stopped: warm-up or a cache that has filled, not a leak"
     return "ok", f"{title}, {replicas}: no common growth of {label} ({_rate(growth.per_hour, growth.component)})"
@@ -153,7 +153,7 @@ def _not_reported(missing: str, version: Version, replicas: int, compared: int, 
     hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
     have = "has" if compared == 1 else "have"
     watched = f"{compared} of {plural(replicas, 'replica')} of {version.title} {have} been watched for {hours:.0f} h"
-    return f"{watched}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
+    return f"{watched}; {limits.fleet.replicas} replicas are needed, {limits.fleet.preferred_replicas} are better"
 
 
 def _rate(interval: Interval, component: MemoryComponent) -> str:

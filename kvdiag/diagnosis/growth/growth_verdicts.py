@@ -138,15 +138,15 @@ _NOT_GROWTH: Mapping[Reason, str] = {
     "returns": "rose {gain} over {window} and returned to its floor: load or garbage collection, not a leak",
     "event": "rose {gain} over {window} in one step: an event, not a leak",
     "ended": "rose {gain} over {window}, slowing down: warm-up or a cache that has filled, not a leak",
-    "recurring": "rose {gain} over {window}, to where it has been before: not a leak",
+    "recurring": "rose {gain} over {window}, to a level that it had reached before: not a leak",
 }
 _UNDECIDED: Mapping[Reason, str] = {
     "recent": "too recently to exclude a short rise; {later} of further samples",
     "slowing": "slowing down as a warm-up does; {hours} h of samples",
     "weak": "too little above its noise; {longer} of samples",
     "uneven": "not steadily; {longer} of samples",
-    "drift": "no more than random drift may; {longer} of samples",
-    "few steps": "in too few steps to exclude loading; {longer} of samples",
+    "drift": "no more than random drift can cause; {longer} of samples",
+    "few steps": "in too few steps to rule out one-time loading; {longer} of samples",
 }
 
 

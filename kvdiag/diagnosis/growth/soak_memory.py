@@ -83,7 +83,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
         found = judge(series, cycles, limits, least=_least(kind, limits), noisy=kind is Part.HOST_ANONYMOUS)
         if found is not None:
             components.append(SoakedComponent(kind=kind, who=who, soaked=found))
-    problem = None if components else f"nothing was read after enough load and idle cycles{_why(cycles)}"
+    problem = None if components else f"too few load and idle cycles were followed by a sample{_why(cycles)}"
     held = [floor.blocks for floor in floors if floor is not None and floor.blocks is not None]
     kept = held[-1] - held[0] if held else None
     return Soak(cycles=cycles, problem=problem, components=tuple(components), blocks_kept=kept)
@@ -174,7 +174,7 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
     subject = f"{component.who}: {kind.label}"
     each = kind.amount(found.per_request)
     if found.shape == "leak":
-        dose = "; larger doses leave more" if follows_dose(component, limits) else ""
+        dose = "; growth is larger in cycles with more requests" if follows_dose(component, limits) else ""
         status = _leak_status(component, limits)
         summary = f"{subject} grows {each} with each request and is not released{dose}"
         if kind is Part.HOST_ANONYMOUS and status == "suspect":
@@ -185,7 +185,7 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
         return "unknown" if others else "suspect", f"{summary}: content is cached; compare with the cache's size limit"
     if found.shape == "background":
         idle = kind.amount(found.per_idle_cycle)
-        summary = f"{subject} grows {idle} in an idle cycle and no more under load: not caused by requests"
+        summary = f"{subject} grows {idle} in an idle cycle and no faster under load: not caused by requests"
         return "suspect" if kind in OWN else "ok" if others else "unknown", summary
     if found.shape == "ended":
         grown = kind.amount(found.first_touch + found.gain)

@@ -193,7 +193,7 @@ def asked_for(case: Case) -> str:
     failure = case.failure
     shortage = failure.shortage
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
-    who = f" by {failure.process}" if failure.process else ""
+    who = f" {'in' if shortage.asked_bytes is None else 'by'} {failure.process}" if failure.process else ""
     asked = "out of memory"
     if shortage.asked_bytes is not None:
         asked = f"{format_bytes(shortage.asked_bytes)} requested"

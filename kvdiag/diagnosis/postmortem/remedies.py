@@ -27,7 +27,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
-    short = f"{format_bytes(short_bytes)} were missing, plus {format_bytes(headroom)} of headroom"
+    short = f"for the {format_bytes(short_bytes)} missing and {format_bytes(headroom)} of headroom"
     pool, rank = case.pool_bytes, None if case.report is None else case.report.deciding_rank
     printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
     taken = pool or printed or None
@@ -40,7 +40,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
         left = (pool - needed) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
         return f"lower {case.flag('pool_bytes')} ({short}): {pool} -> {left}" + _cost(case, pool - left)
     if total is None:
-        return f"lower {fraction} by {format_bytes(needed)} divided by the device's total"
+        return f"lower {fraction} by ({format_bytes(needed)} / total GPU memory)"
     by = _ceil(needed / total)
     lower = f"lower {fraction} by {by:.2f} ({short})"
     if old is None:
@@ -57,7 +57,7 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
         return f"raise {fraction} if the rest of the device is free"
     size = format_bytes(missing_bytes)
     if total is None:
-        return f"raise {fraction} by {size} divided by the device's total, if that much is free"
+        return f"raise {fraction} by ({size} / total GPU memory), if that much is free"
     by = _ceil(missing_bytes / total)
     higher = f"raise {fraction} by {by:.2f} ({size} are missing)"
     if old is None:

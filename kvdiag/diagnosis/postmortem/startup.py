@@ -94,7 +94,7 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     asked = "the longest request" if tokens is None else f"a request of {tokens:,} tokens"
     needs = " does not fit:" if needed is None else f" needs {format_bytes(needed)} of KV cache, and"
     has = "" if available is None else f" has {format_bytes(available)} and"
-    fits = "less" if fitting is None else f"{fitting:,} tokens"
+    fits = "fewer tokens" if fitting is None else f"{fitting:,} tokens"
     twice = tokens is None or fitting is None or 2 * fitting >= tokens
     remedy = joined(
         f"lower {case.flag('max_model_len')}" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),

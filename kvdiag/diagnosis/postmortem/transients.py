@@ -67,7 +67,7 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
         _fewer_sequences(case),
         f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
-    kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for them"
+    kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for graphs"
     return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}{others}", evidence(case), remedy=remedy)
 
 
@@ -106,8 +106,8 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
     if phase is not None and phase not in _TRANSIENT:
         return Finding(ACTIVATION, "ok", f"the server failed while {_NOT_TRANSIENT[phase]}, not in a step")
     if phase is None and shortage.asked_bytes is None:
-        missing = "without size or time; add the engine's log from its start, or the agent's black box"
-        return Finding(ACTIVATION, "unknown", f"{asked_for(case)}, {missing}")
+        missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
+        return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
     if holes(failure, limits).state == "confirmed":
         return Finding(ACTIVATION, "ok", "enough memory was free, but not in one block")
     if shortage.kind == "async" and phase is None:
@@ -142,8 +142,8 @@ def _remedy(case: Case) -> str:
         )
     if failure.shortage.enough_free:
         return (
-            "Look for another limit: of the process (ulimit -v, the share of a vGPU or container), or host memory "
-            f"on a GPU without its own. Lower {case.flag('memory_fraction')} where other processes come and go."
+            "Look for another limit: of the process (ulimit -v), the vGPU or the container, or host memory on a GPU "
+            f"without memory of its own. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens
@@ -183,9 +183,9 @@ def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
     graphs = 0 if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes
     planned = rank.weights.nominal_bytes + rank.pool.nominal_bytes + peak + graphs
     over = allocated - planned
-    summary = f"torch had allocated {format_bytes(allocated)}; by its figures at start {format_bytes(planned)}"
+    summary = f"torch had allocated {format_bytes(allocated)}; expected from the startup log: {format_bytes(planned)}"
     if over > max(limits.reserved_gap_bytes, round(limits.over_budget_ratio * total)):
-        summary = f"{summary}: {format_bytes(over)} more, which grew or belong to this one step"
+        summary = f"{summary}: {format_bytes(over)} more, from growth or from this one step"
         return Finding(TORCH, "suspect", summary, evidence(case))
     return Finding(TORCH, "ok", summary, evidence(case))
 
@@ -224,12 +224,12 @@ def _more_memory(case: Case) -> str:
     most = shortage.limit_bytes or max(shortage.usage_bytes or 0, shortage.process_bytes or 0)
     step = 2**30 if most < 16 * 2**30 else 4 * 2**30 if most < 128 * 2**30 else 16 * 2**30
     new = format_bytes(-(-round(most * HOST_HEADROOM) // step) * step)
-    old = "" if shortage.limit_bytes is None else f"{format_bytes(shortage.limit_bytes)} -> "
-    raised = "raise the memory limit of the container or host" + (f": {old}{new}" if most else "")
+    old = " to" if shortage.limit_bytes is None else f": {format_bytes(shortage.limit_bytes)} ->"
+    raised = "raise the memory limit of the container or host" + (f"{old} {new}" if most else "")
     return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")
 
 
-SNAPSHOT = "the agent's black box has the largest free block (`kvdiag agent install --help`)"
+SNAPSHOT = "the agent's black box reports the largest free block (`kvdiag agent install --help`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def holes(account: Account, limits: Limits) -> Holes:
         return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
     if unallocated >= asked == SEGMENT_BYTES:
         # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", figures)
+        return Holes("unknown", f"a small allocation, which torch serves only from small blocks; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
         return Holes(

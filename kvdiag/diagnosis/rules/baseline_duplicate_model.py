@@ -87,7 +87,7 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
         Evidence("ratio_to_weights", round(most / weights, 2), "times", "computed"),
     )
     if most < 2 * weights:
-        summary = f"the server uses {format_bytes(most)}, less than two copies of its weights ({format_bytes(weights)})"
+        summary = f"the server uses {format_bytes(most)}, less than twice its weights ({format_bytes(weights)})"
         return (Finding(ID, "ok", summary, evidence),)
     step = _copy_step(held, weights, limits)
     # An engine with metrics takes a pool at start, whose size may equal that of the weights by chance.
@@ -99,7 +99,7 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
         return (Finding(ID, "unknown", summary, evidence),)
     before, after = step
     summary = (
-        f"the server used {format_bytes(before)}, one copy of its weights ({format_bytes(weights)}), and then "
+        f"the server used {format_bytes(before)}, enough for one copy of its weights ({format_bytes(weights)}), then "
         f"{format_bytes(after - before)} more in one step: a second copy, or a cache of the same size"
     )
     evidence += (

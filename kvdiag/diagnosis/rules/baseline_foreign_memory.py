@@ -133,8 +133,8 @@ def _judge_device(
         return _nobody(device, limits)
     others, certain = _others(listing, facts, stay, served=served)
     if others is None:
-        processes = f"{plural(len(device.processes), 'process', 'processes')} on {where}"
-        return Finding(ID, "unknown", f"which of {processes} belong to the server; run kvdiag in its PID namespace")
+        which = f"not known which of {plural(len(device.processes), 'process', 'processes')} on {where}"
+        return Finding(ID, "unknown", f"{which} belong to the server; run kvdiag in its PID namespace")
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)
     evidence: tuple[Evidence, ...] = (

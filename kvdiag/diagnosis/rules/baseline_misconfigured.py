@@ -34,7 +34,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     own = assigned_uuids(timeline, facts)
     devices, missing = server_devices(serving_devices(timeline), own), None
     if not own and len(devices) > 1:
-        missing, devices = f"which of {len(devices)} GPUs belong to the server; run kvdiag in its PID namespace", ()
+        missing, devices = (
+            f"unknown which of {len(devices)} GPUs the server uses; run kvdiag in its PID namespace",
+            (),
+        )
     elif not devices or any(device.memory is None for device in devices):
         unread = "device memory was not read while the server was awake; run kvdiag where NVML works"
         missing = gap_reason(timeline, facts, "nvml") or unread
@@ -52,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = "; ".join(text for severity, text in problems if severity == status)
         return (Finding(ID, status, summary, evidence),)
     if missing:
-        return unknown(ID, f"the pool fits the longest request, but the memory fraction is unchecked: {missing}")
+        return unknown(ID, f"the longest request fits the pool, but the memory fraction was not checked: {missing}")
     return (Finding(ID, "ok", "pool, context length and memory fraction match the device", evidence),)
 
 

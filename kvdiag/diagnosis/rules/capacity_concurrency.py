@@ -48,7 +48,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if totals.preempted_with_room:
         evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
     fits = _fits(timeline, facts)
-    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} at full length ({fits[2]:,} tokens)"
+    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens each"
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV blocks{limit}"
@@ -58,7 +58,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
         if share is not None and share < limits.queue_collapse_ratio:
-            summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of its usual"
+            summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))

@@ -114,7 +114,7 @@ def _left_by_the_load(
     who, block = last.who, block_bytes(facts)
     tokens = None if not block else most // block * facts.pools[0].block_tokens
     price = "" if tokens is None else f", room for {tokens:,} tokens"
-    processes = "" if len(kept) == 1 else f", and in {plural(len(kept) - 1, 'process', 'processes')} more"
+    processes = "" if len(kept) == 1 else f", and more in {plural(len(kept) - 1, 'other process', 'other processes')}"
     return Finding(
         ID,
         "fault" if seconds >= limits.left_over_seconds else "suspect",
@@ -154,7 +154,7 @@ def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> F
         failed = f"an allocation of {format_bytes(failure.asked_bytes)} failed {when}"
         return Finding(ID, "fault", f"{who}: {failed} with {room}: no free block is large enough", evidence)
     if last.outside_driver:
-        summary = f"{who} sleeps or allocates outside torch, so torch's figures are not the device's; wake it up"
+        summary = f"{who} is asleep or allocates outside torch, so torch's figures do not match the device; wake it up"
         return Finding(ID, "unknown", summary)
     if likely(last, recent, limits):
         summary = (

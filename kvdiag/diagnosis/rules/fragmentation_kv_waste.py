@@ -25,7 +25,7 @@ from kvdiag.formatting import format_count, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "fragmentation.kv_waste"
-RUN = "run `kvdiag run`, whose requests have known tokens"
+RUN = "run `kvdiag run`, which sends requests of known size"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -79,13 +79,13 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     )
     if waste.ratio < limits.metrics_waste_ratio:
         summary = (
-            f"no load of known size was observed, and by the engine's metrics a request uses "
-            f"{waste.blocks_per_request:,.0f} blocks, and its tokens need up to {waste.need_blocks:,}; {RUN}"
+            f"no load of known size was observed (by the engine's metrics a request uses "
+            f"{waste.blocks_per_request:,.0f} blocks and needs up to {waste.need_blocks:,}); {RUN}"
         )
         return (Finding(ID, "unknown", summary, evidence),)
     summary = (
-        f"a request uses {waste.blocks_per_request:,.0f} blocks, {waste.ratio:.0f} times what its "
-        f"{waste.request_tokens:,} tokens at most can need"
+        f"a request of at most {waste.request_tokens:,} tokens uses {waste.blocks_per_request:,.0f} blocks, "
+        f"{waste.ratio:.0f} times what it needs"
     )
     agrees = 1.0 / limits.metrics_agreement_ratio <= waste.looked_up_ratio <= limits.metrics_agreement_ratio
     # One window's prompts may be odd; what every window shows is how this server reserves.

@@ -244,7 +244,7 @@ def verdict(found: Isolation, limits: Limits) -> tuple[Status, str]:
         return "fault", (f"cache_salt is ignored: another tenant's cache answered {found.salted.summary}")
     if found.counted and found.unsalted.hit and found.other_key:
         return "fault", (
-            "requests without cache_salt and with another API key share a cache: the first tenant's answered "
+            "without cache_salt, tenants with different API keys share a cache: the first tenant's cache answered "
             f"{found.unsalted.summary}"
         )
     if (shortage := found.shortage(limits)) is not None:

@@ -85,14 +85,14 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
     if most.owner == "another process":
-        return _both("unknown", f"another process grows on {where} ({grown}); stop it and repeat the run", evidence)
+        return _both("unknown", f"another process on {where} grows ({grown}); stop it and repeat the run", evidence)
     if not most.rose:
         return _both("ok", _flat("device memory is", most.judged_cycles, limits.device_quantum_bytes), evidence)
     if not most.leaking:
         return _both("unknown", f"device memory rose {grown}, {UNSTEADY}", evidence)
     if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
         while_idle = f"{format_bytes(most.idle_bytes or 0)} before any request"
-        return _both("unknown", f"{where} also grows while idle ({while_idle}); {SEE_PROCESSES}", evidence)
+        return _both("unknown", f"{where}: memory also grows while idle ({while_idle}); {SEE_PROCESSES}", evidence)
     hidden = "device memory (whose process is not visible)"
     whose = "memory of the server's process" if most.owner == "server" else hidden
     summary = f"{where}: {whose} {_grows(most.bytes_per_cycle)}"
@@ -125,10 +125,9 @@ def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, fact
     if len(climbs) < len(inside):
         return _outside_torch_by_device(inside, timeline, facts, limits)
     most, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
-    evidence, what = _climb(most, climb, "outside_torch"), "outside torch the process"
+    evidence, what = _climb(most, climb, "outside_torch"), "memory outside torch"
     if climb.leaking:
-        rate = f"{format_bytes(climb.bytes_per_cycle)} with each request outside torch"
-        summary = f"{most.who} grows {rate}, and it is not released"
+        summary = f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}"
         return Finding(NON_TORCH, "fault", summary, evidence, holder=most.who)
     if climb.rose:
         return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)
@@ -151,11 +150,12 @@ def _outside_torch_by_device(
     where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} equal requests"
     status: Status
     if rest < limits.device_quantum_bytes:
-        summary, status = f"{where} grows by no more than torch reserves: outside torch it is flat", "ok"
+        summary, status = f"{where}: memory grows by no more than torch reserves: flat outside torch", "ok"
     elif most.leaking:
-        summary, status = f"{where} grows with each request and is not released: {amount} outside torch", "fault"
+        summary = f"{where}: memory outside torch grows with each request and is not released: {amount}"
+        status = "fault"
     else:
-        summary, status = f"outside torch {where} rose {amount}, {UNSTEADY}", "unknown"
+        summary, status = f"{where}: memory outside torch rose {amount}, {UNSTEADY}", "unknown"
     return Finding(NON_TORCH, status, summary, _evidence(most, limits))
 
 

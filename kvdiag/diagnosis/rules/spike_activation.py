@@ -44,8 +44,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         last = ended[-1]
         times = "once" if len(ended) == 1 else f"{len(ended)} times"
         summary = (
-            f"the server exited {times} while serving; GPU {last.gpu} had {format_bytes(last.free_before_bytes)} "
-            "free at its minimum before; pass its log or the agent's black box to `kvdiag diagnose --postmortem`"
+            f"the server exited {times} while serving; before that, at least {format_bytes(last.free_before_bytes)} "
+            f"of GPU {last.gpu} was free; pass its log or the agent's black box to `kvdiag diagnose --postmortem`"
         )
         evidence = (
             Evidence("exits_while_serving", len(ended), "times", "engine"),
@@ -149,10 +149,10 @@ def _judged(gpu: str, least: int, before: int | None, after: int | None, limits:
     if before is None:
         return "unknown", f"{free}, but it was not observed idle before; sample the idle server first"
     if before < limits.headroom_bytes:
-        return "ok", f"{free} and {format_bytes(before)} before it: full without a spike"
+        return "ok", f"{free} and {format_bytes(before)} before it: full even without a spike"
     if after is None or after - least < limits.foreign_suspect_bytes:
         kept = "torch's cache or a leak; install the kvdiag agent in the server to separate them"
-        return "unknown", f"{free}, {format_bytes(before)} before it, and not released since: {kept}"
+        return "unknown", f"{free}, {format_bytes(before)} before it, and no memory was released since: {kept}"
     return "suspect", f"{free}; {format_bytes(after - least)} were released after it, so a larger step may not fit"
 
 

@@ -22,8 +22,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if starts:
         last = starts[-1]
         summary = (
-            f"the server exited during startup with {format_bytes(last.free_before_bytes)} of GPU {last.gpu} free at "
-            "its minimum; pass its log to `kvdiag diagnose --postmortem` to see whether graphs were being captured"
+            f"the server exited while starting; before that, at least {format_bytes(last.free_before_bytes)} of GPU "
+            f"{last.gpu} was free; pass its log to `kvdiag diagnose --postmortem` to see if it was capturing graphs"
         )
         evidence = (
             Evidence("failed_starts", len(starts), "starts", "engine"),

@@ -160,7 +160,7 @@ def test_nothing_that_was_read_is_said_to_be_so() -> None:
     found = soaked(soak(Seen(server=None)), Facts(), DEFAULT_LIMITS)
 
     assert found is not None
-    assert (containing("nothing was read"), ()) == (found.problem, found.components)
+    assert (containing("were followed by a sample"), ()) == (found.problem, found.components)
 
 
 def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:

@@ -57,8 +57,8 @@ def test_unknown_fraction_or_device_leaves_the_difference() -> None:
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
     assert (0.01, None, None) == figures_of(lower_fraction(no_fraction, 512 * MIB))
-    assert "798 MiB divided by the device" in lower_fraction(no_total, 512 * MIB)  # with headroom
-    assert "5.00 GiB divided by the device" in (raise_fraction(no_total, 5 * GIB) or "")
+    assert "(798 MiB / total" in lower_fraction(no_total, 512 * MIB)  # with headroom
+    assert "(5.00 GiB / total" in (raise_fraction(no_total, 5 * GIB) or "")
     assert (0.02, None, None) == figures_of(lower_fraction(no_fraction, None))
 
 

@@ -101,7 +101,7 @@ def test_leak_says_what_decided() -> None:
     actual = finding(diagnose(soak(replace(ALL, live=after_requests(64 * KIB))), facts_of()), "leak.device_torch")
 
     figures = evidence(actual)
-    assert containing("64.0 KiB", "larger doses leave more") == actual.summary
+    assert containing("64.0 KiB", "in cycles with more requests") == actual.summary
     assert (0.0, 64.0 * KIB, 19, 19) == (
         figures["growth_per_idle_cycle"],
         figures["growth_per_request"],
@@ -158,7 +158,7 @@ def test_what_only_new_content_grows_is_a_cache() -> None:
         ),
         pytest.param(
             replace(ALL, other_prompts=range(0, 60, 2)),
-            containing("nothing was read", ": other traffic (in 30 of 60"),
+            containing("were followed by a sample", ": other traffic (in 30 of 60"),
             id="other traffic in idle cycles",
         ),
     ],
