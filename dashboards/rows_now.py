@@ -87,7 +87,7 @@ def health() -> Row:
             ),
             stat(
                 "Time to exhaustion",
-                "Time until memory is exhausted at the growth found; the shortest.\n\n"
+                "Time until memory is exhausted at the observed growth; the shortest.\n\n"
                 "Metric: `kvdiag_time_to_exhaustion_seconds`",
                 f"min({own('time_to_exhaustion_seconds')})",
                 unit="s",

@@ -66,7 +66,7 @@ def growth() -> Row:
             ),
             graph(
                 "Time to exhaustion",
-                "Time until memory is exhausted at the growth found, with its lower bound. No line: no "
+                "Time until memory is exhausted at the observed growth, with its lower bound. No line: no "
                 "verdict has found growth.\n\n"
                 "Metrics: `kvdiag_time_to_exhaustion_seconds`, `kvdiag_time_to_exhaustion_low_seconds`",
                 Target(expr=each("min", "id", own("time_to_exhaustion_seconds")), legend="{{replica}} {{id}}"),

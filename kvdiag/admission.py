@@ -134,7 +134,7 @@ def _one(
         reason = f"{whole_blocks:,} blocks exceed the KV pool ({usable:,} blocks): the request can never be served"
         return replace(numbers, decision="shed", reason=reason)
     if not (running or waiting or promised_blocks):
-        return replace(numbers, decision="admit", reason="no other request, and the whole request fits")
+        return replace(numbers, decision="admit", reason="the server has no other request, and the whole request fits")
     room = _room(numbers)
     if room >= 0:
         return replace(numbers, decision="admit", reason=f"{room:,} blocks stay free beyond the reserve")

@@ -25,7 +25,7 @@ _LARGE = (("kv_pool", "KV pool"), ("weights", "weights"))
 """Components that count in the server's rest where their size is unknown, with their name there."""
 
 _FREE = {
-    "pending": "freed, in use on another stream",
+    "pending": "freed by torch, still in use by another CUDA stream",
     "private": "free in pools of CUDA graphs",
     "releasable": "cache that torch can release to the driver",
     "stranded": "free, between live blocks",
@@ -103,7 +103,7 @@ def _server_lines(
         known = {line.component for line in parts}
         unknown = [name for component, name in _LARGE if component not in known]
         inside = ", ".join((*unknown, "context", "activations", "graphs", "allocator cache"))
-        detail = f"{inside} of pid {pids}" if parts else f"all of pid {pids}"
+        detail = f"{inside} of pid {pids}" if parts else f"all memory of pid {pids}"
         return [*parts, _line(device, "server_other", rest, "computed", detail)]
     reserved = sum(each.reserved_bytes for each in allocators)
     lines = _torch_lines(device, allocators, _pool_apart(parts, sample, facts), reserved)
@@ -111,7 +111,7 @@ def _server_lines(
     beside = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
     lines.append(_line(device, "outside_torch", beside, "computed", f"context, modules, NCCL, graphs of pid {pids}"))
     rest = held - reserved - beside
-    return [*lines, _line(device, "server_other", rest, "computed", "sampled at different times")]
+    return [*lines, _line(device, "server_other", rest, "computed", "difference of samples taken at different times")]
 
 
 def _torch_lines(
@@ -162,7 +162,7 @@ def _free_detail(pool: KvPool) -> str:
     """
     if pool.prefix_caching is False:
         return "empty: prefix caching is off"
-    return "empty or cached prefixes; the engine does not count them separately"
+    return "empty, or caching prefixes; the engine does not report which"
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:

@@ -82,7 +82,7 @@ def test_a_process_of_no_bytes_takes_none() -> None:
         ("other_process", 0),
         ("unaccounted", 0),
     ] == [(line.component, line.bytes) for line in found]
-    assert ["", "all of pid 100", "process (pid 7)"] == [line.detail for line in found[:-1]]
+    assert ["", "all memory of pid 100", "process (pid 7)"] == [line.detail for line in found[:-1]]
 
 
 def test_a_pool_computed_from_the_config_says_so() -> None:

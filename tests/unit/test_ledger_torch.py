@@ -206,8 +206,8 @@ def test_every_level_adds_up(
 @pytest.mark.parametrize(
     ("caching", "detail"),
     [
-        (True, "empty or cached prefixes; the engine does not count them separately"),
-        (None, "empty or cached prefixes; the engine does not count them separately"),
+        (True, "empty, or caching prefixes; the engine does not report which"),
+        (None, "empty, or caching prefixes; the engine does not report which"),
         (False, "empty: prefix caching is off"),
     ],
 )

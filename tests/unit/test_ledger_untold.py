@@ -15,7 +15,7 @@ from tests.builders.values import GIB, MIB, device, engine, pool, process
     [
         (replace(SERVER, pools=()), "KV pool, context, activations, graphs, allocator cache of pid 100"),
         (replace(SERVER, weights_bytes=None), "weights, context, activations, graphs, allocator cache of pid 100"),
-        (replace(SERVER, pools=(), weights_bytes=None), "all of pid 100"),
+        (replace(SERVER, pools=(), weights_bytes=None), "all memory of pid 100"),
     ],
     ids=["no pool", "no weights", "neither"],
 )
@@ -78,7 +78,7 @@ def test_without_a_device_the_engine_alone_is_told() -> None:
     """No GPU in sight: what requests hold of each pool and what is free of it, as the engine reports."""
     found = ledger(Sample(at_seconds=1.0, engines=(engine(usage=0.25),)), SERVER)
     held = 1536 * 2 * MIB
-    kept = "engine 0: empty or cached prefixes; the engine does not count them separately"
+    kept = "engine 0: empty, or caching prefixes; the engine does not report which"
     expected = (
         LedgerLine(gpu=None, component="kv_held", bytes=held, provenance="reported", detail="engine 0"),
         LedgerLine(gpu=None, component="kv_free", bytes=POOL_BYTES - held, provenance="reported", detail=kept),

@@ -47,7 +47,7 @@ LINKS = (
     ("/metrics", "metrics for Prometheus"),
     ("/api/v1/diagnosis", "the newest diagnosis"),
     ("/api/v1/ledger", "the memory ledger now"),
-    ("/api/v1/snapshot", "everything that `kvdiag top` shows of this daemon"),
+    ("/api/v1/snapshot", "the data that `kvdiag top` shows"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),

@@ -77,7 +77,7 @@ def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: flo
     rows = [("model", f"{origin}: {kinds} layers"), ("KV headroom" if plan.keeps_cache else "headroom", headroom)]
     rows += _cache_figures(scenario, plan) if plan.keeps_cache else [("KV cache", "none: only weights and overhead")]
     if block_waste_ratio is not None and plan.capacity.num_blocks:
-        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's blocks stays empty"))
+        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of the space in a request's blocks is unused"))
     return grid(rows)
 
 
