@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "baseline": "Compare two engine versions or configurations; the exit code suits CI.",
     "doctor": "Check access to GPUs, server, agents and Prometheus.",
     "explain": "Explain a verdict or an alert, or print its runbook.",
-    "alerts": "Print the alerting rules for Prometheus, with your addresses in their links.",
+    "alerts": "Print the Prometheus alerting rules, with links to your runbooks and Grafana.",
     "agent": "Install the agent that reports torch's memory from inside a server.",
     "drill": "Run a simulated server with a chosen fault.",
 }

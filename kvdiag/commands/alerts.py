@@ -16,8 +16,8 @@ def _address(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @click.command()
-@click.option("--runbook-base", metavar="URL", callback=_address, help="Where ID.md files are; default: kvdiag itself.")
-@click.option("--dashboard-base", metavar="URL", callback=_address, help="Your Grafana; default: kvdiag's status page.")
+@click.option("--runbook-base", metavar="URL", callback=_address, help="Base URL of runbooks; default: kvdiag itself.")
+@click.option("--dashboard-base", metavar="URL", callback=_address, help="Grafana URL; default: kvdiag's status page.")
 @click.option("--operator", is_flag=True, help="Print a PrometheusRule for the Prometheus operator.")
 def command(runbook_base: str | None, dashboard_base: str | None, *, operator: bool) -> None:
     """Print the recording and alerting rules as a rule file for Prometheus."""

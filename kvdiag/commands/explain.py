@@ -49,7 +49,7 @@ def _found(name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise KvdiagError(f"{name!r} means several: {', '.join(found)}; give one of them")
+        raise KvdiagError(f"{name!r} matches several ids: {', '.join(found)}; give one of them")
     near = get_close_matches(name, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
     raise KvdiagError(f"unknown verdict {name!r}{meant}; kvdiag explain lists all")

@@ -119,7 +119,7 @@ def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
         f"{blocks} of {document['bytes_per_block']:,} bytes, in {plural(document['groups'], 'group')}",
         f"{request} per request, {document['max_concurrency']:.2f} requests at once",
         f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM will report it",
-        "bytes per token depend on length" if per_token is None else f"{per_token:,} bytes per token and GPU",
+        "bytes per token depend on request length" if per_token is None else f"{per_token:,} bytes per token and GPU",
         *document["notes"],
     )
 

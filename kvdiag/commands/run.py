@@ -42,6 +42,7 @@ from kvdiag.feeds.active.step_plan import plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.formatting import plural
 from kvdiag.model import Facts, Timeline
 from kvdiag.sim import SCENARIOS
 
@@ -233,8 +234,9 @@ async def _run(
 def _print_plan(facts: Facts) -> None:
     for number, planned in enumerate(plan(STEPS, facts), start=1):
         load = planned.workload
+        cycles, requests = plural(planned.cycles, "cycle"), plural(load.requests, "request")
         what = (
-            f"{planned.cycles} x {load.requests} requests of {load.prompt_tokens:,} tokens, {load.max_tokens} generated"
+            f"{cycles} of {requests} of {load.prompt_tokens:,} tokens, {load.max_tokens} generated"
             if load.requests
             else f"no requests for {load.hold_seconds:g} s"
         )
@@ -260,9 +262,9 @@ def _print_soak(soak: SoakPlan) -> None:
     new, repeated = [one for one in loads if not one.repeated], [one for one in loads if one.repeated]
     *doses, largest = sorted({one.requests for one in new})
     click.echo(
-        f"{len(STEPS) + 1} {SOAK.id}: {len(new)} x {', '.join(map(str, doses))} or {largest} requests of "
+        f"{len(STEPS) + 1} {SOAK.id}: {len(new)} cycles of {', '.join(map(str, doses))} or {largest} requests of "
         f"{new[0].prompt_tokens:,} tokens, {new[0].max_tokens} generated, "
-        f"{len(repeated)} x {repeated[0].requests} with repeated prompts"
+        f"then {len(repeated)} cycles of {repeated[0].requests} with repeated prompts"
     )
     click.echo(
         f"  {len(soak.cycles) - len(loads)} idle cycles between them, {soak.cycle_seconds:.3g} s each, "

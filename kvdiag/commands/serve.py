@@ -51,7 +51,7 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /metrics              Prometheus metrics
     /api/v1/diagnosis     newest diagnosis, as printed by `kvdiag run --output json`
     /api/v1/ledger        current memory ledger
-    /api/v1/snapshot      everything that `kvdiag top` shows of this daemon
+    /api/v1/snapshot      the data that `kvdiag top` shows
     /runbooks             what to do about each verdict and alert: /runbooks/ID
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready

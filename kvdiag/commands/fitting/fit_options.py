@@ -45,11 +45,11 @@ class FitOptions:
     seconds_per_token: float = given_by("Seconds per output token.", default=0.03)
     seconds_to_first: float = given_by("Seconds to the first token.", default=0.5)
     grid: bool = given_by("Print a table over context and concurrency.")
-    kv_pool_bytes: int | None = given_by("Only compute the capacity of a pool of this size per rank.")
+    kv_pool_bytes: int | None = given_by("Compute only a pool's capacity, from its bytes per rank.")
     kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.")
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
-    max_in_flight_tokens: int | None = given_by("Total tokens in flight, instead of tokens per step.")
+    max_in_flight_tokens: int | None = given_by("Tokens of all concurrent steps, if known in total.")
     mamba_cache_mode: str | None = given_by(
         "Prefix-cache mode of recurrent states (such as Mamba).",
         type=click.Choice([mode.value for mode in StateCacheMode]),
@@ -60,7 +60,7 @@ class FitOptions:
         "Sliding-window layers free old blocks (vLLM's default).",
         "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
     )
-    num_speculative_tokens: int = given_by("Draft tokens per step; also counts MTP layers.", default=0)
+    num_speculative_tokens: int = given_by("Draft tokens per step; above 0 adds the MTP layers.", default=0)
     platform: str = given_by(
         "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"
     )

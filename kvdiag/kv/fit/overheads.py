@@ -76,4 +76,4 @@ def vllm_overheads(
 
 def architecture_note(architecture: Architecture) -> str:
     """A caution for models whose activation is not that of a text model."""
-    return "states are computed in fp32: activation can be twice the estimate" if architecture.is_hybrid else ""
+    return "recurrent states are in fp32: activation can be twice the estimate" if architecture.is_hybrid else ""

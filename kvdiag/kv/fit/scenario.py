@@ -207,5 +207,5 @@ def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, 
         yield "shorter-context", f"--max-model-len {plan.max_context_tokens}", price, shorter
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
     change = f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens"
-    price = "vLLM 0.32 cannot evict; where an engine can, attention becomes approximate"
+    price = "vLLM 0.32 does not support it; it makes attention approximate"
     yield _EVICTION, change, price, replace(scenario, demand=replace(demand, context_tokens=kept))
