@@ -92,7 +92,7 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
     if "include_traces" in accepted:
         whole = library._cuda_memorySnapshot((0, 0, False))  # noqa: SLF001 - memory_snapshot leaves the settings out
     elif library._cuda_isHistoryEnabled():  # noqa: SLF001 - torch has no public name for it
-        raise TooManyBlocksError("a memory history is recorded, which this torch would hand over with the blocks")
+        raise TooManyBlocksError("torch records a memory history, which this version would return with the blocks")
     else:
         whole = library._cuda_memorySnapshot(*([None] if "mempool_id" in accepted else []))  # noqa: SLF001 - as above
     return whole["segments"], _settings(whole.get("allocator_settings", {}))

@@ -19,7 +19,7 @@ def publications(folder: Path, allocators: Sequence[Allocator] | None, gaps: Seq
     problem = "; ".join(gap.reason for gap in gaps)
     if allocators is not None and not allocators:
         fix = "check again once the model is loaded; a CPU engine has no GPU allocator"
-        return Check("agent.publications", "warn", f"agents publish, but no allocator; {problem}", fix)
+        return Check("agent.publications", "warn", f"agents publish, but none reports an allocator; {problem}", fix)
     if not allocators:
         return Check("agent.publications", "fail", problem or "no agent publishes", install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)

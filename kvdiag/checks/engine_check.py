@@ -68,7 +68,8 @@ def name_filter(
         return Check("engine.name_filter", "skip", f"{engine.title} has no filter: all metrics are read")
     if whole_bytes is None or some_bytes is None:
         return Check("engine.name_filter", "skip", "no server reachable")
-    found = f"{format_bytes(some_bytes)} of {format_bytes(whole_bytes)} of metrics sent, {took_seconds * 1e3:.0f} ms"
+    sizes = f"filtered metrics {format_bytes(some_bytes)}, all metrics {format_bytes(whole_bytes)}"
+    found = f"{sizes}, {took_seconds * 1e3:.0f} ms"
     if some_bytes >= whole_bytes:
         fix = "let the query `name[]` through (a proxy or old version drops it); until then all metrics are read"
         return Check("engine.name_filter", "warn", found, fix)

@@ -66,7 +66,7 @@ def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
     if blind:
         reasons = "; ".join(gap.reason for gap in gaps)
         told = reasons or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
-        return Check("gpu.memory", "fail", told, "compare `nvidia-smi -q -d MEMORY` on the host")
+        return Check("gpu.memory", "fail", told, "check whether `nvidia-smi -q -d MEMORY` reads it on the host")
     seen = [device.memory for device in devices if device.memory is not None]
     used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
     found = f"{used / 2**30:,.1f} of {total / 2**30:,.1f} GiB used"
@@ -99,8 +99,8 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
     found = f"{plural(len(listed), 'process holds', 'processes hold')} memory"
     if silent:
         fix = "share the host's PID namespace (hostPID: true) to read their memory"
-        return Check("gpu.processes", "warn", f"{found}, {silent} of them without a size", fix)
+        return Check("gpu.processes", "warn", f"{found}; NVML does not report how much for {silent}", fix)
     if foreign:
         fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to identify them"
-        return Check("gpu.processes", "warn", f"{found}, {foreign} of them outside this PID namespace", fix)
+        return Check("gpu.processes", "warn", f"{found}, {foreign} outside this PID namespace", fix)
     return Check("gpu.processes", "pass", found)

@@ -48,7 +48,7 @@ async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: floa
             return page
         spent_seconds += time.thread_time() - begun_seconds
         if spent_seconds > max_seconds:
-            raise TooLargeError(f"it takes more than {max_seconds:g} s of the processor")
+            raise TooLargeError(f"parsing takes more than {max_seconds:g} s of CPU time")
         await asyncio.sleep(0)
 
 

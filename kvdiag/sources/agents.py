@@ -150,7 +150,7 @@ class TorchAllocatorSource:
             raise RefusedError(f"not read: the files have more than {MAX_READ_BYTES >> 20} MiB together")
         publication = parse(written.text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
-            raise RefusedError(f"it says that it is process {publication.pid}'s")
+            raise RefusedError(f"it claims to be from process {publication.pid}")
         # File times depend on the wall clock, which may be set: also count from the last change observed here.
         now_seconds = self._clock()
         known = self._renewed.get(name)

@@ -171,7 +171,7 @@ def _own(written: Written, name: str, user: int) -> Account:
         raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
     box = parse(written.text, origin=f"the black box {name}")
     if box.allocator is not None and _process(name) != f"oom-{box.allocator.pid}-{box.allocator.start_ticks}-":
-        raise RefusedError(f"it says that it is process {box.allocator.pid}'s")
+        raise RefusedError(f"it claims to be from process {box.allocator.pid}")
     if box.at_seconds is not None and box.at_seconds > time.time() + FUTURE_SECONDS:
         raise RefusedError("its failure is dated in the future: was the clock changed?")
     return box

@@ -326,7 +326,7 @@ class NvmlSource:
                 if isinstance(problem, _RefusedError) and problem.code not in _UNSUPPORTED:
                     break
         kind: GapKind = "absent" if _code(why) in _UNSUPPORTED else "failed"
-        gaps.append(Gap("nvml", kind, f"{gpu.label}: its processes are unknown ({why}); compare `nvidia-smi`"))
+        gaps.append(Gap("nvml", kind, f"{gpu.label}: its processes are unknown ({why}); check `nvidia-smi`"))
         return None
 
     def _listed(self, function: str, handle: Any) -> Sequence[Any]:
@@ -356,6 +356,6 @@ def _memory_gap(gpu: _Gpu, problem: Exception, *, slices: int = 0) -> Gap:
             "nvml", "absent", f"{gpu.label} cannot be read as a whole ({problem}), only as its {slices} MIG slices"
         )
     if _code(problem) in _UNSUPPORTED:
-        why = "as GPUs that share the host's memory do; watch the host's available memory"
+        why = "which is normal for GPUs that share the host's memory; watch the host's available memory"
         return Gap("nvml", "absent", f"{gpu.label}, {gpu.identity.name}, does not report its memory ({problem}), {why}")
-    return Gap("nvml", "failed", f"{gpu.label}: its memory is unknown ({problem}); compare `nvidia-smi -q -d MEMORY`")
+    return Gap("nvml", "failed", f"{gpu.label}: its memory is unknown ({problem}); check `nvidia-smi -q -d MEMORY`")

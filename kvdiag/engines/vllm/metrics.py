@@ -102,7 +102,7 @@ def _by_number(label: str) -> tuple[int, str]:
 def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
-            return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server")
+            return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not one server's metrics")
     return None
 
 

@@ -68,7 +68,7 @@ def plan_soak(
     length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
     most, output_tokens = max(DOSES) * SOAK.workload.requests, admitted(SOAK.workload, facts)[0].max_tokens
     limits = [
-        (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest dose has to fit in the pool")
+        (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest load must fit in the pool")
         for pool in facts.pools
         if pool.sliding_window_tokens is None
     ]

@@ -274,7 +274,7 @@ class ActiveFeed(MarkedRun):
         while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
             if 0 < cycle < MOST_OFFERS and not seen:
-                planned, detail = held_longer(planned, self.facts), f"{detail} held longer".strip()
+                planned, detail = held_longer(planned, self.facts), f"{detail} with longer outputs".strip()
             self._tell(number, total, planned.step.title, detail)
             seen = await self._run_cycle(planned, cycle) or seen
             cycle += 1

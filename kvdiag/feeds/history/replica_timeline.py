@@ -208,7 +208,7 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
     if len(lost) > MAX_LOST:
         gaps.append(Gap(SOURCE, "failed", f"{len(lost) - MAX_LOST} more intervals could not be read"))
     if pools.since_seconds is not None:
-        reason = f"before {clock(pools.since_seconds)} the KV pool had another size: diagnosed from then on"
+        reason = f"the KV pool changed its size at {clock(pools.since_seconds)}: earlier samples are not diagnosed"
         gaps.append(Gap(SOURCE, "absent", reason))
     return gaps
 

@@ -267,7 +267,7 @@ def _join_gpus(
             if len(owners) > 1:
                 names = [one.key.partition(" ")[2].lstrip("/") for one in owners]
                 gaps.append(
-                    _unassigned(uuid, labels, "may be of {}: its exporter does not name the pod", names, owners)
+                    _unassigned(uuid, labels, "may belong to {}: its exporter does not name the pod", names, owners)
                 )
             owner = owners[0] if len(owners) == 1 else None
         if owner is None:

@@ -165,7 +165,7 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
         place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])
     )
     if first:
-        gaps.append(_gap(f"before {segments[first].name} the KV pool had another size: diagnosed from then on"))
+        gaps.append(_gap(f"the KV pool changed its size at {segments[first].name}: earlier samples are not diagnosed"))
     kept = segments[first:]
     timeline = Timeline(
         samples=tuple(merge(*(one.timeline.samples for one in kept), key=lambda sample: sample.at_seconds)),

@@ -99,5 +99,5 @@ def test_hostile_number_of_engines_is_refused() -> None:
     count = 5_000
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{number}"}} 0\n' for number in range(count)))
     actual = parse_engines(page)
-    reason = f"vllm:num_requests_running has {count} series, more than {MAX_SERIES}: not a page of one server"
+    reason = f"vllm:num_requests_running has {count} series, more than {MAX_SERIES}: not one server's metrics"
     assert (None, (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
