@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose = parser.parse_args(arguments).verbose
     found = checks()
     by_row = {row["id"]: row for row in rows()}
-    print_line("checks inside the printed figure's rounding", "no setting fitted", "all")
+    print_line("checks inside the printed figure's rounding", "no setting adjusted", "all")
     print_line("kvdiag", score(found, strict=True), score(found, strict=False))
     for name, ranges in others():
         theirs = [with_range(check, *ranges(by_row[check.row], check.figure)) for check in found]
         print_line(name, score(theirs, strict=True), score(theirs, strict=False))
-        for what, strict in (("no setting fitted", True), ("usual settings fitted", False)):
+        for what, strict in (("no setting adjusted", True), ("usual settings adjusted", False)):
             shares = (100 * share(checked, strict=strict) for checked in (found, theirs))
             note(f"calculator: published figures reproduced, {what}", *shares, than=name, unit="%")
     for check in found:

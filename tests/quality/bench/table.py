@@ -40,7 +40,7 @@ IN_README = (
     "serve, 8 GPUs: resident memory, MiB",
     "serve, 8 GPUs: CPU, % of one core",
     "serve, 8 GPUs: CPU seconds per 1,000 scrapes",
-    "calculator: published figures reproduced, no setting fitted",
+    "calculator: published figures reproduced, no setting adjusted",
     "incidents: precision",
     "incidents: recall, fault verdicts only",
 )
