@@ -149,7 +149,7 @@ def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: 
     write_box(folder, box(), owner=STRANGER, name=name)
     found, gaps = TorchAllocatorSource(folder).read()
     assert {SELF["pid"]: None, strangers["pid"]: None} == {each.pid: each.failure for each in found or ()}
-    assert [containing(f"{name}: ", f"process {SELF['pid']}'s")] == [gap.reason for gap in gaps]
+    assert [containing(f"{name}: ", f"from process {SELF['pid']}")] == [gap.reason for gap in gaps]
 
 
 def test_a_black_box_of_the_future_is_refused(folder: Path) -> None:
