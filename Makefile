@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
+# Without byte code every process that a test starts compiles kvdiag anew, and every worker the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests mostly wait for servers: twice as many workers as a small machine has cores keep it busy.
 WORKERS ?= 4

@@ -8,6 +8,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+
 BASE = re.compile(r"https?://(?:\{\{ \$labels\.instance \}\})?[^\s#{}]*")
 """What a link can begin with in a rule file: an address, or the scraped one with a scheme and path of its own."""
 
@@ -33,8 +35,8 @@ def runbooks_of(alert: str) -> list[str]:
         if linked:
             found.add(linked[1])
         else:
-            known = re.findall(r'\bid=~?"([^"]+)"', rest)[0].replace(r"\\", "\\")
-            found |= {one for one in runbooks() if re.fullmatch(known, one)}
+            sign, ids = re.findall(r'\bid([=!]~?)"([^"]+)"', rest.replace(r"\\", "\\"))[0]
+            found |= {one for one in KNOWLEDGE if bool(re.fullmatch(ids, one)) == (sign != "!~")}
     return sorted(found)
 
 

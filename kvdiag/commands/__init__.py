@@ -26,7 +26,7 @@ from kvdiag.errors import KvdiagError
 EXIT_UNKNOWN = 3
 
 COMMANDS: Mapping[str, str] = {
-    "run": "Run four load tests against a server and diagnose its memory.",
+    "run": "Run load tests against a server and diagnose its memory.",
     "serve": "Watch a server as a daemon; serve metrics and a live diagnosis.",
     "top": "Show a live view of memory and findings in the terminal.",
     "audit": "Show where the GPU memory is, line by line, summing to the total.",

@@ -1,4 +1,4 @@
-"""`kvdiag run`: the four test steps against a server, and the verdict."""
+"""`kvdiag run`: the test steps against a server, and the verdict."""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
@@ -71,7 +71,7 @@ class RunOptions:
     )
     soak_cycle: float | None = given_by("Seconds per cycle.", type=click.FloatRange(0.1, 60.0), hidden=True)
     report: Path | None = given_by(report_option)
-    isolation: bool = given_by("Test prefix-cache isolation instead of the four steps.")
+    isolation: bool = given_by("Test prefix-cache isolation instead of the steps.")
     other_api_key: str | None = given_by("Second tenant's API key, with --isolation.", metavar="KEY")
     dry_run: bool = given_by("Print the planned load without sending it.")
     reserved_gap_bytes: int = given_by(reserved_gap_option)
@@ -81,7 +81,7 @@ class RunOptions:
 @click.command()
 @collected(RunOptions, "options")
 def command(options: RunOptions) -> int:
-    """Run four load tests against a vLLM server and diagnose its memory.
+    """Run load tests against a vLLM server and diagnose its memory.
 
     \b
     1 baseline         no requests: the KV pool must be empty, the GPU used by the server alone
@@ -89,7 +89,7 @@ def command(options: RunOptions) -> int:
     3 concurrent       ten requests of 2K tokens: growth must match their tokens
     4 long context     one request of 16K tokens: growth must be linear
 
-    Takes about a minute; the server should have no other traffic. --soak adds a fifth step that alternates load and
+    Takes about a minute; the server should have no other traffic. --soak adds a step that alternates load and
     idle cycles, for leaks too slow to show in a minute. --isolation replaces the steps: two tenants send the same
     prompts, with and without cache_salt.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines

@@ -320,6 +320,9 @@ class Limits:
     """Largest memory fraction that is recommended: above it, library memory outside any budget does not fit."""
 
     # capacity.*
+    preempted_room_ratio: float = 0.25
+    """A pool with this share free on both sides of a preemption did not fill and empty within a sample of a second."""
+
     waiting_samples: int = 3
     """Samples in a row with requests waiting for room, from which it counts: admission takes some steps."""
 
@@ -368,6 +371,9 @@ class Limits:
 
     last_seconds: float = 600.0
     """The end of a trace that may show what led to a crash."""
+
+    host_limit_factor: float = 1.2
+    """Host memory limit that is advised, over the one that was reached: the same would be reached again."""
 
     # Alerts
     pressure: PressureThresholds = PRESSURE

@@ -13,7 +13,7 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
-from kvdiag.engines import ENGINES
+from kvdiag.engines import DEFAULT, ENGINES
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
@@ -45,7 +45,7 @@ def gather(
     if sum(kind == "trace" for _, kind in named) > 1:
         raise KvdiagError("more than one trace: give the one that ends with the failure")
     # A bare message of torch does not say which engine it was.
-    case = Case(flags=ENGINES[0].flags)
+    case = Case(flags=DEFAULT.flags)
     found: list[Account] = []
     for path, kind in named:
         if kind == "trace":

@@ -23,7 +23,7 @@ SILENT_SECONDS = 60.0
 
 STALE_SECONDS = 900.0
 """Age above which a diagnosis no longer counts as current: the status page, `kvdiag top`, the dashboards and the alert
-KvdiagDown use this value.
+KvdiagStale use this value.
 
 A diagnosis is made every 10 s, but a slow host rests up to 300 s between two, starts at the next 10 s tick and gives
 one up after 60 s: 370 s from one to the next, 740 s if one is given up. A lower limit lets a slow host flicker to

@@ -27,9 +27,6 @@ from kvdiag.oom.phase import SERVING
 
 CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmentation.allocator"
 TORCH, HOST = "leak.device_torch", "leak.host"
-HOST_HEADROOM = 1.2
-"""A limit of the memory that was in use would be reached again by the next request."""
-
 COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
@@ -190,7 +187,7 @@ def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
     return Finding(TORCH, "ok", summary, evidence(case))
 
 
-def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
     """A kill for lack of host memory is a fault; whether memory had grown, a kill alone does not show.
 
     Only that signal 9 ended the process is unknown: a liveness probe sends it too.
@@ -203,7 +200,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
     if re.search(r"allocate|MemoryError", shortage.message):
         asked = "" if shortage.asked_bytes is None else f" of {format_bytes(shortage.asked_bytes)}"
         said = f"an allocation{asked} of host memory failed"
-        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
+        return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
     if not re.search(r"(?i)oom|out of memory|memory (?:used|pressure)|low on memory", shortage.message):
         summary = (
             f"{who} was killed by signal 9; the kernel's log or `kubectl describe pod` says whether memory ran out"
@@ -215,15 +212,15 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:  # noqa: AR
         None if limit is None else f"limit {format_bytes(limit)}",
     )
     said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures)))
-    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case))
+    return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
 
 
-def _more_memory(case: Case) -> str:
+def _more_memory(case: Case, limits: Limits) -> str:
     """A memory limit with headroom, in the steps in which one is set, and what else uses host memory."""
     shortage = case.failure.shortage
     most = shortage.limit_bytes or max(shortage.usage_bytes or 0, shortage.process_bytes or 0)
     step = 2**30 if most < 16 * 2**30 else 4 * 2**30 if most < 128 * 2**30 else 16 * 2**30
-    new = format_bytes(-(-round(most * HOST_HEADROOM) // step) * step)
+    new = format_bytes(-(-round(most * limits.host_limit_factor) // step) * step)
     old = " to" if shortage.limit_bytes is None else f": {format_bytes(shortage.limit_bytes)} ->"
     raised = "raise the memory limit of the container or host" + (f"{old} {new}" if most else "")
     return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")

@@ -27,13 +27,10 @@ from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 ID = "capacity.concurrency"
 STEP = "concurrent"
 
-PREEMPTED_ROOM_RATIO = 0.25
-"""A pool with this share free both before and after was not filled and emptied within a sample of a second."""
-
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for KV blocks."""
-    totals = _totals(timeline, facts)
+    totals = _totals(timeline, facts, limits)
     if totals.counted < limits.idle_samples:
         reason = None if totals.samples else gap_reason(timeline, facts, "engine")
         return unknown(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
@@ -86,7 +83,7 @@ class _Totals:
     highest_usage: float = 0.0
 
 
-def _totals(timeline: Timeline, facts: Facts) -> _Totals:
+def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
     """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
     totals, streak = _Totals(), 0
     last: dict[str, tuple[int, bool]] = {}
@@ -109,7 +106,7 @@ def _totals(timeline: Timeline, facts: Facts) -> _Totals:
         if counts:
             totals.counted += 1
             for engine in engines:
-                count, room = engine.preemptions_total or 0, _has_room(engine, facts)
+                count, room = engine.preemptions_total or 0, _has_room(engine, facts, limits)
                 before, had_room = last.get(engine.engine, (count, room))
                 if room and had_room:
                     totals.preempted_with_room += max(count - before, 0)
@@ -160,13 +157,13 @@ def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
     return sum(steps) if min(steps) >= 0 else None
 
 
-def _has_room(engine: Engine, facts: Facts) -> bool:
+def _has_room(engine: Engine, facts: Facts, limits: Limits) -> bool:
     """Whether requests run and the pool surely has room for one more, twice as large as those that run."""
     pool, usage, running = facts.pool(engine.engine), engine.kv_usage_ratio, engine.requests_running
     if pool is None or usage is None or not running:
         return False
     held = pool.used_blocks(usage)
-    return pool.usable_blocks - held > max(2 * held / running, PREEMPTED_ROOM_RATIO * pool.usable_blocks)
+    return pool.usable_blocks - held > max(2 * held / running, limits.preempted_room_ratio * pool.usable_blocks)
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:

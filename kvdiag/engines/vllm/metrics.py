@@ -20,7 +20,8 @@ from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
 
-USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+KV_USAGE, GPU_USAGE = "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
+USAGE_NAMES = (KV_USAGE, GPU_USAGE)
 """The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -63,9 +64,6 @@ MAX_SERIES = 512
 
 MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
-
-V1_NAMES = COUNTS["prefix_queries_total"]
-"""Series of the V1 engine only; V0, selectable up to 0.10, has a hit rate instead."""
 
 
 def meanings() -> dict[str, Meaning]:
@@ -192,11 +190,11 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
 def _dialect(page: Page, version: str | None) -> tuple[int, int]:
     """How many null blocks a version's pool has, and how many of them its usage gauge counts."""
     known = parse_version(version)
-    # V0 is gone after 0.11.0; before, metrics without any of V1's names are V0's.
-    if not (known and known > (0, 11, 0)) and not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
+    # V0 is gone after 0.11.0; before, metrics without any of V1's names are V0's, which has a hit rate instead.
+    if not (known and known > (0, 11, 0)) and page.keys().isdisjoint((KV_USAGE, *COUNTS["prefix_queries_total"])):
         return 0, 0
     # kv_cache_usage_perc without its older twin means 0.11 or later, even if /version is not available.
-    newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
+    newer = known >= (0, 10, 2) if known else GPU_USAGE not in page
     return 1, 0 if newer else 1
 
 

@@ -30,8 +30,8 @@ async def gather_facts(
     """The facts of the server at `url`; those of this host are read by `reader`.
 
     Raises:
-        KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a read
-            times out.
+        KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a
+            read times out.
     """
     try:
         identity = await client.identify()

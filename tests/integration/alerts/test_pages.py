@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.model import Facts, Sample, Snapshot, SourceHealth
 from tests.builders.runs import judged
 from tests.builders.values import GIB, SERVER_PID, allocator, device, engine, process
@@ -115,6 +116,14 @@ def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
         {"series": 'kvdiag_context_mean_tokens{engine="0",job="kvdiag",instance="vllm-0:9743"}', "values": "9x70"},
     ]
     assert_queries(tmp_path, series, [(f"count({one['record']} > -1) > bool 0", "20m", 1) for one in records()])
+
+
+def test_every_verdict_that_is_a_fault_fires_one_alert(tmp_path: Path) -> None:
+    """Each id, and each new one, is one ticket: by an alert of its own or by KvdiagVerdict; benign ones are none."""
+    ids = (*KNOWLEDGE, "leak.new", "baseline.new", "new.family")
+    series = [{"series": f'kvdiag_finding{{id="{one}",status="fault"}}', "values": "1x70"} for one in ids]
+    fired = 'count(ALERTS{{id="{}",severity="warning",alertstate="firing"}}) or vector(0)'
+    assert_queries(tmp_path, series, [(fired.format(one), "30m", int(not one.startswith("benign."))) for one in ids])
 
 
 def test_nothing_fires_before_there_is_a_server(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,15 @@ def assert_published(meddling: Meddling, tensor_ranks: list[int]) -> None:
     assert eventually(
         lambda: all(published(folder)[pid]["sequence"] >= one["sequence"] + 2 for pid, one in first.items())
     )
-    living = [one for pid, one in published(folder).items() if pid in server.pids()]
-    workers = [one["ranks"] for one in living if "Worker" in one["process"]["title"]]
-    assert meddling.processes == sorted(one["process"]["title"] for one in living)
+
+    def living() -> list[dict[str, Any]]:
+        return [one for pid, one in published(folder).items() if pid in server.pids()]
+
+    # Titles and ranks come with a process's first work, and are renewed every 5 s.
+    assert eventually(lambda: meddling.processes == sorted(one["process"]["title"] for one in living()))
+    workers = [one["ranks"] for one in living() if "Worker" in one["process"]["title"]]
     assert tensor_ranks == sorted(ranks["tensor"] for ranks in workers)
-    for one in living:
+    for one in living():
         assert ([], False, {}) == (one["devices"], one["torch"]["cuda_initialised"], one["errors"])
         assert one["process"]["resident_bytes"] > 100 * 2**20
 

@@ -59,6 +59,14 @@ def test_an_alert_or_a_word_finds_its_runbook(name: str, expected: str) -> None:
     assert expected == kvdiag("explain", name, "--output", "json").document["id"]
 
 
+def test_the_alert_of_all_other_verdicts_means_none_with_an_alert_of_its_own() -> None:
+    """KvdiagVerdict lists the verdicts that its expression does not exclude."""
+    actual = kvdiag("explain", "KvdiagVerdict").stderr
+    assert [True, True, False, False] == [
+        verdict in actual for verdict in ("spike.activation", "isolation.prefix_cache", "leak.host", "benign.warmup")
+    ]
+
+
 @pytest.mark.parametrize("name", sorted({rule["alert"] for rule in alerts()}))
 def test_no_alert_is_unknown(name: str) -> None:
     """Every alert has a runbook, or says between which it is."""

@@ -3,10 +3,11 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from kvdiag.diagnosis.steps import STEPS
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, OOM, OOM_WITH_ROOM, pool, process
 from tests.builders.worlds import SMALL_POOL, TRAINING, World
 
-STEP_IDS = ("baseline", "single_request", "concurrent", "long_context")
+STEP_IDS = tuple(step.id for step in STEPS)
 
 
 def bytes_or_none(most: int) -> st.SearchStrategy[int | None]:

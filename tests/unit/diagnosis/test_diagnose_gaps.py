@@ -6,6 +6,7 @@ import pytest
 
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.steps import STEPS
 from kvdiag.model import Device, Facts, Finding, Gap, Mark, Sample, Timeline
 from tests.builders.answers import ANY_TEXT, statuses
 from tests.builders.runs import judged, run
@@ -204,7 +205,7 @@ def test_steps_are_those_of_what_was_marked() -> None:
         marks = tuple(Mark(at_seconds=1.0, step=name, cycle=0, phase="begin") for name in names)
         return [one.id for one in diagnose(Timeline(samples=(at(1.0),), marks=marks), known).steps]
 
-    usual = ["baseline", "single_request", "concurrent", "long_context"]
+    usual = [step.id for step in STEPS]
     assert [] == steps()
     assert usual == sorted(steps(known=replace(KNOWN, gaps=(CUT_OFF,))), key=usual.index)
     assert sorted(usual) == sorted(steps("baseline"))

@@ -16,7 +16,7 @@ from kvdiag.diagnosis.steps import SOAK
 from kvdiag.model import Quantity, StepResult, Timeline
 from kvdiag.outputs.documents.diagnosis_document import document
 from tests.builders.answers import containing, evidence, finding, measured, statuses
-from tests.builders.runs import judged, run
+from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import KIB, MIB
 from tests.builders.worlds import World
@@ -206,11 +206,6 @@ def test_soak_that_cannot_report_hides_nothing() -> None:
         for seen in (open_, replace(ALL, other_prompts=range(60)))
     ]
     assert ["fault", "fault"] == actual
-
-
-def test_soak_that_was_not_requested_is_no_step() -> None:
-    """A run without it lists four steps."""
-    assert ["baseline", "single_request", "concurrent", "long_context"] == [one.id for one in judged().steps]
 
 
 sizes = st.lists(st.integers(-(2**30), 2**30), min_size=len(LOADS), max_size=len(LOADS))

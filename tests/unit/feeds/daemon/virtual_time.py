@@ -39,12 +39,13 @@ class _Jump(selectors.DefaultSelector):
         return ready
 
     def _in_flight(self) -> bool:
-        """Whether bytes that one of our sockets sent are not delivered yet."""
-        return any(_undelivered_bytes(key.fd) for key in self.get_map().values())
+        """Whether a connection is being made, or bytes that one of our sockets sent are not delivered yet."""
+        keys = self.get_map().values()
+        return any(key.events & selectors.EVENT_WRITE or _undelivered_bytes(key.fd) for key in keys)
 
 
 def _undelivered_bytes(descriptor: int) -> int:
-    """What a socket sent and the other side has not received (SIOCOUTQ, tcp(7)); 0 of what sends nothing."""
+    """What a socket sent and the other side has not received (SIOCOUTQ, tcp(7)); 0 while it connects."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0])
     except OSError:

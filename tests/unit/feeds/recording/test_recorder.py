@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.retention import Retention
+from kvdiag.feeds.recording import disk_recorder
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import Before, reload
@@ -229,8 +230,12 @@ Recording = tuple[DiskRecorder, list[float], list[Sample]]
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Recording:
-    """A recorder that has written the first of some samples, with a clock that stands until it is set."""
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A recorder that has written the first of some samples, with a clock that stands until it is set.
+
+    A busy machine may not run its thread for a second: it is waited for longer than at a daemon's end.
+    """
+    monkeypatch.setattr(disk_recorder, "LAST_SECONDS", 60.0)
     now, came = [0.0], readings(4)
     recorder = DiskRecorder(SegmentStore(tmp_path / "record", max_bytes=MIB), clock=lambda: now[0])
     recorder.begin(FACTS)
