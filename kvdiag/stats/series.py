@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -77,10 +77,8 @@ def blocks(
     start = end_seconds - count * block_seconds
     # Counted back from the end, so that the newest sample is always in the last bin.
     edges = [bisect_left(times, start + number * block_seconds) for number in range(1, count)]
-    first, last = bisect_left(times, start), len(times)
-    if last and times[-1] > end_seconds:
-        last = bisect_left(times, end_seconds)
-    return tuple(tuple(values[lower:upper]) for lower, upper in pairwise([first, *edges, last]))
+    ends = [bisect_left(times, start), *edges, bisect_right(times, end_seconds)]
+    return tuple(tuple(values[lower:upper]) for lower, upper in pairwise(ends))
 
 
 def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | None:

@@ -6,7 +6,7 @@ from statistics import median
 from time import process_time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvdiag import stats
@@ -155,15 +155,16 @@ def test_jumps_are_taken_out_and_counted() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=60), st.integers(1, 12))
+@example([900.0, 901.0], 1)
 def test_blocks_hold_every_reading_of_their_time_once(times: list[float], count: int) -> None:
-    """The blocks together hold the readings from their first edge to their end, in order, each within its own."""
+    """The blocks together hold the readings from their first edge to their end and at it, in order, each in its own."""
     times.sort()
 
     actual = stats.blocks(times, times, 900.0, 50.0, count)
 
     start = 900.0 - 50.0 * count
     assert count == len(actual)
-    assert tuple(at for at in times if start <= at < 900.0) == tuple(at for block in actual for at in block)
+    assert tuple(at for at in times if start <= at <= 900.0) == tuple(at for block in actual for at in block)
     assert all(
         start + 50.0 * place <= at <= start + 50.0 * (place + 1) for place, block in enumerate(actual) for at in block
     )
