@@ -17,13 +17,12 @@ import pytest
 from tests.fixtures.require import require
 from tests.integration.vllm import engine_env, gauges
 from tests.integration.vllm.cli import Result, kvdiag
-from tests.integration.vllm.engine import Engine
+from tests.integration.vllm.engine import PLUGINS, Engine
 from tests.integration.vllm.meddling import Meddling
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.integration.vllm.side_by_side import completion
 
 API_KEY = "the-key-of-the-guarded-server"
-PLUGINS = Path(__file__).with_name("plugins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,6 @@ SUBJECTS: Mapping[str, Subject] = {
     "leak": Subject(
         args=("--block-size", "32", "--no-enable-prefix-caching"),
         env={
-            "PYTHONPATH": str(PLUGINS),
             "VLLM_PLUGINS": "leak_blocks",
             "KVDIAG_TEST_LEAKED_BLOCKS": str(PLUGINS / "leaked-blocks"),
         },

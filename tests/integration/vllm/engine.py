@@ -20,6 +20,8 @@ from tests.integration.vllm import sessions
 START_LIMIT_SECONDS = 300.0
 LOG_LINES_IN_ERRORS = 25
 MODEL_NAME = "tiny"
+PLUGINS = Path(__file__).with_name("plugins")
+"""Python modules that every server can import; `env` names those it is to load, besides `wait_asleep`."""
 
 
 class EngineError(Exception):
@@ -51,7 +53,13 @@ class Engine:
             *("--enforce-eager", "--max-model-len", str(max_model_len_tokens)),
             *args,
         ]
-        self._environment = {**engine_environment(vllm_env, kv_space_gib=kv_space_gib), **(env or {})}
+        told = env or {}
+        self._environment = {
+            **engine_environment(vllm_env, kv_space_gib=kv_space_gib),
+            **told,
+            "PYTHONPATH": ":".join(filter(None, (told.get("PYTHONPATH"), str(PLUGINS)))),
+            "VLLM_PLUGINS": ",".join(filter(None, (told.get("VLLM_PLUGINS"), "wait_asleep"))),
+        }
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 

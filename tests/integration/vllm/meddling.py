@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.engine import Engine
 
-PLUGINS = Path(__file__).with_name("plugins")
-
 
 def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """What a server needs to have both the agent and the plugin, of the agent's environment."""
+    """What a server needs to have both the agent and the plugins, of the agent's environment."""
     folder.mkdir()
     return {
         **agent,
-        "PYTHONPATH": f"{agent['PYTHONPATH']}:{PLUGINS}",
         "VLLM_PLUGINS": "kvdiag_agent,meddle,leak_blocks",
         "KVDIAG_TEST_MEDDLE": str(folder),
         "KVDIAG_TEST_LEAKED_BLOCKS": str(folder / "leaked-blocks"),
