@@ -10,7 +10,6 @@ import asyncio
 import random
 import secrets
 import string
-import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -160,7 +159,8 @@ class Requests:
             user=prompt.user,
         )
         path = self.engine.completions_path
-        sent = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        sent = clock()
         async with self._client.stream(
             "POST", path, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
         ) as response:
@@ -174,7 +174,7 @@ class Requests:
                         return
                     request.generated_tokens = _generated(event, request.generated_tokens)
                     if request.generated_tokens:
-                        taken_seconds = time.monotonic() - sent
+                        taken_seconds = clock() - sent
                         if request.first_token_seconds is None:
                             request.first_token_seconds = taken_seconds
                         request.decode_seconds = taken_seconds - request.first_token_seconds

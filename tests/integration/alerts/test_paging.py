@@ -56,7 +56,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         assert expected.items() <= page["labels"].items()
         assert watched.client.host == page["labels"]["instance"]
         assert re.search(r"0\.\d+%.*\dm \d+s;", page["annotations"]["description"])
-        model = beside.label("kvdiag_server_info", "model_name")
+        model = beside.label("last_over_time(kvdiag_server_info[1m])", "model_name")
         assert page["annotations"]["summary"].startswith(f"llm/vllm-0 ({model}): leak.kv_blocks, 0.")
         with urlopen(page["annotations"]["runbook_url"]) as answer:
             assert answer.read().startswith(b"# leak.kv_blocks: ")

@@ -14,7 +14,8 @@ from tests.builders.answers import finding, measured, statuses, step
 from tests.builders.soak_run import soak_run
 from tests.builders.values import GIB, KIB
 
-CYCLE_SECONDS = 1.5
+CYCLE_SECONDS = 3.0
+"""Room for sixteen requests and the settling: a soak that is late ends early."""
 
 SLOW_LEAK = replace(
     SCENARIOS["device-leak"], device_bytes_kept_per_request=439 * KIB, kv_cache_memory_bytes=12 * GIB, lazy_bytes=()
