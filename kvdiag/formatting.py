@@ -33,6 +33,13 @@ def format_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def format_holder(holder: str) -> str:
+    """A process or GPU in a sentence: `VLLM::Worker 100` as `VLLM::Worker (pid 100)`, `GPU 0` unchanged."""
+    name, _, number = holder.rpartition(" ")
+    is_pid = name not in ("", "GPU") and number.isdecimal() and int(number[:8]) < 2**22  # higher ones are made up
+    return f"{name} (pid {number})" if is_pid else holder
+
+
 def format_rate(bytes_per_hour: float) -> str:
     """Growth in bytes an hour: `10.5 MiB/h`."""
     return f"{format_bytes(bytes_per_hour)}/h"

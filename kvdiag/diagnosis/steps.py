@@ -227,7 +227,8 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
         return result
     overshoot = highest - most.most_blocks
     linear = overshoot <= limits.blocks_per_request_tolerance
-    sentence = "growth is linear" if linear else f"usage peaked {plural(overshoot, 'block')} higher during prefill"
+    above = f"usage during prefill peaked {plural(overshoot, 'block')} above the finished request's need"
+    sentence = "growth is linear" if linear else above
     return replace(
         result,
         status=result.status if linear or result.status == "fault" else "suspect",

@@ -22,7 +22,7 @@ from kvdiag.model import (
     without_mig_parents,
 )
 
-NO_POOL = "the engine does not report its KV pool; its /metrics need cache_config_info"
+NO_POOL = "the engine does not report its KV pool; check why /metrics lacks vllm:cache_config_info (`kvdiag doctor`)"
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:

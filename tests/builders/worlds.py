@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.model import Facts, Gap, KvPool, Process, Workload
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, OOM, OOM_WITH_ROOM, SERVER_PID, pool, process
 
@@ -117,7 +118,7 @@ def facts(world: World) -> Facts:
     """What is known of a world's server beforehand."""
     gaps: tuple[Gap, ...] = ()
     if not world.pools:
-        gaps = (Gap(source="engine", kind="absent", reason="no vllm:cache_config_info in the metrics"),)
+        gaps = (Gap(source="engine", kind="absent", reason=NO_POOL),)
     return Facts(
         url="http://127.0.0.1:8000",
         engine_name="vllm",

@@ -8,6 +8,7 @@ from kvdiag.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_holder,
     format_p_value,
     format_rate,
     format_ratio,
@@ -34,6 +35,11 @@ MIB, GIB = 2**20, 2**30
         (format_count, 8191, "8,191"),
         (format_count, 2.5, "2.5"),
         (format_count, 2.04, "2"),
+        (format_holder, "VLLM::Worker 100", "VLLM::Worker (pid 100)"),
+        (format_holder, "worker 3 4194304", "worker 3 4194304"),
+        (format_holder, "worker " + "9" * 5000, "worker " + "9" * 5000),
+        (format_holder, "GPU 0", "GPU 0"),
+        (format_holder, "the pool", "the pool"),
         (format_duration, 0, "0 s"),
         (format_duration, 0.85, "850 ms"),
         (format_duration, 2.5, "2.5 s"),
@@ -52,7 +58,7 @@ MIB, GIB = 2**20, 2**30
         (format_time, 0, "1970-01-01T00:00:00Z"),
     ],
 )
-def test_each_kind_of_figure_has_one_form(write: Callable[[float], str], value: float, text: str) -> None:
+def test_each_kind_of_figure_has_one_form(write: Callable[[object], str], value: object, text: str) -> None:
     """Three significant digits, binary units, thousands separators, the two largest units of time."""
     assert text == write(value)
 

@@ -137,7 +137,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
         return f"{ran} at the same time, and all {ours} are needed; check the size of the KV pool and --max-num-seqs"
-    return f"only {plural(samples, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
+    return f"{samples} of the {limits.load_samples} samples needed were taken while all requests ran; repeat the run"
 
 
 def other_tokens(timeline: Timeline, span: Span) -> int:
@@ -182,7 +182,8 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     if growth.held_blocks <= 0:
         return "unknown", f"the usage gauge shows no block in use for {who}; check the engine's kv_cache_usage_perc"
     if growth.excess_blocks < 0:
-        return "suspect", f"{held} for {who}: fewer than needed, so the reported pool does not match the model"
+        check = "compare the reported pool and block size with the engine's startup log"
+        return "suspect", f"{held} for {who}: fewer than needed; {check}"
     ratio = growth.held_blocks / max(need, 1)
     status: Status = "fault" if ratio > limits.kv_excess_fault_ratio else "suspect"
     return status, f"{held} for {who}: {ratio:.2f} times what is needed"

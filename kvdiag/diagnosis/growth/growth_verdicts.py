@@ -15,7 +15,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS, Assessment, GrowthEvidence, Reason
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
-from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
+from kvdiag.formatting import format_bytes, format_duration, format_holder, format_rate, plural
 from kvdiag.model import Evidence, Finding, GrowthFigures, Status
 
 Decisive = tuple[MemoryOwner, GrowthEvidence]
@@ -90,7 +90,7 @@ def finding(
     """
     owner, growth = found
     name = who or owner.who
-    status, summary = _judged(growth, f"{name}: {component.label}", limits.slowing_hours)
+    status, summary = _judged(growth, f"{format_holder(name)}: {component.label}", limits.slowing_hours)
     left = growth.exhaustion_seconds(room_bytes, limits) if growth.grows and room_bytes is not None else None
     latest = None if left is None or math.isinf(left.high) else left.high
     if left is not None:

@@ -15,7 +15,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, MemorySeries, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.engine_memory import host_caches
-from kvdiag.formatting import format_bytes, format_ratio
+from kvdiag.formatting import format_bytes, format_holder, format_ratio
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 CONTAINER = "container"
@@ -110,7 +110,7 @@ def within_its_limit(
         status, summary = judged.status, f"{judged.summary}; beyond the size limit of {limit.names} ({full})"
     elif limit.reported:
         within = f"grows within the size limit of {limit.names} ({full}): still filling"
-        status, summary = "ok", f"{owner.who}: {part.label} {within}"
+        status, summary = "ok", f"{format_holder(owner.who)}: {part.label} {within}"
     return replace(judged, status=status, evidence=(*judged.evidence, *_evidence(grown, limit)), summary=summary)
 
 
@@ -125,7 +125,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
         grown = seen.grown_bytes(part, owner)
         fills = growth.grows or growth.reason in ("ended", "slowing")
         if fills and grown <= limits.growth.cache_passed_ratio * limit.limit_bytes:
-            found.append((grown / limit.limit_bytes, owner.who, grown, limit))
+            found.append((grown / limit.limit_bytes, format_holder(owner.who), grown, limit))
     if not found:
         return None
     ratio, who, grown, limit = max(found, key=lambda one: one[:2])

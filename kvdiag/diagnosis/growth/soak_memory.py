@@ -14,6 +14,7 @@ from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
+from kvdiag.formatting import format_holder
 from kvdiag.model import Evidence, Facts, Finding, Span, Status, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
@@ -171,7 +172,7 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
     """Status and summary of one component."""
     found, kind = component.soaked, component.kind
     others = kind is Part.OTHERS
-    subject = f"{component.who}: {kind.label}"
+    subject = f"{format_holder(component.who)}: {kind.label}"
     each = kind.amount(found.per_request)
     if found.shape == "leak":
         dose = "; growth is larger in cycles with more requests" if follows_dose(component, limits) else ""

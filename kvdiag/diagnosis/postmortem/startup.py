@@ -152,9 +152,11 @@ def _budget_summary(shortage: Shortage) -> str:
     if shortage.free_bytes is None or shortage.needed_bytes is None or shortage.total_bytes is None:
         return "less memory is free at start than the memory fraction claims"
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
+    short_bytes = shortage.needed_bytes - shortage.free_bytes
+    more = format_bytes(short_bytes) if short_bytes > 0 else "slightly"  # the message rounds both
     return (
         f"the memory fraction claims {format_bytes(shortage.needed_bytes)}{where} ({shortage.fraction_ratio or 0:g} of "
-        f"{format_bytes(shortage.total_bytes)}), but only {format_bytes(shortage.free_bytes)} are free at start"
+        f"{format_bytes(shortage.total_bytes)}), {more} more than is free at start"
     )
 
 

@@ -108,17 +108,15 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
     if holes(failure, limits).state == "confirmed":
         return Finding(ACTIVATION, "ok", "enough memory was free, but not in one block")
     if shortage.kind == "async" and phase is None:
-        return Finding(
-            ACTIVATION, "unknown", "cudaMallocAsync does not report what it caches; use torch's own allocator"
-        )
+        missing = "cudaMallocAsync does not report what it caches; use torch's own allocator"
+        return Finding(ACTIVATION, "unknown", missing)
     if foreign(case, limits) is not None:
         return Finding(ACTIVATION, "ok", "it would have fit without other processes' memory")
     before = case.before.findings if case.before is not None else ()
     called = [one.id for one in before if one.status in ("fault", "suspect")]
     if COPY in called:
-        return Finding(
-            ACTIVATION, "ok", "it would have fit without the second copy of the weights that the trace shows"
-        )
+        summary = "it would have fit without the second copy of the weights that the trace shows"
+        return Finding(ACTIVATION, "ok", summary)
     leak = next((verdict for verdict in called if verdict.startswith("leak.device")), None)
     when = "" if phase is not None else f"; whether at start or while serving is unknown{case.missing_log}"
     if shortage.enough_free:
@@ -131,16 +129,13 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
 
 
 def _remedy(case: Case) -> str:
-    failure = case.failure
+    failure, batch_flag = case.failure, case.flag("max_num_batched_tokens")
     if failure.shortage.kind == "workspace":
-        return (
-            f"Raise the library's workspace ({case.flag('library_workspace')}), or lower "
-            f"{case.flag('max_num_batched_tokens')}."
-        )
+        return f"Raise the library's workspace ({case.flag('library_workspace')}), or lower {batch_flag}."
     if failure.shortage.enough_free:
         return (
-            "Look for another limit: of the process (ulimit -v), the vGPU or the container, or host memory on a GPU "
-            f"without memory of its own. Lower {case.flag('memory_fraction')} where other processes come and go."
+            "Look for another limit: ulimit -v, the container's or the vGPU's limit, or free host memory on an "
+            f"integrated GPU. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens
@@ -148,7 +143,7 @@ def _remedy(case: Case) -> str:
     tokens = scaled("max_num_batched_tokens", batched, case, step=STEP_TOKENS)
     if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
-        smaller = tokens or f"lower {case.flag('max_num_batched_tokens')}"
+        smaller = tokens or f"lower {batch_flag}"
         return joined(smaller, _fewer_sequences(case), f"raise {case.flag('tensor_parallel')}")
     room = lower_fraction(case, failure.shortage.short_bytes)
     if failure.phase in {"sampler", "warmup", "decode"}:
@@ -158,7 +153,7 @@ def _remedy(case: Case) -> str:
     if failure.phase == "encoder":
         images = f"lower {case.flag('images_per_prompt')} or the image size ({case.flag('image_size')})"
         return joined(room, images)
-    return joined(room, tokens or f"lower {case.flag('max_num_batched_tokens')} where prompts are long")
+    return joined(room, tokens or f"lower {batch_flag} where prompts are long")
 
 
 def _fewer_sequences(case: Case) -> str | None:
@@ -254,11 +249,11 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
     remedy = joined(
         None
         if expandable
-        else "start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10); "
-        "restart now, which frees the fragmented memory",
+        else "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and restart (a "
+        "restart alone frees the fragmented memory only for now)",
         lower_fraction(case, shortage.short_bytes),
     )
-    full = ", but they are a tiny share of a full device" if found.state == "slight" else ""
+    full = ", but they are a tiny share of the device: a full device is likelier" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"
     return Finding(HOLES, "suspect" if full else "fault", summary, evidence(case), remedy=remedy)
 
@@ -297,11 +292,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         return _by_blocks(account.split, asked, shortage.free_bytes or 0)
     free, unallocated = shortage.free_bytes, shortage.unallocated_bytes
     if unallocated is None or free is None:
-        return Holes("unknown", f"the message has no figure of unused bytes; {SNAPSHOT}")
-    figures = (
-        f"{format_bytes(asked)} requested, {format_bytes(free)} free, {format_bytes(unallocated)} reserved but "
-        "unallocated"
-    )
+        sizes = {"free": free, "reserved-but-unallocated": unallocated}
+        missing = " or ".join(name for name, size in sizes.items() if size is None)
+        return Holes("unknown", f"the message has no figure for {missing} memory; {SNAPSHOT}")
+    known = f"{format_bytes(asked)} requested, {format_bytes(free)} free"
+    figures = f"{known}, {format_bytes(unallocated)} reserved but unallocated"
     if free >= asked:
         late = "other processes released memory before the message was written, or another limit refused it"
         return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
@@ -310,14 +305,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         return Holes("unknown", f"a small allocation, which torch serves only from small blocks; {SNAPSHOT}", figures)
     if unallocated >= asked:
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        return Holes(
-            "slight" if slight else "confirmed",
-            "the unallocated bytes would be enough if they were in one piece",
-            figures,
-        )
+        reason = "the unallocated bytes would be enough if they were in one piece"
+        return Holes("slight" if slight else "confirmed", reason, figures)
     if free + unallocated < asked:
         return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
-    return Holes("unknown", f"enough in total, but not in one piece; {SNAPSHOT}", figures)
+    return Holes("unknown", f"enough only together, and one allocation cannot use both; {SNAPSHOT}", figures)
 
 
 def _by_blocks(split: ReservedSplit, asked: int, free: int) -> Holes:

@@ -161,7 +161,8 @@ def _judge_device(
     if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
         silent = f"which process uses {format_bytes(hidden)} on {where}"
         return Finding(ID, "unknown", f"NVML does not report {silent}; run kvdiag as root on the host", evidence)
-    summary = f"{where}: only the server uses significant memory" + ("" if certain else " (assumed: its only process)")
+    assumed = "" if certain else " (assumed: the GPU's only process is the server)"
+    summary = f"{where}: only the server uses significant memory{assumed}"
     return Finding(ID, "ok", summary, evidence)
 
 

@@ -33,7 +33,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     totals = _totals(timeline, facts, limits)
     if totals.counted < limits.idle_samples:
         reason = None if totals.samples else gap_reason(timeline, facts, "engine")
-        return unknown(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
+        check = "check why /metrics lacks vllm:num_preemptions_total (`kvdiag doctor`)"
+        return unknown(ID, reason or f"the engine does not report preemptions; {check}")
     preempted, most = totals.preempted, totals.most_waiting
     evidence: tuple[Evidence, ...] = (
         Evidence("preemptions", preempted, "times", "engine"),
@@ -44,8 +45,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
     if totals.preempted_with_room:
         evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
-    fits = _fits(timeline, facts)
-    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens each"
+    limit = _fits(timeline, facts)
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV blocks{limit}"
@@ -180,11 +180,13 @@ def _capacity_tokens(facts: Facts) -> int | None:
     return sum(known) if known and len(known) == len(facts.pools) else None
 
 
-def _fits(timeline: Timeline, facts: Facts) -> tuple[int, int, int] | None:
-    """How many of the concurrent step's requests the pool holds at their full length."""
+def _fits(timeline: Timeline, facts: Facts) -> str:
+    """How many of the concurrent step's requests the pool holds at their full length, in words; or nothing."""
     workload = next((span.workload for span in timeline.spans(STEP)), None)
     if workload is None or not workload.requests or not facts.pools or _capacity_tokens(facts) is None:
-        return None
+        return ""
     tokens = workload.tokens_per_request
     holds = sum(pool.usable_blocks // max(-(-tokens // pool.block_tokens), 1) for pool in facts.pools)
-    return min(holds, workload.requests), workload.requests, tokens
+    if holds >= workload.requests:
+        return f", although by its size the pool holds all {workload.requests} requests of {tokens:,} tokens"
+    return f"; by its size the pool holds {holds} of {workload.requests} requests of {tokens:,} tokens"

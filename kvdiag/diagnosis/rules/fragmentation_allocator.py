@@ -34,7 +34,7 @@ from kvdiag.diagnosis.reserved_memory import (
 )
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
-from kvdiag.formatting import format_bytes, format_duration, plural
+from kvdiag.formatting import format_bytes, format_duration, format_holder, plural
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
@@ -98,7 +98,7 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
         Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
     )
     rate = f"{format_bytes(climb.bytes_per_cycle)} more per request while allocated bytes do not grow"
-    return Finding(verdict, "suspect", f"{most.who}: torch reserves {rate}", evidence, holder=most.who)
+    return Finding(verdict, "suspect", f"{format_holder(most.who)}: torch reserves {rate}", evidence, holder=most.who)
 
 
 def _left_by_the_load(
@@ -118,7 +118,7 @@ def _left_by_the_load(
     return Finding(
         ID,
         "fault" if seconds >= limits.left_over_seconds else "suspect",
-        f"{who}: {format_bytes(most)} reserved by torch but unused since the server started{price}"
+        f"{format_holder(who)}: {format_bytes(most)} reserved by torch but unused since the server started{price}"
         f"{processes}: left over from loading the weights",
         (
             Evidence("process", who, "", "torch"),
@@ -141,10 +141,10 @@ def _gap_bytes(allocator: Allocator) -> int:
 
 
 def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> Finding:
-    who = last.who
+    who = format_holder(last.who)
     if last.backend is not None and last.backend != NATIVE:
         return Finding(ID, "unknown", f"{who} allocates with {last.backend}, which reports no blocks; use torch's own")
-    evidence = _parts(who, last, recent, limits)
+    evidence = _parts(last.who, last, recent, limits)
     failure = recent_failure(last, limits)
     if failure is not None and confirmed(failure):
         stranded = failure.split.stranded_bytes if failure.split is not None else 0
@@ -173,7 +173,8 @@ def _by_the_gap(last: Allocator, recent: RecentReadings, limits: Limits) -> tupl
 
     Prometheus keeps two of the parts, but not whether a large block would fit.
     """
-    split, unused = last.split, f"{last.who}: {format_bytes(_gap_bytes(last))} reserved by torch but unused"
+    unused = f"{format_holder(last.who)}: {format_bytes(_gap_bytes(last))} reserved by torch but unused"
+    split = last.split
     releasable, stranded = releasable_bytes(last), stranded_bytes(last)
     if releasable is None or stranded is None or (split is not None and split.fits is None):
         return "unknown", f"{unused}, and its parts are not reported; run the agent in the server (`kvdiag agent`)"

@@ -78,10 +78,9 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         Evidence("prefix_queries_to_prompt_tokens", round(waste.looked_up_ratio, 3), "ratio", "engine"),
     )
     if waste.ratio < limits.metrics_waste_ratio:
-        summary = (
-            f"no load of known size was observed (by the engine's metrics a request uses "
-            f"{waste.blocks_per_request:,.0f} blocks and needs up to {waste.need_blocks:,}); {RUN}"
-        )
+        used = f"about {waste.blocks_per_request:,.0f} blocks and may need {waste.need_blocks:,}"
+        seen = f" (by the engine's metrics a request uses {used})" if round(waste.blocks_per_request) > 0 else ""
+        summary = f"no load of known size was observed{seen}; {RUN}"
         return (Finding(ID, "unknown", summary, evidence),)
     summary = (
         f"a request of at most {waste.request_tokens:,} tokens uses {waste.blocks_per_request:,.0f} blocks, "

@@ -140,7 +140,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     # Enough other ranks use the same: the stages of a pipeline do not.
     agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
     if lost_bytes <= (min(even_bytes, limits.standing_out_bytes) if agree else even_bytes):
-        summary = f"{len(ranks)} ranks use the same memory to within {format_bytes(lost_bytes)}"
+        summary = f"no rank stands out: the fullest is {format_bytes(lost_bytes)} above the median of the others"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)
     hidden = "" if fullest.processes_bytes else "; its processes are not visible here"
     summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"

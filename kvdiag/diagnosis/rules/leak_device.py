@@ -28,7 +28,7 @@ from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceG
 from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
-from kvdiag.formatting import format_bytes
+from kvdiag.formatting import format_bytes, format_holder
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"
@@ -110,7 +110,8 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     climb, what = most.live, "torch's allocated memory"
     evidence = _climb(most, climb, "live")
     if climb.leaking:
-        return Finding(TORCH, "fault", f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}", evidence, holder=most.who)
+        summary = f"{format_holder(most.who)}: {what} {_grows(climb.bytes_per_cycle)}"
+        return Finding(TORCH, "fault", summary, evidence, holder=most.who)
     if climb.rose and climb.rising_cycles == 1:
         # To the 512 bytes, most runs allocate some table or workspace late.
         return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)
@@ -127,7 +128,7 @@ def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, fact
     most, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
     evidence, what = _climb(most, climb, "outside_torch"), "memory outside torch"
     if climb.leaking:
-        summary = f"{most.who}: {what} {_grows(climb.bytes_per_cycle)}"
+        summary = f"{format_holder(most.who)}: {what} {_grows(climb.bytes_per_cycle)}"
         return Finding(NON_TORCH, "fault", summary, evidence, holder=most.who)
     if climb.rose:
         return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)

@@ -22,7 +22,7 @@ from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
 from kvdiag.diagnosis.server_exits import server_exits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
-from kvdiag.formatting import format_bytes, plural
+from kvdiag.formatting import format_bytes, format_holder, plural
 from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
@@ -74,12 +74,12 @@ def _of_request(span: Span, shortage: Shortage) -> Finding:
 
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
-    who = last.who
+    who = format_holder(last.who)
     times = (last.ooms_total or 0) - (first.ooms_total or 0)
     grown = last.allocated_bytes - first.allocated_bytes
     failure = last.failure
     evidence: tuple[Evidence, ...] = (
-        Evidence("process", who, "", "torch"),
+        Evidence("process", last.who, "", "torch"),
         Evidence("failed_allocations", times, "times", "torch"),
         Evidence("allocated_growth", grown, "bytes", "torch"),
     )
@@ -97,9 +97,8 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
         summary = f"{who}: enough memory was free for the failed allocation, but not in one piece"
         return Finding(ID, "ok", summary, evidence)
     if short > 0 and grown >= short:
-        summary = (
-            f"{who}: torch's allocated bytes had grown by {format_bytes(grown)}; without that growth it would have fit"
-        )
+        growth = f"torch's allocated bytes had grown by {format_bytes(grown)}"
+        summary = f"{who}: {growth}; without that growth it would have fit"
         return Finding(ID, "ok", summary, evidence)
     summary = (
         f"{who}: {format_bytes(failure.asked_bytes)} requested at once with {format_bytes(room)} left on the device "

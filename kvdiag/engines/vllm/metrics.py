@@ -157,7 +157,8 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
     """
     lines = page.get(CONFIG, ())
     if not lines:
-        return (), (Gap(source=SOURCE, kind="absent", reason=f"no {CONFIG} in the metrics: pool size unknown"),)
+        reason = f"the engine does not report its KV pool; check why /metrics lacks {CONFIG} (`kvdiag doctor`)"
+        return (), (Gap(source=SOURCE, kind="absent", reason=reason),)
     if (crowd := _crowd(page, (CONFIG,))) is not None:
         return (), (crowd,)
     gaps: list[Gap] = []

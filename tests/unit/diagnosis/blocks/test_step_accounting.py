@@ -192,7 +192,7 @@ def test_finished_requests_need_all_but_their_last_token() -> None:
             WHOLE,
             "no reason reported",
         ),
-        (SPAN, WHOLE[:3], "1 sample"),
+        (SPAN, WHOLE[:3], "1 of the 2 samples"),
         (
             SPAN,
             (under_load(21.0, 9, (512,), running=1, waiting=1), under_load(22.0, 9, (512,), running=1, waiting=1)),

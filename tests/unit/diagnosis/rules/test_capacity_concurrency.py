@@ -232,7 +232,7 @@ def test_the_first_preemption_counts() -> None:
         ((pool(usable_blocks=100),), 1_600, "2 of 4"),
         ((pool(usable_blocks=96),), 1_536, "2 of 4"),
         ((pool(usable_blocks=95),), 1_520, "1 of 4"),
-        ((pool(usable_blocks=900),), 14_400, "4 of 4"),
+        ((pool(usable_blocks=900),), 14_400, "all 4"),
         ((pool(usable_blocks=48), pool("1", usable_blocks=143)), 3_056, "3 of 4"),
         ((pool(usable_blocks=100, sliding_window_tokens=64),), None, None),
         ((pool(usable_blocks=100), pool("1", usable_blocks=100, sliding_window_tokens=64)), None, None),
@@ -247,7 +247,7 @@ def test_how_many_of_our_requests_the_pools_hold(pools: tuple[KvPool, ...], capa
     timeline = replace(seen(engine(), engine(preemptions=1)), marks=(mark,))
     actual = verdict(timeline, Facts(pools=pools))
     assert capacity == evidence(actual)["capacity"]
-    assert told in actual.summary if told else "of 4" not in actual.summary
+    assert told in actual.summary if told else "by its size" not in actual.summary
 
 
 FINE, QUEUE = (

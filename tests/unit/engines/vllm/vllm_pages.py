@@ -10,7 +10,7 @@ from tests.builders.metrics_pages import parse_page
 
 SCRAPES = Path(__file__).parents[3] / "fixtures" / "scrapes"
 
-NO_POOL = Gap(source=SOURCE, kind="absent", reason=containing("no vllm:cache_config_info"))
+NO_POOL = Gap(source=SOURCE, kind="absent", reason=containing("lacks vllm:cache_config_info"))
 
 
 def page_of(name: str) -> Page:

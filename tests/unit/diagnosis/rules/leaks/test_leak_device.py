@@ -235,7 +235,7 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
     actual = told(world)
-    grows = containing("VLLM::Worker_TP0 100", "torch's allocated memory", "6.00 MiB with each request")
+    grows = containing("VLLM::Worker_TP0 (pid 100)", "torch's allocated memory", "6.00 MiB with each request")
     flat = containing("outside torch", "flat over 6 equal requests", "2.00 MiB per request")
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
 
@@ -244,7 +244,7 @@ def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
     flat = containing("torch's allocated memory", "flat over 6 equal requests", "64.0 KiB per request")
-    grows = containing("VLLM::Worker_TP0 100", "6.00 MiB with each request", "outside torch")
+    grows = containing("VLLM::Worker_TP0 (pid 100)", "6.00 MiB with each request", "outside torch")
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
 

@@ -241,7 +241,7 @@ def of_outside(*processes: Sequence[int]) -> Finding:
     [
         ((5, 5, 0, 0, 0, 0, 0, 0), "ok", "flat over 6 equal requests"),
         ((0, 0, 0, 0, 1, 0, 0, 1), "unknown", " rose 4.00 MiB in 6 equal requests"),
-        (STEADY, "fault", "Worker 100: memory outside torch grows 2.00 MiB"),
+        (STEADY, "fault", "Worker (pid 100): memory outside torch grows 2.00 MiB"),
     ],
     ids=["flat", "now and then", "each time"],
 )
@@ -263,8 +263,8 @@ def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str,
 
 def test_the_process_that_leaks_beside_torch_is_reported_first() -> None:
     """Before one that rose more, once; of two leaks the larger."""
-    assert containing("Worker 101", "grows 2.00 MiB") == of_outside((0, 0, 0, 0, 90, 0, 0, 0), STEADY).summary
-    assert containing("Worker 101", "grows 4.00 MiB") == of_outside(STEADY, (2,) * 8).summary
+    assert containing("Worker (pid 101)", "grows 2.00 MiB") == of_outside((0, 0, 0, 0, 90, 0, 0, 0), STEADY).summary
+    assert containing("Worker (pid 101)", "grows 4.00 MiB") == of_outside(STEADY, (2,) * 8).summary
 
 
 def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: bool = True, index: int = 0) -> Finding:
