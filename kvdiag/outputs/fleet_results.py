@@ -27,7 +27,7 @@ class Source:
     @property
     def joined(self) -> str:
         """How far apart samples of two targets may be to count as one moment, in words."""
-        return f"samples of different targets, if at most {format_duration(self.join_seconds)} apart"
+        return f"samples of different targets taken within {format_duration(self.join_seconds)} of each other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

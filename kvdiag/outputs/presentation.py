@@ -10,6 +10,7 @@ from kvdiag.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_holder,
     format_p_value,
     format_rate,
     format_ratio,
@@ -136,7 +137,7 @@ def evidence_value(evidence: Evidence) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, str):
-        return value
+        return format_holder(value) if evidence.name in ("process", "holder") else value
     if unit in ("bytes per hour", "bytes/hour", "bytes/h"):
         return format_rate(value)
     if unit.startswith("bytes"):

@@ -31,6 +31,7 @@ NAMES: Mapping[Figure, str] = {
     Figure.CONCURRENCY: "concurrency",
 }
 _SIZES = tuple(field.name for field in fields(RankReport) if field.name not in ("name", "stage"))
+_SIZE_NAMES = {name: spaced(name) for name in _SIZES} | {"consumed": "weights + non-torch"}
 _MEASURED = (
     *("gpu_total_bytes", "gpu_name", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"),
     "graphs_in_fraction",
@@ -62,7 +63,7 @@ def render_calibration(
         headline.append(f"  predicted and reported figures agree within {format_ratio(DRIFT_LIMIT_RATIO)}")
     version = report.settings.version
     subject = grid((("model", model), ("engine", origin + (f" (vllm {version})" if version else ""))))
-    parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration.comparisons), (1, 0, 0, 0))]
+    parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration, report), (1, 0, 0, 0))]
     parts += [plain(f"  {', '.join(names)}: {reason}") for reason, names in _reasons(calibration.comparisons).items()]
     if len(report.ranks) > 1:
         parts += [heading("Reported by each rank"), _ranks(report.ranks)]
@@ -74,27 +75,27 @@ def render_calibration(
     return Group(*parts)
 
 
-def _reasons(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
+def _reasons(comparisons: Sequence[Comparison]) -> dict[str, dict[str, None]]:
     """Every reason once, with the figures it may explain."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for one in comparisons:
         for reason in one.reasons:
-            names = found.setdefault(reason.text, [])
-            if NAMES[one.figure] not in names:
-                names.append(NAMES[one.figure])
+            found.setdefault(reason.text, {})[NAMES[one.figure]] = None
     return found
 
 
-def _comparisons(comparisons: Sequence[Comparison]) -> RenderableType:
+def _comparisons(calibration: Calibration, report: EngineReport) -> RenderableType:
+    by_blocks = report.deciding_rank is None or report.settings.blocks_override is not None
+    origin = f"from the reported {'blocks' if by_blocks else 'pool'}"
     table = columns("", ">predicted", ">reported", ">drift", "")
-    for one in comparisons:
+    for one in calibration.comparisons:
         style = "" if one.within_limit else "yellow"
         table.add_row(
             NAMES[one.figure],
             _value(one.figure, one.predicted),
             _value(one.figure, one.reported),
-            Text("exact" if one.drift_ratio == 0 else signed(format_ratio(one.drift_ratio)), style=style),
-            plain(one.where, "dim"),
+            Text("none" if one.drift_ratio == 0 else signed(format_ratio(one.drift_ratio)), style=style),
+            plain(one.where if one.figure in (Figure.WEIGHTS, Figure.POOL) else origin, "dim"),
         )
     return table
 
@@ -107,7 +108,7 @@ def _value(figure: Figure, interval: Interval) -> str:
 
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
     rows = [
-        (rank.name, ", ".join(f"{spaced(name)} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank)))
+        (rank.name, ", ".join(f"{_SIZE_NAMES[name]} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank)))
         for rank in ranks[:MOST_RANKS_SHOWN]
     ]
     if len(ranks) > MOST_RANKS_SHOWN:

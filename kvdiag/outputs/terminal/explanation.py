@@ -37,7 +37,8 @@ def render(verdict: str, entry: Entry) -> RenderableType:
     """One verdict with every part under its heading."""
     parts: list[RenderableType] = [Text(verdict, style="bold")]
     for title, field in PARTS:
-        parts += [Text(f"\n{title}", style="bold"), Padding(Text(getattr(entry, field)), (0, 0, 0, 2))]
+        shown = f"`kvdiag explain --runbook {verdict}`" if field == "runbook" else getattr(entry, field)
+        parts += [Text(f"\n{title}", style="bold"), Padding(Text(shown), (0, 0, 0, 2))]
     return Group(*parts)
 
 

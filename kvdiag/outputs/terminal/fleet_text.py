@@ -32,7 +32,7 @@ COURSES: dict[Course, tuple[str, str]] = {
     "inconclusive": ("perhaps", "magenta"),
     "untested": ("too few", "magenta"),
     "ended": ("ended", "green"),
-    "flat": ("flat", "green"),
+    "flat": ("no finding", "green"),
 }
 """The words and colours of courses, in the order of the table."""
 

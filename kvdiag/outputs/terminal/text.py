@@ -150,6 +150,7 @@ def problem(finding: Finding) -> RenderableType:
     # The remedy is last: the prompt appears below it.
     for title, field in (*ADVICE[:2], ADVICE[3], ADVICE[2]):
         if text := getattr(finding, field):
+            text = f"`kvdiag explain --runbook {finding.id}`" if field == "runbook" else text
             rows.append((Text(title.lower().removeprefix("likely "), style="bold"), plain(text)))
     return grid(rows)
 

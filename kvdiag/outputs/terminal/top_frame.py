@@ -211,7 +211,8 @@ def _sources(view: View, room: Room) -> list[Text]:
         if one.up and one.duration_seconds is not None and room.columns >= WIDE_COLUMNS:
             shown.append(f" {format_duration(one.duration_seconds)}", style="not bold dim")
         if one.errors_total:
-            shown.append(f" ({plural(one.errors_total, 'error')})", style="not bold yellow")
+            words = ("failed read",) if room.columns >= NARROW_COLUMNS else ("failed", "failed")
+            shown.append(f" ({plural(one.errors_total, *words)})", style="not bold yellow")
         if not one.up and one.source in reasons:
             down += wrapped(plain(f"{one.source}: {reasons[one.source]}", "dim"), room.columns, 1)
     if not view.snapshot.sources:

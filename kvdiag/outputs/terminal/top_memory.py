@@ -243,7 +243,7 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     if engine.requests_running is None and engine.requests_waiting is None:
         requests.append(NOT_REPORTED, style="not bold magenta")
     elif pool is not None and pool.max_concurrency and room.columns >= NARROW_COLUMNS:
-        requests.append(f"room for {pool.max_concurrency:.1f} full-length requests", style="not bold dim")
+        requests.append(f"pool holds {pool.max_concurrency:.1f} full-length requests", style="not bold dim")
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
 
 

@@ -106,6 +106,12 @@ def unread() -> View:
     return of(Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=()))
 
 
+def lost() -> View:
+    """The server stopped answering: its devices are still read, and nothing is known of its pool and requests."""
+    newest = replace(view().snapshot.newest, engines=None, gaps=(NO_ANSWER,))
+    return with_snapshot(view(), state="lost", sources=DOWN, newest=newest)
+
+
 def many_findings() -> View:
     """Everything that can be wrong is, in long sentences."""
     usual = view(World(leaked_blocks_per_request=4)).snapshot
@@ -146,7 +152,7 @@ STATES: Mapping[str, Callable[[], View]] = {
     "many findings": many_findings,
     "hostile names": hostile,
     "not read yet": unread,
-    "lost": lambda: with_snapshot(view(), state="lost", sources=DOWN),
+    "lost": lost,
     "a daemon that is gone": lambda: view(problem="the daemon at http://127.0.0.1:9743: " + "cannot connect " * 20),
 }
 
@@ -170,7 +176,7 @@ def test_every_world_fits_and_shows_its_verdict(world: str) -> None:
     lines = screen(shown)
     assert len(lines) <= 24
     assert lines[1].startswith(status.upper())
-    assert lines[-1].startswith("sources  engine up (3 errors)  host up  nvml up")
+    assert lines[-1].startswith("sources  engine up (3 failed reads)")
     assert lines[-1].endswith("q quits")
 
 
@@ -211,7 +217,7 @@ def test_slices_and_unreadable_gpus_are_told_apart() -> None:
 
 UNKNOWN: Mapping[str, Callable[[], View]] = {
     "starting": lambda: with_snapshot(view(), state="starting"),
-    "lost": lambda: with_snapshot(view(), state="lost", sources=DOWN),
+    "lost": lost,
     "no diagnosis": lambda: with_snapshot(view(), diagnosis=None, diagnosed_seconds=None),
     "an old diagnosis": lambda: with_snapshot(view(), diagnosed_seconds=1_026.0 - STALE_SECONDS - 1.0),
     "no daemon": lambda: view(problem="the daemon does not answer"),
