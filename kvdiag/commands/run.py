@@ -267,8 +267,8 @@ def _print_soak(soak: SoakPlan) -> None:
         f"then {len(repeated)} cycles of {repeated[0].requests} with repeated prompts"
     )
     click.echo(
-        f"  {len(soak.cycles) - len(loads)} idle cycles between them, {soak.cycle_seconds:.3g} s each, "
-        f"{soak.seconds / 60:.3g} min; {soak.requests:,} requests and {soak.tokens:,} tokens in total"
+        f"  {len(soak.cycles) - len(loads)} idle cycles between them; {soak.cycle_seconds:.3g} s per load or idle "
+        f"cycle, {soak.seconds / 60:.3g} min; the step sends {soak.requests:,} requests and {soak.tokens:,} tokens"
     )
     for note in soak.notes:
         click.echo(f"  {note}")

@@ -119,14 +119,10 @@ class HttpReader:
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
-                given = "Authorization" in response.request.headers
-                why = (
-                    "the server rejected the API key"
-                    if given
-                    else "the server requires an API key: pass --api-key together with the server's address"
-                )
-                reason = f"{response.status_code} on {path}: {why}"
-                raise Unreadable("failed", reason, status=response.status_code)
+                why = "the server requires an API key: set KVDIAG_API_KEY and pass --url"
+                if "Authorization" in response.request.headers:
+                    why = "the server rejected the API key"
+                raise Unreadable("failed", f"{response.status_code} on {path}: {why}", status=response.status_code)
             if response.status_code != httpx2.codes.OK:
                 kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"
                 reason = f"{response.status_code} on {path}: check the URL, is an LLM server there?"

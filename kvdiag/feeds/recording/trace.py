@@ -268,7 +268,8 @@ def _read_lines(
         try:
             _add(decode_object(line, max_values=MAX_LINE_VALUES), kept, memory_bytes(line), share)
         except ValueError as error:
-            raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
+            why = "not valid JSON" if isinstance(error, json.JSONDecodeError) else str(error)[:160]
+            raise KvdiagError(f"{path}, line {number}: {why}") from error
     return _timeline(kept, facts, CUT_OFF)
 
 

@@ -71,8 +71,8 @@ CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 
 ANSWERS = [
     pytest.param(reply("", status=404), ("absent", 404, f"404 on /metrics/: {CHECK}"), id="404"),
-    pytest.param(reply("", status=401), ("failed", 401, "--api-key"), id="401"),
-    pytest.param(reply("", status=403), ("failed", 403, "--api-key"), id="403"),
+    pytest.param(reply("", status=401), ("failed", 401, "KVDIAG_API_KEY"), id="401"),
+    pytest.param(reply("", status=403), ("failed", 403, "KVDIAG_API_KEY"), id="403"),
     pytest.param(
         reply("", status=302, Location="http://127.0.0.1:1/"),
         ("failed", 302, f"302 on /metrics/: {CHECK}"),

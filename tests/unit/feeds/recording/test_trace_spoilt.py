@@ -69,9 +69,9 @@ def test_torn_packed_trace_loses_its_end(folder: Path, part: float) -> None:
 
 
 BAD_LINES = [
-    pytest.param(b"\n", "Expecting value", id="empty"),
-    pytest.param(b"hello\n", "Expecting value", id="not JSON"),
-    pytest.param(LINES[1][:-20] + b"\n", "Expecting", id="torn, and more behind it"),
+    pytest.param(b"\n", "not valid JSON", id="empty"),
+    pytest.param(b"hello\n", "not valid JSON", id="not JSON"),
+    pytest.param(LINES[1][:-20] + b"\n", "not valid JSON", id="torn, and more behind it"),
     pytest.param(b"\xff\xff\n", "0xff", id="not text"),
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
