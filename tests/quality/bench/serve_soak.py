@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.engines.engine import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
@@ -29,9 +30,9 @@ from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
-from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Memory, Process, Sample
+from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Sample
 from kvdiag.sources import host
-from kvdiag.sources.prometheus_text import Page, series
+from kvdiag.sources.prometheus_text import series
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
 from tests.builders.values import pool
@@ -75,13 +76,13 @@ class _Drawn:
     def bytes(self, most: int) -> int:
         return self._random.randrange(most)
 
-    async def page(self, names: tuple[str, ...]) -> Page:
-        """The histograms, as `VllmSource.page`: lengths of requests that have finished."""
+    async def lengths(self) -> Lengths | None:
+        """The lengths of finished requests, from histograms that grow."""
         lines = tuple(series({"le": bound}, self._readings * share) for bound, share in (("100", 0.5), ("+Inf", 1.0)))
-        return {names[0]: lines}
+        return ENGINE.parse_lengths(dict.fromkeys(ENGINE.length_metrics, lines))
 
     async def read(self) -> tuple[tuple[Engine, ...], tuple[Gap, ...]]:
-        """The engine, as `VllmSource.read`: busy for an hour, idle for ten minutes."""
+        """The engine: busy for an hour, idle for ten minutes."""
         self._readings += 1
         busy = self._readings % 4200 < 3600
         usage = self._random.random() if busy else 0.0

@@ -82,12 +82,12 @@ def main(names: Sequence[str]) -> int:
         # 1 is a budget that is not kept, 3 something that is not here: neither ends the others.
         if done.returncode in (0, 1) and lines:
             results[name] = {"machine": machine(), "rows": [json.loads(line) for line in lines]}
+            KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         else:
             missing.append(name)
     table = rendered({name: results[name] for name in BENCHES if name in results})
     sys.stdout.write(f"\n{table}")
     sys.stdout.write(f"not run to its end here: {', '.join(missing)}\n" if missing else "")
-    KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for page, part in ((PAGE, table), (README, short(table))):
         page.write_text(with_table(page.read_text(encoding="utf-8"), part), encoding="utf-8")
     return 1 if missing else 0
