@@ -19,7 +19,7 @@ def unwrapped(text: str) -> str:
 
 @pytest.mark.parametrize("verdict", KNOWLEDGE)
 def test_every_part_of_a_verdict_is_printed(verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part of an entry stands under its heading, in the order in which it is needed; the runbook is its command."""
+    """Each part stands under its heading, in the order in which it is needed; the runbook is its command."""
     code = main(["explain", verdict])
 
     entry = {**asdict(KNOWLEDGE[verdict]), "runbook": f"`kvdiag explain --runbook {verdict}`"}
