@@ -57,6 +57,7 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /-/healthy, /-/ready
 
     It can start before the server, survives server restarts and reconnects. It sends no load. SIGTERM ends it.
+    Pressure is KV-pool usage, or device usage without free KV, whichever is larger.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     # A daemon logs events by default.
     configure(max(1, context.find_root().params.get("verbose") or 0))

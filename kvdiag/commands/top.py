@@ -126,7 +126,7 @@ def command(options: TopOptions) -> int:
     kvdiag top --url http://127.0.0.1:8000      a server sampled by this command, or a daemon
 
     q or Ctrl-C quits with exit code 0. Without a terminal, or with --once, it prints one frame and exits with the
-    verdict's code. It sends no load.
+    verdict's code. It sends no load. Pressure is KV-pool usage, or device usage without free KV, whichever is larger.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, attach = either(("url", options.url), ("attach", options.attach))
     tick_seconds = options.tick_seconds

@@ -70,8 +70,9 @@ class Judged:
             return found
         if diagnosis.worst == "unknown":
             return _undecided(diagnosis)
-        healthy = [one for one in diagnosis.findings if one.status == "ok"]
-        return f"{len(healthy)} of {len(diagnosis.findings)} checks passed, no fault found"
+        count = Counter(one.status for one in diagnosis.findings)
+        unknown = f", {count['unknown']} unknown" if count["unknown"] else ""
+        return f"no fault found; {count['ok']} of {len(diagnosis.findings)} checks ok{unknown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

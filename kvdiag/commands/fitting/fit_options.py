@@ -49,7 +49,9 @@ class FitOptions:
     kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.")
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
-    max_in_flight_tokens: int | None = given_by("Tokens of all concurrent steps, instead of tokens per step.")
+    max_in_flight_tokens: int | None = given_by(
+        "Tokens in flight; default: concurrent batches times --max-num-batched-tokens."
+    )
     mamba_cache_mode: str | None = given_by(
         "Prefix-cache mode of recurrent states (such as Mamba).",
         type=click.Choice([mode.value for mode in StateCacheMode]),

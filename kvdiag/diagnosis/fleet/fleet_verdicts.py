@@ -172,7 +172,7 @@ def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evid
         Evidence("component", growth.component.label, "", source),
         Evidence("replicas", growth.replicas, "replicas", "kvdiag"),
         Evidence("watched", growth.hours, "hours", "kvdiag"),
-        Evidence("age", growth.age_hours, "hours", "kvdiag"),
+        Evidence("replica_age", growth.age_hours, "hours", "kvdiag"),
         *_interval("growth_per_hour", growth.per_hour, unit, source),
         Evidence("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
         Evidence("p_value", growth.p_value, "p-value", "computed"),

@@ -178,7 +178,7 @@ def _freed(shortage: Shortage) -> str | None:
     if shortage.needed_bytes is None or shortage.free_bytes is None:
         return None
     missing = format_bytes(shortage.needed_bytes - shortage.free_bytes)
-    return f"free {missing} that other processes use (see nvidia-smi on the host)"
+    return f"free {missing} more: nvidia-smi on the host lists the processes on the GPU"
 
 
 def _no_blocks(case: Case) -> Finding:

@@ -134,8 +134,8 @@ def _remedy(case: Case) -> str:
         return f"Raise the library's workspace ({case.flag('library_workspace')}), or lower {batch_flag}."
     if failure.shortage.enough_free:
         return (
-            "Look for another limit: ulimit -v, the container's or the vGPU's limit, or free host memory on an "
-            f"integrated GPU. Lower {case.flag('memory_fraction')} where other processes come and go."
+            "Look for another limit: ulimit -v, the container's or the vGPU's limit, or, on an integrated GPU, how "
+            f"much host memory is free. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens

@@ -190,7 +190,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
         Evidence("detection_limit_per_hour", floor.visible_per_hour, "blocks", "computed"),
     )
     if floor.says == "bounded":
-        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}, so no more can be leaked", evidence)
+        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: at most that many are leaked", evidence)
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
         limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"

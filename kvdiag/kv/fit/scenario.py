@@ -172,7 +172,7 @@ def _changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Sc
     """Name, change, price and changed scenario of every lever."""
     architecture, deployment = scenario.architecture, scenario.deployment
     if deployment.resolved_kv_dtype(architecture).element_bits > _FP8_BITS:
-        price = "halves the cache; slight accuracy loss; the attention kernel must support it"
+        price = "half the bytes per token; slight accuracy loss; the attention kernel must support it"
         changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
         yield "fp8-kv", "--kv-cache-dtype fp8", price, changed
     yield from _demand_changes(scenario, plan)

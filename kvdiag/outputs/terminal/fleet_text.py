@@ -15,10 +15,11 @@ from rich.text import Text
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.version_comparison import Course
 from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.formatting import format_count, format_p_value, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
-from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, problems_of, spaced
+from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, problems_of
 from kvdiag.outputs.terminal import text
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
 from kvdiag.outputs.terminal.text import gap_list, headed, problem, status_word, unknowns
@@ -32,7 +33,7 @@ COURSES: dict[Course, tuple[str, str]] = {
     "inconclusive": ("perhaps", "magenta"),
     "untested": ("too few", "magenta"),
     "ended": ("ended", "green"),
-    "flat": ("no finding", "green"),
+    "flat": ("flat", "green"),
 }
 """The words and colours of courses, in the order of the table."""
 
@@ -123,10 +124,11 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
     order = list(COURSES)
     ordered = sorted(growths, key=lambda one: (order.index(one.course), -one.per_hour.middle))
     for one in ordered[:MAX_ROWS]:
+        certain = one.p_value < DEFAULT_LIMITS.fleet.significance
         table.add_row(
-            Text(*COURSES[one.course]),
+            Text("too small", style="green") if one.course == "flat" and certain else Text(*COURSES[one.course]),
             plain(_title(one.version)),
-            spaced(one.component),
+            plain(one.component.label),
             one.component.amount(one.per_hour.middle),
             f"{one.replicas:,}",
             format_p_value(one.p_value),
@@ -141,7 +143,7 @@ def _changes(changes: Sequence[VersionChange]) -> RenderableType:
         table.add_row(
             Text("faster", style="red") if one.faster else Text("no faster", style="green"),
             plain(f"{_title(one.older)} to {_title(one.newer)}"),
-            spaced(one.component),
+            plain(one.component.label),
             _bounds(one.per_hour, one.component),
             format_p_value(one.p_value),
         )

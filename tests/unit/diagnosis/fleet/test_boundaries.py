@@ -245,7 +245,7 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("component", "torch's allocated memory", "", "torch"),
         ("replicas", 6, "replicas", "kvdiag"),
         ("watched", 23.0, "hours", "kvdiag"),
-        ("age", 24.0, "hours", "kvdiag"),
+        ("replica_age", 24.0, "hours", "kvdiag"),
         ("growth_per_hour", 10 * MB, "bytes", "torch"),
         ("growth_per_hour_low", 10 * MB, "bytes", "computed"),
         ("growth_per_hour_high", 10 * MB, "bytes", "computed"),
