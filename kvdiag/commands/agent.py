@@ -35,7 +35,8 @@ def command() -> None:
 def install(directory: Path) -> None:
     """Install the agent into DIRECTORY and print the environment variables that the server needs.
 
-    The agent needs no other package: DIRECTORY can be a volume that the server's container mounts.
+    The agent needs no other package: DIRECTORY can be a volume that the server's container mounts. When memory runs
+    out, the agent writes a black box, a file for `kvdiag diagnose --postmortem`.
     """
     directory = directory.absolute()
     if os.pathsep in str(directory):

@@ -50,7 +50,7 @@ class FitOptions:
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
     max_in_flight_tokens: int | None = given_by(
-        "Tokens in flight; default: concurrent batches times --max-num-batched-tokens."
+        "Tokens of all overlapping engine steps, instead of --max-num-batched-tokens."
     )
     mamba_cache_mode: str | None = given_by(
         "Prefix-cache mode of recurrent states (such as Mamba).",

@@ -90,8 +90,10 @@ def findings(
         finding = Finding(meaning.verdict, status, summary, _evidence(growth, change))
         if meaning.by_nvml:
             likely, other = likely_and_other(version.engine)
-            finding = replace(finding, id=likely)
             found.append(_hidden(other, finding))
+            finding = replace(finding, id=likely)
+            if status in ("fault", "suspect"):
+                finding = replace(finding, summary=f"{summary}; {UNDECIDED}")
         found.append(finding)
     reported = {finding.id for finding in found}
     found += [

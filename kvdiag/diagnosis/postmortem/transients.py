@@ -221,7 +221,7 @@ def _more_memory(case: Case, limits: Limits) -> str:
     return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")
 
 
-SNAPSHOT = "the agent's black box reports the largest free block (`kvdiag agent install --help`)"
+SNAPSHOT = "for the next failure, install the agent: its black box has the largest free block (`kvdiag agent install`)"
 
 
 @dataclass(frozen=True, slots=True)

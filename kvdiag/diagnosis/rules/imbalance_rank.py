@@ -58,7 +58,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if len(ranks) == 1:
         return (Finding(ID, "ok", "one GPU: nothing to balance"),)
     if len(facts.pools) > 1:
-        return unknown(ID, f"the GPUs of each of {len(facts.pools)} engines are not known; run one engine per server")
+        which = f"which GPU belongs to which of the {len(facts.pools)} engines is not known"
+        return unknown(ID, f"{which}; ranks can be compared only where a server runs one engine")
     return (_compared(ranks, facts, limits),)
 
 

@@ -190,7 +190,8 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
         Evidence("detection_limit_per_hour", floor.visible_per_hour, "blocks", "computed"),
     )
     if floor.says == "bounded":
-        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: at most that many are leaked", evidence)
+        most = plural(floor.lowest_blocks, "block is leaked", "blocks are leaked")
+        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: at most {most}", evidence)
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
         limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"

@@ -65,7 +65,7 @@ def _of_request(span: Span, shortage: Shortage) -> Finding:
         summary = f"enough memory was free for the failed allocation of {asked}, but not in one piece"
         return Finding(ID, "ok", summary, evidence)
     if span.workload is not None and span.workload.requests == 1:
-        summary = f"the failed allocation of {asked} was for one long request: a context limit, not a spike"
+        summary = f"the failed allocation of {asked} was for a request that ran alone: a context limit, not a spike"
         return Finding(ID, "ok", summary, evidence)
     if room is None:
         summary = f"an allocation of {asked} failed{free}; run the agent in the server to see why (`kvdiag agent`)"

@@ -135,7 +135,7 @@ def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: Subject
 
 
 @pytest.mark.parametrize(
-    ("key", "words"), [(None, "--api-key"), ("wrong", "rejected the API key")], ids=["missing", "wrong"]
+    ("key", "words"), [(None, "KVDIAG_API_KEY"), ("wrong", "rejected the API key")], ids=["missing", "wrong"]
 )
 def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None, words: str) -> None:
     """A server that wants a key, or another one, ends the run with one line that says which."""
