@@ -26,7 +26,7 @@ class ServerExit:
 
 def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit, ...]:
     """Every time that no engine answered and much of a device of the server became free."""
-    if not any(_fails(sample) for sample in timeline.samples):
+    if not any(_fails(sample) for sample in timeline.samples if sample.gaps):
         return ()
     own = assigned_uuids(timeline, facts)
     found: list[ServerExit] = []

@@ -149,8 +149,10 @@ class _Gathering:
             at_seconds = sample.at_seconds
             if sample.devices:
                 self._devices(sample.devices, at_seconds)
-            if sample.allocators and self._due(("torch", sample.allocators[0].pid, len(sample.allocators)), at_seconds):
-                for each in sample.allocators:
+            allocators = sample.allocators
+            if allocators and self._due(source := ("torch", allocators[0].pid, len(allocators)), at_seconds):
+                self._kept[source] = at_seconds
+                for each in allocators:
                     if not each.may_be_of(self._facts.server_pids):
                         continue
                     key = each.identity
@@ -158,7 +160,8 @@ class _Gathering:
                         self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
                     for part, size_bytes in torch_components(each):
                         self._add(part, key, at_seconds, size_bytes)
-            if sample.host and self._due(("host", sample.host[0].pid, len(sample.host)), at_seconds):
+            if sample.host and self._due(source := ("host", sample.host[0].pid, len(sample.host)), at_seconds):
+                self._kept[source] = at_seconds
                 self._host(sample.host, at_seconds)
         return MemorySeries(
             engines=engine_activity(self._timeline),
@@ -168,9 +171,12 @@ class _Gathering:
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
         # Of readings at each second every fifth lists processes, and the others say nothing of the server's.
-        listed = not self._own or any(device.processes is not None for device in devices)
-        if not listed or not self._due((devices[0].uuid, len(devices)), at_seconds):
+        source = (devices[0].uuid, len(devices))
+        if not self._due(source, at_seconds):
             return
+        if self._own and all(device.processes is None for device in devices):
+            return
+        self._kept[source] = at_seconds
         for device in server_devices(devices, assigned_uuids(self._timeline, self._facts)):
             key = (device.uuid, device.index)
             if key not in self._owners:
@@ -203,10 +209,7 @@ class _Gathering:
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
         """Whether a source's reading is far enough from its last for a minute's median to gain by it."""
-        if at_seconds - self._kept.get(source, -math.inf) < self._least_seconds:
-            return False
-        self._kept[source] = at_seconds
-        return True
+        return at_seconds - self._kept.get(source, -math.inf) >= self._least_seconds
 
     def _add(self, part: Part, key: Hashable, at_seconds: float, size_bytes: int) -> None:
         times, sizes = self._points[part].setdefault(key, ([], []))
@@ -221,39 +224,26 @@ class _Gathering:
 
 def engine_activity(timeline: Timeline) -> EngineActivity:
     """The engines over a whole timeline, in one pass."""
-    times: list[float] = []
-    load: list[float] = []
-    asleep: list[bool] = []
+    read = [sample for sample in timeline.samples if sample.engines is not None]
     restarts: list[float] = []
     tokens: dict[str, int] = {}
-    fresh = False
-    newest: tuple[Engine, ...] = ()
-    for sample in timeline.samples:
-        engines = sample.engines
-        if engines is None:
-            continue
+    for sample in read:
+        # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
         restarted = False
-        for engine in engines:
-            # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
+        for engine in sample.engines or ():
             count = engine.prompt_tokens_total
             if count is not None:
                 restarted = restarted or count < tokens.get(engine.engine, 0)
                 tokens[engine.engine] = count
         if restarted:
             restarts.append(sample.at_seconds)
-        if not times:
-            fresh = _unused(engines)
-        newest = engines
-        times.append(sample.at_seconds)
-        load.append(sum(engine_load(engine) for engine in engines))
-        asleep.append(any(engine.asleep for engine in engines))
     return EngineActivity(
-        times_seconds=tuple(times),
-        load=tuple(load),
-        asleep=tuple(asleep),
+        times_seconds=tuple([sample.at_seconds for sample in read]),
+        load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
+        asleep=tuple([True in [engine.asleep for engine in sample.engines or ()] for sample in read]),
         restarts_seconds=tuple(restarts),
         # A counter that never moves says nothing.
-        fresh=fresh and not _unused(newest),
+        fresh=bool(read) and _unused(read[0].engines or ()) and not _unused(read[-1].engines or ()),
     )
 
 

@@ -69,51 +69,63 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
     """Totals over all samples of the engines, and how many samples reported preemptions."""
 
-    samples: int = 0
-    counted: int = 0
-    preempted: int = 0
-    preempted_with_room: int = 0
-    longest_wait: int = 0
-    most_waiting: int = 0
-    most_running: int = 0
-    highest_usage: float = 0.0
+    samples: int
+    counted: int
+    preempted: int
+    preempted_with_room: int
+    longest_wait: int
+    most_waiting: int
+    most_running: int
+    highest_usage: float
 
 
 def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
     """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
-    totals, streak = _Totals(), 0
-    last: dict[str, tuple[int, bool]] = {}
+    samples = counted = preempted = with_room = streak = longest_wait = most_waiting = most_running = 0
+    highest_usage = 0.0
+    last: dict[str, Engine] = {}
     for sample in timeline.samples:
-        engines = sample.engines
-        if not engines:
+        if not sample.engines:
             continue
-        totals.samples += 1
-        running = most = 0
+        samples += 1
+        running = waiting = 0
         counts = True
-        for engine in engines:
+        for engine in sample.engines:
             running += engine.requests_running or 0
-            totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
-            counts = counts and engine.preemptions_total is not None
+            highest_usage = max(highest_usage, engine.kv_usage_ratio or 0.0)
             if engine.requests_waiting:
-                most = max(most, _waiting_for_room(engine, facts))
-        totals.most_running = max(totals.most_running, running)
-        streak = streak + 1 if most else 0
-        totals.longest_wait, totals.most_waiting = max(totals.longest_wait, streak), max(totals.most_waiting, most)
-        if counts:
-            totals.counted += 1
-            for engine in engines:
-                count, room = engine.preemptions_total or 0, _has_room(engine, facts, limits)
-                before, had_room = last.get(engine.engine, (count, room))
-                if room and had_room:
-                    totals.preempted_with_room += max(count - before, 0)
-                else:
-                    totals.preempted += max(count - before, 0)
-                last[engine.engine] = (count, room)
-    return totals
+                waiting = max(waiting, _waiting_for_room(engine, facts))
+            if engine.preemptions_total is None:
+                counts = False
+        most_running = max(most_running, running)
+        streak = streak + 1 if waiting else 0
+        if waiting:
+            longest_wait, most_waiting = max(longest_wait, streak), max(most_waiting, waiting)
+        if not counts:
+            continue
+        counted += 1
+        for engine in sample.engines:
+            before = last.get(engine.engine, engine)
+            last[engine.engine] = engine
+            count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
+            if count > 0 and _has_room(before, facts, limits) and _has_room(engine, facts, limits):
+                with_room += count
+            elif count > 0:
+                preempted += count
+    return _Totals(
+        samples=samples,
+        counted=counted,
+        preempted=preempted,
+        preempted_with_room=with_room,
+        longest_wait=longest_wait,
+        most_waiting=most_waiting,
+        most_running=most_running,
+        highest_usage=highest_usage,
+    )
 
 
 def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:

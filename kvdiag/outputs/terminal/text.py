@@ -5,7 +5,9 @@ Names and error texts come from servers and drivers: `cells.plain` is the only w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -156,10 +158,15 @@ def problem(finding: Finding) -> RenderableType:
 
 
 def unknowns(findings: Iterable[Finding]) -> RenderableType:
-    """Unknown verdicts, those with one reason together, the reason next to the first of them."""
+    """Unknown verdicts, those with one reason together, the reason next to the first of them.
+
+    A verdict that is listed several times, for several versions, has its reason each time.
+    """
+    grouped = unknown_by_reason(findings)
+    times = Counter(chain.from_iterable(grouped.values()))
     return grid(
-        (Text(name, style=STYLES["unknown"]), plain("as above", "dim") if place else plain(reason))
-        for reason, ids in unknown_by_reason(findings).items()
+        (Text(name, style=STYLES["unknown"]), plain("as above", "dim") if place and times[name] == 1 else plain(reason))
+        for reason, ids in grouped.items()
         for place, name in enumerate(ids)
     )
 
