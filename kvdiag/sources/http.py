@@ -119,7 +119,7 @@ class HttpReader:
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
-                why = "the server requires an API key: set KVDIAG_API_KEY and pass --url; a search sends no key"
+                why = "the server requires an API key: set KVDIAG_API_KEY"
                 if "Authorization" in response.request.headers:
                     why = "the server rejected the API key"
                 raise Unreadable("failed", f"{response.status_code} on {path}: {why}", status=response.status_code)
