@@ -111,8 +111,7 @@ def _judged(
     replicas = plural(growth.replicas, "replica")
     needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
     if growth.course == "untested":
-        report = "reports" if growth.replicas == 1 else "report"
-        return "unknown", f"{replicas} of {title} {report} {label} for long enough; {needed}"
+        return "unknown", f"{title}: {label} is reported for long enough by {replicas}; {needed}"
     grew = f"{title}, {replicas}: {label} grew {_rate(growth.per_hour, growth.component)}"
     faster = change is not None and change.faster
     if change is not None and faster:

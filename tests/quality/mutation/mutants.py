@@ -1,8 +1,8 @@
 """Small wrong versions of a module, one change each: what the tests of that module should not let pass.
 
-Not changed are annotations, docstrings, imports, decorators and wording (strings with spaces, parts of f-strings):
-a test that holds every word would hold up every correction of one. Nor does a function return None for False: no truth
-test tells them apart, and the type checker refuses it.
+Not changed are annotations and what a `Literal` lists, docstrings, imports, decorators and wording (strings with
+spaces, parts of f-strings): a test that holds every word would hold up every correction of one. Nor does a function
+return None for False: no truth test tells them apart, and the type checker refuses it.
 """
 
 import ast
@@ -95,6 +95,8 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
             if isinstance(child, ast.Import | ast.ImportFrom) or not isinstance(child, ast.AST):
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                continue
+            if isinstance(child, ast.Subscript) and isinstance(child.value, ast.Name) and child.value.id == "Literal":
                 continue
             if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
                 continue

@@ -218,6 +218,13 @@ def test_verdict_is_by_counts_and_else_by_times(found: Isolation, status: str) -
     assert status == actual, sentence
 
 
+def test_a_verdict_by_times_says_why_no_count_decides() -> None:
+    """An engine that counted no hit is another one than one that does not report them."""
+    _, uncounted = verdict(made(counted=False, fast=("same_salt", "other_salt")), DEFAULT_LIMITS)
+    _, without_hits = verdict(made((), fast=("same_salt", "other_salt")), DEFAULT_LIMITS)
+    assert ("does not report" in uncounted, "does not report" in without_hits) == (True, False)
+
+
 def test_times_between_hits_and_misses_leave_it_open() -> None:
     """Half of the requests fast and half slow may be another replica's cache."""
     found = made(counted=False)

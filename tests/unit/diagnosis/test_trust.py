@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.trust import MARK, verified, weighed
-from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, Timeline
+from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, StepResult, Timeline
 from kvdiag.sources.agent_publication import devices_inside
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, engine
@@ -61,6 +61,14 @@ def test_findings_that_rest_on_it_in_part_say_so() -> None:
     timeline = Timeline(samples=(Sample(at_seconds=0.0, allocators=(doubted(FIRST),)),))
     _, actual = weighed(timeline, ((), findings), lambda _: ((), ()))
     assert (replace(findings[0], evidence=(*figures, MARK)), findings[1]) == actual
+
+
+def test_only_steps_that_fail_without_it_stay_faults() -> None:
+    """Judged again without the agent's figures, a step that is no fault any more is a suspect, with the reason."""
+    steps = (StepResult("baseline", "fault", ""), StepResult("concurrent", "fault", ""), StepResult("soak", "ok", ""))
+    timeline = Timeline(samples=(Sample(at_seconds=0.0, allocators=(doubted(FIRST),)),))
+    actual, _ = weighed(timeline, (steps, ()), lambda _: (steps[:1], ()))
+    assert [("fault", 0), ("suspect", 1), ("ok", 0)] == [(one.status, len(one.notes)) for one in actual]
 
 
 @pytest.mark.parametrize("finding_id", ["leak.device_torch", "leak.device_non_torch"])

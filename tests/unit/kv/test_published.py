@@ -71,3 +71,10 @@ def test_layers_that_a_config_does_not_tell_are_refused(config: dict[str, Any], 
     """A language model in another repository, or a list that leaves layers out, is an error that names the field."""
     with refused(field):
         count_parameters(config, parse_architecture(config))
+
+
+def test_a_language_model_elsewhere_is_named() -> None:
+    """The error says which repository to pass instead."""
+    with refused("text_model_id") as caught:
+        parse_architecture({"model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.2-1B", "hidden_size": 4096})
+    assert "'meta-llama/Llama-3.2-1B'" in str(caught.value)

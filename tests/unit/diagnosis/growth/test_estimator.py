@@ -178,6 +178,10 @@ def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
     assert left.low <= left.middle <= left.high
     assert pytest.approx(100.0, rel=0.05) == left.middle / 3600.0
     assert replace(growth, bytes_per_second=0.0, later_bytes_per_second=0.0).exhaustion_seconds(1e9, LIMITS) is None
+    # A later half that is ten times as fast may go on so
+    faster = replace(growth, later_bytes_per_second=10 * growth.bytes_per_second).exhaustion_seconds(100e9, LIMITS)
+    assert faster is not None
+    assert pytest.approx(10.0, rel=0.05) == faster.low / 3600.0
 
 
 def test_no_readings_and_few_readings_decide_nothing() -> None:

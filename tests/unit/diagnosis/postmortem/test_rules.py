@@ -349,3 +349,9 @@ def test_further_graphs_are_extrapolated(
     found = finding(CAPTURE, one, report=report_of(**sizes))
     assert words in found.summary
     assert f"by {lowered:.2f} " in str(found.remedy)
+
+
+def test_graphs_whose_memory_is_not_known_are_not_extrapolated() -> None:
+    """Neither what the process holds nor an estimate: how far the capture came is all that there is to say."""
+    found = finding(CAPTURE, account(phase="graph_capture", graphs_captured=(42, 67)), report=report_of())
+    assert "42 of 67 graphs were captured" in found.summary

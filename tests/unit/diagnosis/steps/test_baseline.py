@@ -206,6 +206,20 @@ def idle(
     return BASELINE.judge(timeline, known, DEFAULT_LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (replace(engine(), requests_running=1), "other traffic"),
+        (replace(engine(), requests_running=None), "does not report"),
+    ],
+)
+def test_a_server_that_was_not_idle_is_unknown_with_the_reason(page: Engine, words: str) -> None:
+    """Requests of others run, or how many run is not reported."""
+    actual = idle(device(), pages=(page,) * 2)
+    assert "unknown" == actual.status
+    assert words in actual.summary
+
+
 HELD = (holding(7),) * 2
 
 DARK = device(1, used_bytes=None)

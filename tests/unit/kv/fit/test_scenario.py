@@ -114,6 +114,7 @@ def test_a_grid_goes_by_rows_of_contexts() -> None:
         ("fewer-sequences", 160, 10, None, 0),
         ("fewer-sequences", 160, 11, "--max-num-seqs 10", 10),
         ("fewer-sequences", 160, 30, "--max-num-seqs 10", 200),
+        ("fewer-sequences", 1600, 2, "--max-num-seqs 1", 100),
         ("shorter-context", 160, 10, None, 0),
         ("shorter-context", 161, 10, "--max-model-len 160", 10),
         ("shorter-context", 1600, 10, "--max-model-len 160", 900),
