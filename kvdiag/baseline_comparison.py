@@ -19,7 +19,7 @@ VERSION = 1
 TOLERANCE_RATIO = 0.02
 """Relative difference that is ignored: idle memory of one server differs by less from start to start."""
 
-LEAST_BYTES = 32 * 2**20
+MIN_BYTES = 32 * 2**20
 """Smaller differences in bytes are ignored, too: the workspace of a library depends on its version."""
 
 CALLED = "called"
@@ -219,7 +219,7 @@ def _outcome(was: Figure | None, now: Figure | None, tolerance_ratio: float) -> 
     if was is None or now is None:
         return "new" if was is None else "not seen"
     apart = now.value - was.value
-    least = LEAST_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
+    least = MIN_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
     if abs(apart) <= max(tolerance_ratio * abs(was.value), least):
         return "same"
     return "worse" if (apart > 0) == (was.worse == "higher") else "better"

@@ -11,7 +11,7 @@ _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _LAST_SECONDS = 253_402_300_799
 """The end of Python's calendar: a trace or a daemon may report any time."""
 
-_LEAST_P_VALUE = 0.001
+_MIN_P_VALUE = 0.001
 
 _TIMES = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -84,7 +84,7 @@ def format_ratio(ratio: float) -> str:
 
 def format_p_value(p_value: float) -> str:
     """A p-value in three decimals; smaller ones are not distinguished: `0.012`, `< 0.001`."""
-    return f"{p_value:.3f}" if p_value >= _LEAST_P_VALUE else f"< {_LEAST_P_VALUE}"
+    return f"{p_value:.3f}" if p_value >= _MIN_P_VALUE else f"< {_MIN_P_VALUE}"
 
 
 def format_time(epoch_seconds: float) -> str:

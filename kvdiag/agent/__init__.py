@@ -15,7 +15,7 @@ import sys
 DIRECTORY = "KVDIAG_AGENT_DIR"
 """Environment variable with the folder to publish in; without it the agent does nothing."""
 
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 
 
 def register() -> None:
@@ -39,4 +39,4 @@ def say(what: str) -> None:
     """Write one line to the server's log, for problems that no publication can report. Never raises."""
     with contextlib.suppress(Exception):
         line = " ".join(f"kvdiag agent in process {os.getpid()} {what}".split())
-        sys.stderr.write(f"{line[:MOST_CHARACTERS]}\n")
+        sys.stderr.write(f"{line[:MAX_CHARACTERS]}\n")

@@ -33,11 +33,11 @@ COUNTS = (
 )
 PRIVATE = "reserved_bytes_by_private_pools"
 
-MOST_BLOCKS = 20_000
+MAX_BLOCKS = 20_000
 """A snapshot builds a Python object per block while it holds the GIL: about 50 ms for this many."""
 
-MOST_SETTINGS = 32
-MOST_SETTING_CHARACTERS = 200
+MAX_SETTINGS = 32
+MAX_SETTING_CHARACTERS = 200
 
 
 class TooManyBlocksError(Exception):
@@ -85,7 +85,7 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
         TooManyBlocksError: there are too many blocks, or a memory history that the snapshot would include.
     """
     blocks = sum(int(statistics.get(name, {}).get("current", 0)) for name in ("active", "inactive_split"))
-    if blocks > MOST_BLOCKS:
+    if blocks > MAX_BLOCKS:
         raise TooManyBlocksError(f"{blocks} blocks are too many to inspect in a running server")
     library = sys.modules["torch._C"]
     accepted = inspect.signature(cuda.memory_snapshot).parameters
@@ -100,7 +100,7 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
 
 def _settings(reported: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for name, value in list(reported.items())[:MOST_SETTINGS]:
+    for name, value in list(reported.items())[:MAX_SETTINGS]:
         plain = value is None or isinstance(value, (bool, int, float))
-        found[str(name)[:MOST_SETTING_CHARACTERS]] = value if plain else str(value)[:MOST_SETTING_CHARACTERS]
+        found[str(name)[:MAX_SETTING_CHARACTERS]] = value if plain else str(value)[:MAX_SETTING_CHARACTERS]
     return found

@@ -25,8 +25,8 @@ SUMMARY_PAUSE_RATIO = 2000.0
 """Interval of block summaries: at least a minute, and long enough that they take 0.05 % of the time."""
 
 ASKED_PAUSE_SECONDS = 10.0
-MOST_DEVICES = 64
-MOST_ERROR_CHARACTERS = 160
+MAX_DEVICES = 64
+MAX_ERROR_CHARACTERS = 160
 
 
 class Document:
@@ -125,7 +125,7 @@ class Document:
         # A worker sees every GPU of its host but uses one.
         every = slow or not self._devices
         whole = {}
-        for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
+        for index in range(min(cuda.device_count(), MAX_DEVICES)) if every else list(self._devices):
             reported = cuda.memory_stats_as_nested_dict(index)
             statistics = allocator.statistics(reported)
             if index in self._devices:
@@ -183,7 +183,7 @@ def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None])
 
 def short(error: BaseException) -> str:
     """An error as publications write it."""
-    return f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARACTERS]
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
 
 
 def _read_uuid(cuda: Any, device: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 FUNCTION_NOT_FOUND = 13
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 UNKNOWN_BYTES = 2**64 - 1
 RETRY_SECONDS = 60.0
 WHY = {3: "not supported", 4: "no permission", 9: "driver not loaded", 15: "GPU is lost", 18: "driver was replaced"}
@@ -78,8 +78,8 @@ class Driver:
         Raises:
             DriverError: NVML is not installed, does not report it, or lists more than 64.
         """
-        count = ctypes.c_uint(MOST_PROCESSES)
-        entries = (_ProcessInfo * MOST_PROCESSES)()
+        count = ctypes.c_uint(MAX_PROCESSES)
+        entries = (_ProcessInfo * MAX_PROCESSES)()
         code = self._ask(
             "nvmlDeviceGetComputeRunningProcesses_v3", self._handle(uuid), ctypes.byref(count), ctypes.byref(entries)
         )
@@ -87,7 +87,7 @@ class Driver:
         return [
             # 0 bytes: the driver has found the process, and not its memory in this pid namespace (HAMi-core#112).
             [entry.pid, entry.used if 0 < entry.used < UNKNOWN_BYTES else None]
-            for entry in entries[: min(count.value, MOST_PROCESSES)]
+            for entry in entries[: min(count.value, MAX_PROCESSES)]
         ]
 
     def _handle(self, uuid: str) -> ctypes.c_void_p:

@@ -33,7 +33,7 @@ PINNED_LIVE_RATIO = 0.05
 REFERENCE_BYTES = 512 * MIB
 """The request that fragmentation is judged by if none has failed: a large activation."""
 
-MOST_SIZES = 8
+MAX_SIZES = 8
 LIVE = "active_allocated"
 FREE = "inactive"
 # The documentation of memory_snapshot writes the second name, the library the first.
@@ -103,7 +103,7 @@ def summarise(
             )
         },
         "largest_live_blocks": [
-            [size, count] for size, count in sorted(sizes.items(), key=lambda item: -item[0] * item[1])[:MOST_SIZES]
+            [size, count] for size, count in sorted(sizes.items(), key=lambda item: -item[0] * item[1])[:MAX_SIZES]
         ],
         "request_bytes": request_bytes,
         **_room(usable, totals, request_bytes, needed_bytes, device_free_bytes),

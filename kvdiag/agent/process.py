@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-MOST_TITLE_CHARACTERS = 64
-MOST_STATUS_BYTES = 8192
+MAX_TITLE_CHARACTERS = 64
+MAX_STATUS_BYTES = 8192
 
 
 def identity() -> dict[str, Any]:
@@ -32,7 +32,7 @@ def title() -> str:
     first = _read("/proc/self/cmdline").split(b"\0")[0]
     name = first if first.startswith(b"VLLM::") else _read("/proc/self/comm")
     word = next(iter(name.decode("utf-8", "replace").split()), "")
-    return word.partition("=")[0][:MOST_TITLE_CHARACTERS]
+    return word.partition("=")[0][:MAX_TITLE_CHARACTERS]
 
 
 def host_bytes() -> dict[str, int]:
@@ -62,6 +62,6 @@ def ranks() -> dict[str, int]:
 def _read(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(file, MOST_STATUS_BYTES)
+        return os.read(file, MAX_STATUS_BYTES)
     finally:
         os.close(file)

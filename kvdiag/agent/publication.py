@@ -18,7 +18,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 KEPT_SECONDS = {"agent-": 3600.0, "oom-": 7 * 86_400.0}
 """How long files are kept, by the prefix of their names. A running agent renews its own every second."""
 
-MOST_NAMES = 4096
+MAX_NAMES = 4096
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 NOTHING: Mapping[str, str] = {}
@@ -96,7 +96,7 @@ class Folder:
         """Remove expired files of exited agents: each process leaves one, and containers restart often."""
         with contextlib.suppress(OSError), self._opened() as folder:
             now_seconds = time.time()
-            for name in os.listdir(folder)[:MOST_NAMES]:  # noqa: PTH208 - by descriptor
+            for name in os.listdir(folder)[:MAX_NAMES]:  # noqa: PTH208 - by descriptor
                 kept_seconds = next(
                     (kept for kind, kept in KEPT_SECONDS.items() if name.lstrip(".").startswith(kind)), None
                 )

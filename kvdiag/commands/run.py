@@ -37,7 +37,7 @@ from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
 from kvdiag.feeds.active.load_generator import Requests, token_ids
-from kvdiag.feeds.active.soak_plan import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
+from kvdiag.feeds.active.soak_plan import MAX_SECONDS, MIN_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
@@ -64,7 +64,7 @@ class RunOptions:
     record: Path | None = given_by("Record the trace to this file; .gz compresses it.")
     soak: float | None = given_by(
         "Look for slow leaks after the steps, for 5m to 2h [default: 12m].",
-        type=Duration(LEAST_SECONDS, MOST_SECONDS),
+        type=Duration(MIN_SECONDS, MAX_SECONDS),
         is_flag=False,
         flag_value="12m",
         metavar="[DURATION]",

@@ -46,7 +46,7 @@ REFRESH_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 5.0
 """An interactive view diagnoses more often than a daemon; in the first hours one diagnosis takes about 20 ms."""
 
-MOST_DIAGNOSIS_RATIO = 0.03
+MAX_DIAGNOSIS_RATIO = 0.03
 """Share of one core for diagnoses while the view is open: with a day of eight GPUs, one every half minute."""
 
 ONCE_SECONDS = 5.0
@@ -159,7 +159,7 @@ def command(options: TopOptions) -> int:
             DiagnosisSchedule,
             every_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
             # A single frame is made of seconds, and a pace of its own is a test's: neither has to last.
-            cpu_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
+            cpu_ratio=MAX_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
         )
         async with _sampling(url, options, schedule) as feed:
             return await (_live(feed, console) if live else _once(feed, at_once=False))

@@ -4,10 +4,10 @@ import math
 
 from kvdiag.errors import KvModelError
 
-MOST_BYTES = 1 << 50
-MOST_TOKENS = 1 << 30
-MOST_RANKS = 1 << 12
-MOST_DRAFT_TOKENS = 1 << 10
+MAX_BYTES = 1 << 50
+MAX_TOKENS = 1 << 30
+MAX_RANKS = 1 << 12
+MAX_DRAFT_TOKENS = 1 << 10
 
 
 def check_range(field: str, value: float, low: float, high: float = math.inf) -> None:

@@ -54,13 +54,13 @@ _LOAD = re.compile(
 )
 _GRAPHS = re.compile(r"Capturing (?:CUDA graph|cudagraph)[^\n]{0,160}?\b(\d{1,4})/(\d{1,4}) \[")
 """The progress bar of a capture."""
-_MOST_REQUESTS = re.compile(r"(?<!\w)'?max_num_seqs'?(?:=|: )(\d{1,9})")
+_MAX_REQUESTS = re.compile(r"(?<!\w)'?max_num_seqs'?(?:=|: )(\d{1,9})")
 _DUMP = re.compile(r"Dumping scheduler output for model execution: ")
 _TOTAL_SCHEDULED = re.compile(r"total_num_scheduled_tokens=(\d{1,12})")
 _SCHEDULED = re.compile(r"num_scheduled_tokens=\{([^{}]{0,200000})\}")
 _EACH_SCHEDULED = re.compile(r"['\"]?([\w.:-]{1,120})['\"]?: (\d{1,12})")
 _NEW = re.compile(r"NewRequestData\(req_id=([^,()]{1,120}), ?prompt_token_ids_len=(\d{1,12})")
-_MOST_DECODE_TOKENS = 16
+_MAX_DECODE_TOKENS = 16
 """Tokens of one request in one step up to which they are its next ones, drafts of them among it."""
 
 
@@ -104,11 +104,11 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
         most = work.largest_tokens or work.scheduled_tokens
-        phase = "prefill" if most > _MOST_DECODE_TOKENS else "decode"
+        phase = "prefill" if most > _MAX_DECODE_TOKENS else "decode"
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)
     graphs = _last(_GRAPHS, before)
-    most_requests = _last(_MOST_REQUESTS, "\n".join(lines[:line]))
+    most_requests = _last(_MAX_REQUESTS, "\n".join(lines[:line]))
     return Account(
         origin=f"{origin}, line {line + 1}",
         shortage=shortage,

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 ON_ITS_WAY_SECONDS = 1.0
 """From the advice until the request shows in the engine's metrics."""
 
-MOST_PROMISES = 10_000
+MAX_PROMISES = 10_000
 """Open promises; more requests for advice within that time are answered with `wait`."""
 
 
@@ -44,7 +44,7 @@ class Admissions:
             lengths=now.lengths,
             promised=[blocks for _, blocks in self._promised],
         )
-        if reported.decision == "admit" and len(self._promised) >= MOST_PROMISES:
+        if reported.decision == "admit" and len(self._promised) >= MAX_PROMISES:
             reason = "too many requests admitted since the last sample"
             return {"schema_version": SCHEMA_VERSION, "decision": "wait", "reason": reason}
         if reported.decision == "admit":

@@ -34,9 +34,9 @@ CHECK_SECONDS = 4.0
 WRONG_SECONDS = 1.0
 """Delay after a wrong password before the next one of this user is checked for the same client."""
 
-MOST_GUESSERS = 1024
-MOST_REMEMBERED = 100
-MOST_PASSWORD_BYTES = 72
+MAX_GUESSERS = 1024
+MAX_REMEMBERED = 100
+MAX_PASSWORD_BYTES = 72
 """bcrypt reads no more of a password; its library refuses longer ones, as Go's does."""
 
 
@@ -83,7 +83,7 @@ class Passwords:
             except (ReadTimeout, TimeoutError):
                 return None
             self._known[key] = right and user in self._users
-            if len(self._known) > MOST_REMEMBERED:
+            if len(self._known) > MAX_REMEMBERED:
                 # Wrong guesses must not evict a right password.
                 wrong = next((each for each, known in self._known.items() if not known), next(iter(self._known)))
                 del self._known[wrong]
@@ -104,7 +104,7 @@ class Passwords:
                 finally:
                     # Also if the client disconnected, so that disconnecting does not make guessing faster.
                     self._next_seconds[key] = loop.time() + WRONG_SECONDS
-                    if len(self._next_seconds) > MOST_GUESSERS:
+                    if len(self._next_seconds) > MAX_GUESSERS:
                         self._next_seconds.popitem(last=False)
             if right:
                 self._next_seconds.pop(key, None)
@@ -142,7 +142,7 @@ def _given(authorization: str) -> tuple[str, bytes] | None:
         name = user.decode()
     except (binascii.Error, ValueError):
         return None
-    return (name, password) if colon and len(password) <= MOST_PASSWORD_BYTES and b"\0" not in password else None
+    return (name, password) if colon and len(password) <= MAX_PASSWORD_BYTES and b"\0" not in password else None
 
 
 def needed(name: str, why: str) -> ModuleType:

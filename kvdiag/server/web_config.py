@@ -54,10 +54,10 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
-MOST_COST = 14
+MAX_COST = 14
 """Of a bcrypt hash; 14 takes about a second of CPU per wrong password, 10 is usual."""
 
-MOST_USERS = 100
+MAX_USERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,14 +261,14 @@ def _headers(table: dict[str, Any], path: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _users(table: dict[str, Any], path: Path) -> dict[str, str]:
-    if len(table) > MOST_USERS:
-        raise KvdiagError(f"{path}: {len(table)} users, more than the limit of {MOST_USERS}: use client certificates")
+    if len(table) > MAX_USERS:
+        raise KvdiagError(f"{path}: {len(table)} users, more than the limit of {MAX_USERS}: use client certificates")
     for user, value in table.items():
         found = HASH.fullmatch(value) if isinstance(value, str) else None
         if found is None:
             raise KvdiagError(f"{path}: user {user!r} has no bcrypt hash: create one with htpasswd -nBC 10 {user}")
-        if not 4 <= int(found[1]) <= MOST_COST:  # noqa: PLR2004 - bcrypt's own least
-            raise KvdiagError(f"{path}: the hash of user {user!r} has cost {int(found[1])}, not within 4..{MOST_COST}")
+        if not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own least
+            raise KvdiagError(f"{path}: the hash of user {user!r} has cost {int(found[1])}, not within 4..{MAX_COST}")
     return dict(table)
 
 

@@ -31,7 +31,7 @@ MAX_READ_BYTES = 8 * 2**20
 """Of all files together, at each read: 128 of them have 400 KB, and 8 MiB take 0.1 s to parse."""
 
 STALE_PERIODS = 3.0
-LEAST_STALE_SECONDS = 3.0
+MIN_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
 """A file not renewed for this long belongs to a server that exited long ago and is ignored."""
 
@@ -100,7 +100,7 @@ class TorchAllocatorSource:
             if owner == ENDED:
                 gaps.append(Gap(SOURCE, "absent", f"{who} exited; its file is {age_seconds:.0f} s old"))
                 continue
-            if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
+            if age_seconds > max(STALE_PERIODS * publication.period_seconds, MIN_STALE_SECONDS):
                 state = "exited, or its agent is stuck" if owner is None else "is running, but its agent is stuck"
                 gaps.append(Gap(SOURCE, "failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
                 continue

@@ -20,7 +20,7 @@ from kvdiag.sources.bounded_json import TooManyValuesError, decode
 MAX_ANSWER_BYTES = 4 * 2**20
 """The metrics of vLLM 0.32 have 59 KB; 4 MiB is room for 64 engines behind one front end."""
 
-LEAST_CHUNK_BYTES = 256
+MIN_CHUNK_BYTES = 256
 """On average, after the first `FREE_CHUNKS`: reading a chunk costs as much as parsing metrics."""
 
 FREE_CHUNKS = 1024
@@ -31,7 +31,7 @@ REST_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """Timeout of one whole response. A busy API server can take 1 s; after 5 s a sample is useless."""
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Prepared requests that are kept for reuse."""
 
 Json = dict[str, Any]
@@ -112,7 +112,7 @@ class HttpReader:
 
     def rest(self, path: str, params: Sequence[tuple[str, str]], reason: str) -> None:
         """Do not request an answer again for a minute: it exceeded a limit, or took too long to parse."""
-        if len(self._rests) >= MOST_KEPT:
+        if len(self._rests) >= MAX_KEPT:
             self._rests.clear()
         self._rests[(path, tuple(params))] = (self._clock() + REST_SECONDS, reason)
 
@@ -143,7 +143,7 @@ class HttpReader:
             return self._client.build_request(method, path, params=list(params), json=body, headers=UNPACKED)
         key = (path, tuple(params))
         if key not in self._asked:
-            if len(self._asked) >= MOST_KEPT:
+            if len(self._asked) >= MAX_KEPT:
                 self._asked.clear()
             self._asked[key] = self._client.build_request("GET", path, params=list(params), headers=UNPACKED)
         return self._asked[key]
@@ -198,7 +198,7 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
         count += 1
         if len(content) > limit_bytes:
             raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {where}")
-        if count > FREE_CHUNKS + len(content) // LEAST_CHUNK_BYTES:
+        if count > FREE_CHUNKS + len(content) // MIN_CHUNK_BYTES:
             raise TooMuchError("failed", f"{count:,} chunks for {len(content):,} bytes on {where}")
         if count % FREE_CHUNKS == 0:
             await asyncio.sleep(0)

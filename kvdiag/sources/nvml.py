@@ -22,8 +22,8 @@ FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 """Starting NVML takes a second per GPU without a persistence daemon: retry rarely."""
 
-MOST_GPUS = 256
-MOST_SLICES = 8
+MAX_GPUS = 256
+MAX_SLICES = 8
 """Upper limit per GPU; tried one by one if the driver does not report how many there may be."""
 
 LARGEST_PID = 2**22
@@ -238,7 +238,7 @@ class NvmlSource:
         gaps: list[Gap] = []
         if restarted:
             self._lost.clear()
-        for index in range(min(int(self._call("nvmlDeviceGetCount")), MOST_GPUS)):
+        for index in range(min(int(self._call("nvmlDeviceGetCount")), MAX_GPUS)):
             if index not in self._lost:
                 try:
                     if restarted or index not in self._gpus:
@@ -260,7 +260,7 @@ class NvmlSource:
         uuid, name, slots = self._call("nvmlDeviceGetUUID", handle), "unknown GPU", 0
         with contextlib.suppress(*_PROBLEMS):
             name = self._call("nvmlDeviceGetName", handle)
-            slots = min(int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)), MOST_SLICES)
+            slots = min(int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)), MAX_SLICES)
         return _Gpu(handle, Device(uuid=uuid, index=index, name=name, memory=None), f"GPU {index} ({uuid})", slots)
 
     def _read_gpu(self, gpu: _Gpu, devices: list[Device], gaps: list[Gap], *, processes: bool) -> None:
@@ -268,7 +268,7 @@ class NvmlSource:
         if problem and _code(problem) in _GPU_LOST:
             raise problem
         hidden = _code(problem) == _Code.NO_PERMISSION
-        slices = self._slices(gpu, gpu.slots or (MOST_SLICES if hidden else 0), gaps)
+        slices = self._slices(gpu, gpu.slots or (MAX_SLICES if hidden else 0), gaps)
         if problem:
             gaps.append(_memory_gap(gpu, problem, slices=len(slices)))
         # With MIG, the GPU's list repeats the processes of its slices, without their memory.

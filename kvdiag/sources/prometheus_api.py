@@ -52,7 +52,7 @@ MAX_SECONDS = 1800.0
 POINTS_AT_ONCE = 300_000
 """Samples that one query may return. Prometheus refuses from 50 million on, and holds them in memory until then."""
 
-LEAST_SECONDS = 300.0
+MIN_SECONDS = 300.0
 """The shortest interval, which is not halved again: no query for 5 minutes is too large."""
 
 MAX_FAILURES = 3
@@ -147,11 +147,11 @@ class PrometheusSource:
                 self._failures = 0
             except Unreadable as error:
                 too_much = isinstance(error, TooMuchError)
-                if not too_much or end - start <= LEAST_SECONDS:
+                if not too_much or end - start <= MIN_SECONDS:
                     self._failures += 1
                     self._last = str(error)
                 # Half the interval may be small enough, or fast enough.
-                if (too_much or isinstance(error, TooSlowError)) and end - start > LEAST_SECONDS and not self.gave_up:
+                if (too_much or isinstance(error, TooSlowError)) and end - start > MIN_SECONDS and not self.gave_up:
                     middle = (start + end) / 2.0
                     left += [(middle, end), (start, middle)]
                 else:

@@ -101,7 +101,7 @@ def _float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-MOST_KEPT_CHARACTERS = 256 * 2**10
+MAX_KEPT_CHARACTERS = 256 * 2**10
 """Of a page that is kept until the next one: the whole page of 0.32 has 59 KB."""
 
 _PLAIN = re.compile(
@@ -142,7 +142,7 @@ class PageParser:
 
 def _split(text: str) -> tuple[list[str], list[str]] | None:
     """Comments and the text before each value, and the values; `None` for a long page or one with other lines."""
-    if len(text) > MOST_KEPT_CHARACTERS:
+    if len(text) > MAX_KEPT_CHARACTERS:
         return None
     heads, values = [], []
     for line in text.split("\n"):

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_THREADS = 32
+MAX_THREADS = 32
 """Of an event loop. Each attempt to connect to a name looks it up on one, whether an earlier look-up hangs or not."""
 
 
@@ -123,7 +123,7 @@ class _Call(Generic[T]):
 class DaemonThreadPool(ThreadPoolExecutor):
     """Runs calls, such as an event loop's name look-ups, on daemon threads: a hung call does not block exit."""
 
-    def __init__(self, most_threads: int = MOST_THREADS, name: str = "loop") -> None:
+    def __init__(self, most_threads: int = MAX_THREADS, name: str = "loop") -> None:
         """Start nothing yet. Calls wait while `most_threads` are busy; `name` is what the threads are called after."""
         super().__init__(max_workers=most_threads, thread_name_prefix=name)
         self._name = name

@@ -20,7 +20,7 @@ EXACT_COUNT = 30
 EXACT_TREND = 12
 """Longest series without ties whose trend is tested exactly; Kendall's tables end at 10."""
 
-MOST_DIFFERED = 400
+MAX_DIFFERED = 400
 """Figures of a group whose differences to the other's are taken: 160,000 are sorted in a fifth of a second."""
 
 NORMAL = NormalDist()
@@ -146,7 +146,7 @@ def shift_interval(higher: Sequence[float], lower: Sequence[float], ratio: float
 def _thinned(values: Sequence[float]) -> list[float]:
     """The values in order, of a large group evenly spaced ones."""
     ordered = sorted(values)
-    step = -(-len(ordered) // MOST_DIFFERED)
+    step = -(-len(ordered) // MAX_DIFFERED)
     return ordered[step // 2 :: step]
 
 

@@ -26,7 +26,7 @@ FREEDOM_FACTOR = 1.5
 STRONGEST_CORRELATION_RATIO = 0.97
 """Andrews and Monahan (1992) bound the correlation that prewhitening removes: nearer to 1 the variance explodes."""
 
-MOST_WIDENED_CORRELATION = 0.9
+MAX_WIDENED_CORRELATION = 0.9
 """Lag-1 correlation up to which a slope's error is widened: beyond it the drift test decides, not the error."""
 
 WALK_RATIO = 1.5
@@ -90,7 +90,7 @@ def slope_error(values: Sequence[float], per_step: float) -> float:
     if whole <= 0.0:
         return scale
     correlation = (count * sum(earlier * later for earlier, later in pairwise(rest)) / whole + 1.0) / (count - 3.0)
-    correlation = max(0.0, min(correlation, MOST_WIDENED_CORRELATION))
+    correlation = max(0.0, min(correlation, MAX_WIDENED_CORRELATION))
     variance = whole / (count - 2.0) * (1.0 + correlation) / (1.0 - correlation)
     return max(math.sqrt(variance * 12.0 / count) / count, scale)
 

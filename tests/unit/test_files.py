@@ -14,7 +14,7 @@ from kvdiag.commands.agent import install
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import reload
-from kvdiag.feeds.recording.segment_store import HISTORY, LEAST_MAX_BYTES, MOST_TAKEN, SegmentStore
+from kvdiag.feeds.recording.segment_store import HISTORY, MAX_TAKEN, MIN_MAX_BYTES, SegmentStore
 from kvdiag.feeds.recording.segment_store import files as segments_of
 from kvdiag.feeds.recording.trace import TraceWriter, read_trace
 from kvdiag.model import Facts, Sample
@@ -126,7 +126,7 @@ def test_devices_are_not_replaced(folder: Path) -> None:
 
 def segments(folder: Path) -> SegmentStore:
     """A recorder's, which records one sample."""
-    made = SegmentStore(folder, max_bytes=LEAST_MAX_BYTES)
+    made = SegmentStore(folder, max_bytes=MIN_MAX_BYTES)
     made.begin(facts())
     made.add(Sample(at_seconds=1_000.0))
     made.keep([Sample(at_seconds=1_000.0)])
@@ -148,10 +148,10 @@ def test_recorder_passes_links_in_its_folder_by(folder: Path, victim: Path) -> N
 
 def test_recorder_says_when_every_name_is_taken(folder: Path, victim: Path) -> None:
     """It does not look for ever."""
-    for number in range(1, MOST_TAKEN + 2):
+    for number in range(1, MAX_TAKEN + 2):
         (folder / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(victim)
 
-    made = SegmentStore(folder, max_bytes=LEAST_MAX_BYTES)
+    made = SegmentStore(folder, max_bytes=MIN_MAX_BYTES)
     with pytest.raises(KvdiagError, match=r"cannot record to .*: File exists"):
         made.add(Sample(at_seconds=1_000.0))
     made.close()

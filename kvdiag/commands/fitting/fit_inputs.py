@@ -31,7 +31,7 @@ MAX_LENGTHS_VALUES = 1_000_000
 
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
-MOST_BYTES_PER_TOKEN = 1 << 24
+MAX_BYTES_PER_TOKEN = 1 << 24
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 """config/cache.py::MambaDType"""
 
@@ -41,8 +41,8 @@ def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
     per_token = options.kv_bytes_per_token
     if per_token is None:
         return parse_architecture(files.config)
-    if not 1 <= per_token <= MOST_BYTES_PER_TOKEN:
-        raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MOST_BYTES_PER_TOKEN:,}")
+    if not 1 <= per_token <= MAX_BYTES_PER_TOKEN:
+        raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MAX_BYTES_PER_TOKEN:,}")
     return given_architecture(bytes_per_token=per_token)
 
 

@@ -26,7 +26,7 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1", "/graph", "/query")
 DEFAULT_WINDOW = "24h"
-LEAST_WINDOW_SECONDS = 60.0
+MIN_WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
 
 NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
@@ -161,7 +161,7 @@ class PrometheusOptions:
             raise KvdiagError(f"--window {self.window[:40]!r} is not a duration: give one such as 90m, 24h or 7d")
         last = now_seconds if self.end is None else _moment("--end", self.end)
         first = last - duration_seconds if self.start is None else _moment("--start", self.start)
-        if last - first < LEAST_WINDOW_SECONDS:
+        if last - first < MIN_WINDOW_SECONDS:
             raise KvdiagError("the window must be at least 1 min long: check --start, --end and --window")
         if last - first > MAX_WINDOW_SECONDS:
             raise KvdiagError("the window is longer than 31 days, the maximum: a few days are enough for every verdict")

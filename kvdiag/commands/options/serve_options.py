@@ -32,7 +32,7 @@ from kvdiag.commands.options.common import (
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
+from kvdiag.feeds.recording.segment_store import MAX_BYTES, MIN_MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
 _RATIO = click.FloatRange(0.0, 1.0)
@@ -69,7 +69,7 @@ class ServeOptions:
     )
     record_max_size: int = given_by(
         "Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
-        type=Size(LEAST_MAX_BYTES),
+        type=Size(MIN_MAX_BYTES),
         default=f"{MAX_BYTES >> 20}MiB",
     )
     web_config: Path | None = given_by(

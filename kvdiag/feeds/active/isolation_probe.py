@@ -31,7 +31,7 @@ UNSALTED: tuple[ProbeKind, ...] = ("first_unsalted", "other_unsalted")
 
 PROMPT_TOKENS = 2048
 
-LEAST_BLOCKS = 4
+MIN_BLOCKS = 4
 """Whole blocks that a prompt fills at least: prefix caches know whole blocks alone, hybrid models have large ones."""
 
 POOL_SHARE = 4
@@ -73,7 +73,7 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
     """The probe fitted to the server."""
     block = max((pool.block_tokens for pool in facts.pools), default=1)
     # The last token of a prompt is always computed, so that its block is never a hit.
-    whole = Workload(requests=1, prompt_tokens=max(PROMPT_TOKENS, LEAST_BLOCKS * block + 1), max_tokens=1)
+    whole = Workload(requests=1, prompt_tokens=max(PROMPT_TOKENS, MIN_BLOCKS * block + 1), max_tokens=1)
     rooms = [
         (pool.usable_blocks // POOL_SHARE * pool.block_tokens, "the prompts of both tenants have to fit in the pool")
         for pool in facts.pools

@@ -10,19 +10,19 @@ from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.step_plan import admitted, shortened
 from kvdiag.model import Facts, Workload
 
-LEAST_SECONDS = 300.0
-MOST_SECONDS = 7200.0
+MIN_SECONDS = 300.0
+MAX_SECONDS = 7200.0
 
 PAIR_SECONDS = 24.0
 """An idle cycle and a load cycle, each with some seconds of rest: memory that is freed late is back by then."""
 
-LEAST_PAIRS = 18
+MIN_PAIRS = 18
 """Fourteen with new content, so that two may be spoilt before fewer than twelve are left."""
 
-MOST_PAIRS = 240
+MAX_PAIRS = 240
 
 REPEATED_SHARE = 6
-LEAST_REPEATS = 4
+MIN_REPEATS = 4
 """One pair in so many repeats its contents, at the end, at least four: the first caches them, three are compared."""
 
 DOSES = (1, 2, 4)
@@ -32,7 +32,7 @@ ORDERS = tuple(permutations(DOSES))
 LOAD_SHARE = 0.4
 """Share of a cycle that its load may take by the measured speed; in the rest memory is released."""
 
-LEAST_PROMPT_TOKENS = 16
+MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def plan_soak(
     seconds: float, facts: Facts, speed: Speed | None = None, *, cycle_seconds: float | None = None
 ) -> SoakPlan:
     """A soak of so many seconds; `cycle_seconds` makes its cycles as long as that instead, and keeps their number."""
-    pairs = min(max(int(seconds / PAIR_SECONDS), LEAST_PAIRS), MOST_PAIRS)
+    pairs = min(max(int(seconds / PAIR_SECONDS), MIN_PAIRS), MAX_PAIRS)
     length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
     most, output_tokens = max(DOSES) * SOAK.workload.requests, admitted(SOAK.workload, facts)[0].max_tokens
     limits = [
@@ -75,8 +75,8 @@ def plan_soak(
     if speed is not None:
         tokens = int(LOAD_SHARE * length * speed.prompt_tokens_per_second / most)
         limits.append((tokens, "the server cannot process more in a cycle"))
-    single, notes = shortened(SOAK.workload, facts, limits, least_tokens=LEAST_PROMPT_TOKENS)
-    repeats = max(pairs // REPEATED_SHARE, LEAST_REPEATS)
+    single, notes = shortened(SOAK.workload, facts, limits, least_tokens=MIN_PROMPT_TOKENS)
+    repeats = max(pairs // REPEATED_SHARE, MIN_REPEATS)
     idle = replace(single, requests=0, prompt_tokens=0, max_tokens=0)
     doses = [ORDERS[pair // len(DOSES) % len(ORDERS)][pair % len(DOSES)] for pair in range(pairs - repeats)]
     loads = [replace(single, requests=dose * single.requests) for dose in doses]

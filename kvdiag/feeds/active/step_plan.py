@@ -9,18 +9,18 @@ from kvdiag.diagnosis.steps import Step
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.model import Facts, Workload
 
-LEAST_OUTPUT_TOKENS = 64
+MIN_OUTPUT_TOKENS = 64
 """A load of fewer tokens may begin and end between two samples of the gauge."""
 
-MOST_OUTPUT_TOKENS = 512
+MAX_OUTPUT_TOKENS = 512
 
-MOST_HELD_TOKENS = 4096
+MAX_HELD_TOKENS = 4096
 """The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""
 
 CYCLES_SECONDS = 25.0
 """Time for all cycles of a step together, so that a whole run stays within a minute and a half."""
 
-LEAST_CYCLES = 6
+MIN_CYCLES = 6
 """Two for warm-up, three to judge, and one that is allowed to be unseen."""
 
 CYCLE_OVERHEAD_SECONDS = 1.0
@@ -47,7 +47,7 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
 
 def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
-    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
+    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
     note = (
         f"repeated with {workload.max_tokens:,} output tokens: in the first attempt, no sample had all requests running"
@@ -60,10 +60,10 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
     workload, notes = admitted(_held(step.workload, speed), facts)
     cycles = step.cycles
-    if speed is not None and cycles > LEAST_CYCLES:
+    if speed is not None and cycles > MIN_CYCLES:
         output_seconds = workload.max_tokens / speed.tokens_per_second
         cycle_seconds = speed.first_token_seconds + output_seconds + CYCLE_OVERHEAD_SECONDS
-        cycles = min(cycles, max(LEAST_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))
+        cycles = min(cycles, max(MIN_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
     return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
@@ -75,7 +75,7 @@ def _held(workload: Workload, speed: Speed | None) -> Workload:
         return workload
     rate = speed.tokens_per_second * (CONCURRENT_SLOWDOWN if workload.requests > 1 else 1.0)
     tokens = round(rate * workload.hold_seconds)
-    return replace(workload, max_tokens=min(max(tokens, LEAST_OUTPUT_TOKENS), MOST_OUTPUT_TOKENS))
+    return replace(workload, max_tokens=min(max(tokens, MIN_OUTPUT_TOKENS), MAX_OUTPUT_TOKENS))
 
 
 def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:

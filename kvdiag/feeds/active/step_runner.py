@@ -43,7 +43,7 @@ SETTLED_SAMPLES = 3
 WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
 """Samples of a load with all its requests resident, without which it is offered once more."""
 
-MOST_OFFERS = 3
+MAX_OFFERS = 3
 """Times that a load is offered, each time held longer, until it is sampled whole. A server on a busy machine may take
 half a second for its metrics, and its first requests are slow: a load whose length follows from them can fall between
 two scrapes."""
@@ -271,9 +271,9 @@ class ActiveFeed(MarkedRun):
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
         """Run all cycles, and more than planned if the load was not sampled whole; only the last cycles are judged."""
         seen, cycle = False, 0
-        while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
+        while cycle < planned.cycles or (not seen and cycle < MAX_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
-            if 0 < cycle < MOST_OFFERS and not seen:
+            if 0 < cycle < MAX_OFFERS and not seen:
                 planned, detail = held_longer(planned, self.facts), f"{detail} with longer outputs".strip()
             self._tell(number, total, planned.step.title, detail)
             seen = await self._run_cycle(planned, cycle) or seen

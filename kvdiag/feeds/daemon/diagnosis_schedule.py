@@ -16,10 +16,10 @@ from kvdiag.sources.worker_thread import ThreadedReader
 _log = structlog.get_logger()
 
 DIAGNOSIS_SECONDS = 10.0
-MOST_DIAGNOSIS_RATIO = 0.003
+MAX_DIAGNOSIS_RATIO = 0.003
 """Share of one core that the diagnosis may take, of the 1 % that the whole has: 0.3 s of CPU every 100 s."""
 
-MOST_REST_SECONDS = 300.0
+MAX_REST_SECONDS = 300.0
 """Between two diagnoses, however much CPU one takes."""
 
 GIVEN_UP_SECONDS = 60.0
@@ -36,7 +36,7 @@ class DiagnosisSchedule:
         *,
         clock: Clock,
         every_seconds: float = DIAGNOSIS_SECONDS,
-        cpu_ratio: float = MOST_DIAGNOSIS_RATIO,
+        cpu_ratio: float = MAX_DIAGNOSIS_RATIO,
     ) -> None:
         """Diagnose what `subject` returns at that moment, and call `renewed` after each diagnosis."""
         self._subject = subject
@@ -58,7 +58,7 @@ class DiagnosisSchedule:
                 continue
             self._cpu_seconds = 0.0
             await self._renew()
-            rest_until_seconds = begun_seconds + min(self._cpu_seconds / self._cpu_ratio, MOST_REST_SECONDS)
+            rest_until_seconds = begun_seconds + min(self._cpu_seconds / self._cpu_ratio, MAX_REST_SECONDS)
 
     def close(self) -> None:
         """Stop the thread."""

@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 RETRY_SECONDS = 1.0
 """After a failure, until the disk is tried again."""
 
-MOST_WAITING = 2048
+MAX_WAITING = 2048
 """Queue length while the disk hangs: some minutes of samples; later ones are lost."""
 
 GATHERED_SECONDS = 0.5
@@ -56,7 +56,7 @@ class DiskRecorder:
     @property
     def problem(self) -> str | None:
         """Why nothing can be recorded now, `None` if it can."""
-        if self._orders.qsize() >= MOST_WAITING:
+        if self._orders.qsize() >= MAX_WAITING:
             return f"{self._segments.folder} cannot be written to: its disk hangs"
         return self._problem
 
@@ -66,14 +66,14 @@ class DiskRecorder:
 
     def add(self, sample: Sample) -> None:
         """Record one sample."""
-        if self._orders.qsize() >= MOST_WAITING:
+        if self._orders.qsize() >= MAX_WAITING:
             self.lost_total += 1
         else:
             self._orders.put(lambda: self._add(sample))
 
     def keep(self, samples: Sequence[Sample]) -> None:
         """Record a thinned minute, for the next start."""
-        if samples and self._orders.qsize() < MOST_WAITING:
+        if samples and self._orders.qsize() < MAX_WAITING:
             self._orders.put(lambda: self._segments.keep(samples))
 
     def renew_history(self, samples: Sequence[Sample]) -> None:

@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 TAIL_SECONDS = 3600.0
 """Of the newest segments, for what the history does not hold yet: minutes, or what a killed daemon left."""
 
-MOST_TAILS = 64
+MAX_TAILS = 64
 """Segments that are looked at for that; each start makes one."""
 
 HISTORY_BYTES, TAIL_BYTES = 56 * 2**20, 16 * 2**20
@@ -66,7 +66,7 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
     if thinned:
         tail_seconds = max(tail_seconds, (thinned[-1].at_seconds // MINUTE_SECONDS + 1) * MINUTE_SECONDS)
     span = _Span(facts, tail_seconds, now_seconds, Budget(memory_bytes=TAIL_BYTES), lost)
-    tail = _in_order([_samples(path, span, late) for path, late in behind(segments[-MOST_TAILS:]).items()])
+    tail = _in_order([_samples(path, span, late) for path, late in behind(segments[-MAX_TAILS:]).items()])
     if lost:
         tail.append(Sample(at_seconds=now_seconds, gaps=tuple(lost.values())))
     if not thinned and not tail:

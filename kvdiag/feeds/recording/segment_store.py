@@ -26,7 +26,7 @@ from kvdiag.model import Facts, Sample
 MAX_BYTES = 256 * 2**20
 """Three days of a host with eight GPUs and agents (0.9 KB/s packed), a month of one GPU."""
 
-LEAST_MAX_BYTES = 4 * 2**20
+MIN_MAX_BYTES = 4 * 2**20
 """A day of eight GPUs thinned to minutes takes 2 MiB of it."""
 
 SEGMENT_SECONDS = 3600.0
@@ -35,7 +35,7 @@ SEGMENT_SECONDS = 3600.0
 SEGMENTS = 8
 """A segment has at most this part of the size limit, so that little is removed for a new one."""
 
-MOST_FILES = 1000
+MAX_FILES = 1000
 """A daemon that is started every few seconds leaves a segment each time; the reader takes 1,024."""
 
 HISTORY_SECONDS = 21_600.0
@@ -46,7 +46,7 @@ KEPT_SECONDS = 86_400.0
 NAME = re.compile(r"kvdiag-(\d{8,12})\.jsonl\.gz", re.ASCII)
 """Files of the recorder, if they belong to its user. No other file is read or changed."""
 
-MOST_TAKEN = 1000
+MAX_TAKEN = 1000
 """Existing names that are skipped before it is an error."""
 
 HISTORY = "history"
@@ -178,7 +178,7 @@ class SegmentStore:
                     _make_history(self.folder)
                 writer = TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds, opened=new)
             except KvdiagError as error:
-                if isinstance(error.__cause__, FileExistsError) and number < self._number + MOST_TAKEN:
+                if isinstance(error.__cause__, FileExistsError) and number < self._number + MAX_TAKEN:
                     continue
                 # It is empty; the next attempt uses the same number.
                 _remove(made)
@@ -227,7 +227,7 @@ class SegmentStore:
         found = [(path, _size(path)) for path in files(self.folder)]
         history_bytes = sum(_size(path) for path in files(self._history))
         left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
-        while found and (left < 0 or len(found) > MOST_FILES):
+        while found and (left < 0 or len(found) > MAX_FILES):
             path, size = found.pop(0)
             if self.folder in self._open and path == self._open[self.folder].path:
                 break

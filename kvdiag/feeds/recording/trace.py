@@ -57,7 +57,7 @@ CHECK = re.compile(rb'\{"crc32":(\d{1,10})\}\n')
 
 CLOCK_SET = "clock_set_seconds"
 
-MOST_SET_SECONDS = 2e9
+MAX_SET_SECONDS = 2e9
 """From 1970, where a machine without a clock begins, to now."""
 
 ENGINE_NAMES = frozenset(engine.name for engine in ENGINES)
@@ -298,7 +298,7 @@ def read_header(path: Path) -> tuple[Facts, float]:
     with _unpacked(path) as file:
         first = next(_lines(file), (b"", False))[0]
         facts, moved = _header(first, path), decode_object(first, max_values=MAX_LINE_VALUES).get(CLOCK_SET, 0.0)
-    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
+    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MAX_SET_SECONDS:
         raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
     return facts, float(moved)
 

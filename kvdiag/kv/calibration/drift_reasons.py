@@ -29,7 +29,7 @@ _USUAL_DRAFTS = (1, 2, 3)
 ANOTHER_MODEL_RATIO = 0.25
 """So far off, it is more likely another model than another setting."""
 
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 _TEXTS: Mapping[str, str] = json.loads(pkgutil.get_data(__package__, "drift_reasons.json") or b"")
 
 
@@ -55,7 +55,7 @@ def explain(
             reasons = _pool_reasons(calibration, expected)
         else:
             reasons = iter(confirmed) if confirmed else _capacity_reasons(one, architecture, deployment, report)
-        explained.append(replace(one, reasons=tuple(reasons)[:_MOST_REASONS]))
+        explained.append(replace(one, reasons=tuple(reasons)[:_MAX_REASONS]))
     return replace(calibration, comparisons=tuple(explained))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.bounds import MAX_BYTES, check_range
 from kvdiag.kv.layout.pages import StateCacheMode
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class PrintedSize:
     slack_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_range("size", self.nominal_bytes, 0, MOST_BYTES)
-        check_range("size", self.slack_bytes, 0, MOST_BYTES)
+        check_range("size", self.nominal_bytes, 0, MAX_BYTES)
+        check_range("size", self.slack_bytes, 0, MAX_BYTES)
 
     @property
     def low_bytes(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.bounds import MOST_BYTES
+from kvdiag.kv.bounds import MAX_BYTES
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize
 from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.capacity import CacheLayout, Capacity, pool_capacity
@@ -252,7 +252,7 @@ def _capacities(
     return tuple(
         pool_capacity(
             layout,
-            pool_bytes=[MOST_BYTES if pool is None else getattr(pool, end) for pool in pools],
+            pool_bytes=[MAX_BYTES if pool is None else getattr(pool, end) for pool in pools],
             context_tokens=context,
             terms=terms,
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.bounds import MAX_BYTES, check_range
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.kv.families.architecture import text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
@@ -22,8 +22,8 @@ from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer
 
 SCHEMA_VERSION = 1
-MOST_PROFILES = 4096
-_MOST_TEXT = 512
+MAX_PROFILES = 4096
+_MAX_TEXT = 512
 _SAME_GPU_RATIO = 0.05
 """The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
 
@@ -76,11 +76,11 @@ class Profile(ProfileQuery):
     def __post_init__(self) -> None:
         sizes = (self.context_bytes, self.activation_bytes, self.graph_bytes, self.overhead_bytes)
         for size in (self.gpu_total_bytes, *sizes):
-            check_range("profile", size or 0, 0, MOST_BYTES)
+            check_range("profile", size or 0, 0, MAX_BYTES)
         counts = (self.tensor_parallel, self.pipeline_parallel, self.max_num_batched_tokens or 1)
-        check_range("profile", min(self.gpu_total_bytes, *counts), 1, MOST_BYTES)
-        if any(len(text or "") > _MOST_TEXT for text in (self.gpu_name, self.engine_version, self.date, self.source)):
-            raise KvModelError(f"a profile has a text of more than {_MOST_TEXT} characters", "profile")
+        check_range("profile", min(self.gpu_total_bytes, *counts), 1, MAX_BYTES)
+        if any(len(text or "") > _MAX_TEXT for text in (self.gpu_name, self.engine_version, self.date, self.source)):
+            raise KvModelError(f"a profile has a text of more than {_MAX_TEXT} characters", "profile")
         if self.overhead_bytes is None and (self.context_bytes is None or self.activation_bytes is None):
             raise KvModelError("a profile needs context and activation bytes, or overhead bytes", "profile")
 
@@ -123,7 +123,7 @@ def model_key(config: Mapping[str, object], architecture: Architecture, *, name:
         str(method) if method is not None else None,
     ]
     digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
-    return ModelKey(digest=digest, name=name[:_MOST_TEXT])
+    return ModelKey(digest=digest, name=name[:_MAX_TEXT])
 
 
 def find_profile(profiles: Sequence[Profile], query: ProfileQuery) -> Profile | None:
@@ -149,7 +149,7 @@ def find_profile(profiles: Sequence[Profile], query: ProfileQuery) -> Profile | 
 def with_profile(profiles: Sequence[Profile], new: Profile) -> tuple[Profile, ...]:
     """The profiles with `new` in place of the one it replaces; the oldest go where there are too many."""
     kept = [profile for profile in profiles if profile.key != new.key]
-    return (*sorted(kept, key=lambda profile: profile.date)[-(MOST_PROFILES - 1) :], new)
+    return (*sorted(kept, key=lambda profile: profile.date)[-(MAX_PROFILES - 1) :], new)
 
 
 def measure(
@@ -230,8 +230,8 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
             f"schema_version is {str(version)[:20]!r}, this kvdiag reads {SCHEMA_VERSION}", "schema_version"
         )
     entries = document["profiles"]
-    if len(entries) > MOST_PROFILES:
-        raise KvModelError(f"it has {len(entries):,} profiles, at most {MOST_PROFILES:,} are supported", "profiles")
+    if len(entries) > MAX_PROFILES:
+        raise KvModelError(f"it has {len(entries):,} profiles, at most {MAX_PROFILES:,} are supported", "profiles")
     from kvdiag.model import codec  # noqa: PLC0415 - as above
 
     profiles = []

@@ -29,7 +29,7 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool, Provenance
 
-MOST_IN_FLIGHT_TOKENS = 1 << 20
+MAX_IN_FLIGHT_TOKENS = 1 << 20
 
 RANKS = (1, 2, 4, 8, 16)
 """Tensor-parallel sizes tried where they are not reported and the pool's bytes show them."""
@@ -220,7 +220,7 @@ def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
     wanted, longest_tokens = reported_blocks(facts.pools[0]), facts.max_model_len_tokens
     if wanted is None or longest_tokens is None:
         return candidate
-    low, high = 1, MOST_IN_FLIGHT_TOKENS
+    low, high = 1, MAX_IN_FLIGHT_TOKENS
     while low < high:
         middle = (low + high) // 2
         terms = replace(candidate.deployment, max_in_flight_tokens=middle).request_terms(candidate.architecture)

@@ -7,7 +7,7 @@ config class do; the docstring names the file. Without `layer_types` the pattern
 from dataclasses import replace
 
 from kvdiag.kv.families.base import (
-    MOST_HEADS,
+    MAX_HEADS,
     WIDTH_NAMES,
     Heads,
     ModelLayers,
@@ -38,14 +38,14 @@ def dense(text: Fields) -> ModelLayers:
 
 def step1(text: Fields) -> ModelLayers:
     """Step 1 (step1.py): one KV head unless num_attention_groups or num_key_value_heads says otherwise."""
-    kv_heads = text.integer("num_attention_groups", "num_key_value_heads", default=1, high=MOST_HEADS)
+    kv_heads = text.integer("num_attention_groups", "num_key_value_heads", default=1, high=MAX_HEADS)
     return full_model(text, read_heads(text, kv_heads=kv_heads))
 
 
 def dbrx(text: Fields) -> ModelLayers:
     """DBRX (dbrx.py): the number of KV heads is in attn_config."""
     attention = text.child("attn_config")
-    kv_heads = None if attention is None else attention.maybe_integer("kv_n_heads", high=MOST_HEADS)
+    kv_heads = None if attention is None else attention.maybe_integer("kv_n_heads", high=MAX_HEADS)
     return full_model(text, read_heads(text, kv_heads=kv_heads))
 
 
@@ -87,21 +87,21 @@ def nemotron_nas(text: Fields) -> ModelLayers:
     depth = read_depth(text)
     if len(blocks) < depth:
         raise text.error("block_configs", f"has {len(blocks)} blocks and num_hidden_layers is {depth}")
-    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
     layers: list[Layer] = []
     for index, block in enumerate(blocks[:depth]):
         attention = block.child("attention")
         if attention is None or attention.flag("no_op", default=False) or not attention.has("n_heads_in_group"):
             layers.append(CachelessLayer(index=index, kind=LayerKind.NO_CACHE))
             continue
-        group = attention.integer("n_heads_in_group", high=MOST_HEADS)
+        group = attention.integer("n_heads_in_group", high=MAX_HEADS)
         layers.append(full_layer(index, read_heads(text, kv_heads=max(1, attention_heads // group))))
     return ModelLayers(attention_heads, tuple(layers))
 
 
 def minicpm3(text: Fields) -> ModelLayers:
     """MiniCPM3 (minicpm3.py): a latent model that is served unpacked, every head keeping its own K and V."""
-    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
     size = text.integer("qk_nope_head_dim") + text.integer("qk_rope_head_dim")
     return full_model(text, Heads(attention_heads=attention_heads, kv_heads=attention_heads, head_size=size))
 
@@ -109,7 +109,7 @@ def minicpm3(text: Fields) -> ModelLayers:
 def whisper(text: Fields) -> ModelLayers:
     """Whisper (whisper.py): every decoder layer has self-attention and cross-attention; the encoder has no cache."""
     depth = text.integer("decoder_layers", "num_hidden_layers", high=1024)
-    attention_heads = text.integer("decoder_attention_heads", "num_attention_heads", high=MOST_HEADS)
+    attention_heads = text.integer("decoder_attention_heads", "num_attention_heads", high=MAX_HEADS)
     width = text.integer("d_model", "hidden_size")
     if width % attention_heads:
         raise text.error("d_model", f"{width} is not a multiple of decoder_attention_heads {attention_heads}")
@@ -124,6 +124,6 @@ def whisper(text: Fields) -> ModelLayers:
 def encoder_only(text: Fields) -> ModelLayers:
     """BERT-like models (encoder_only_attention.py): no layer keeps anything between requests."""
     return ModelLayers(
-        text.integer("num_attention_heads", "n_head", high=MOST_HEADS),
+        text.integer("num_attention_heads", "n_head", high=MAX_HEADS),
         tuple(CachelessLayer(index=index, kind=LayerKind.ENCODER_ONLY) for index in range(read_depth(text))),
     )

@@ -10,8 +10,8 @@ from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
 
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
-MOST_LAYERS = 1024
-MOST_HEADS = 4096
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
 # The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
 WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _LARGEST_HEAD = 1 << 14
@@ -61,13 +61,13 @@ class Heads:
 
 def read_depth(text: Fields) -> int:
     """The number of decoder layers (ModelArchConfigConvertorBase.get_num_hidden_layers, HF attribute maps)."""
-    return text.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", high=MOST_LAYERS)
+    return text.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", high=MAX_LAYERS)
 
 
 def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
     """Heads as ModelArchConfigConvertorBase reads them: get_total_num_kv_heads, get_head_size."""
     attention_heads = text.maybe_integer(
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=MOST_HEADS
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=MAX_HEADS
     )
     if kv_heads is None:
         kv_heads = text.maybe_integer(
@@ -77,7 +77,7 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
             "multi_query_group_num",
             "num_attention_groups",
             "n_kv_heads",
-            high=MOST_HEADS,
+            high=MAX_HEADS,
         )
     size = text.maybe_integer("head_dim", "hidden_size_per_head", "kv_channels", low=0, high=_LARGEST_HEAD) or None
     if attention_heads is None:
@@ -115,7 +115,7 @@ def layer_names(text: Fields, depth: int) -> tuple[str, ...] | None:
 
 def _spread(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
     """Layer names from how many there are of each, rarer ones spaced evenly among the others."""
-    totals = {name: counts.integer(name, low=0, high=MOST_LAYERS) for name in counts.names()}
+    totals = {name: counts.integer(name, low=0, high=MAX_LAYERS) for name in counts.names()}
     if sum(totals.values()) != depth:
         raise KvModelError(f"{field} counts {sum(totals.values())} layers and num_hidden_layers is {depth}", field)
     placed = [((rank + 1) / total, -total, name) for name, total in totals.items() for rank in range(total)]

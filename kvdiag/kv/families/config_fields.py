@@ -10,7 +10,7 @@ from kvdiag.errors import KvModelError
 
 _LARGEST = 1 << 24
 _DEEPEST = 8
-_MOST_ITEMS = 4096
+_MAX_ITEMS = 4096
 _SHOWN = 40
 _LONGEST_PATH = 120
 
@@ -104,7 +104,7 @@ class Fields:
         """A string, or None where it is missing."""
         return self._typed(name, str, "a string")
 
-    def sequence(self, name: str, *, most: int = _MOST_ITEMS) -> Sequence[object] | None:
+    def sequence(self, name: str, *, most: int = _MAX_ITEMS) -> Sequence[object] | None:
         """A list of no more than `most` entries, or None where it is missing."""
         value = self._values.get(name)
         if value is None:
@@ -115,7 +115,7 @@ class Fields:
             raise self.error(name, f"has {len(value):,} entries: at most {most:,} are supported")
         return value
 
-    def strings(self, name: str, *, most: int = _MOST_ITEMS) -> tuple[str, ...] | None:
+    def strings(self, name: str, *, most: int = _MAX_ITEMS) -> tuple[str, ...] | None:
         """A list of strings, or None where it is missing."""
         items = self.sequence(name, most=most)
         if items is None:

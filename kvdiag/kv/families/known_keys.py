@@ -17,7 +17,7 @@ KNOWN_KEYS: frozenset[str] = frozenset(json.loads(pkgutil.get_data(__package__, 
 FREELY_NAMED = frozenset(("config_groups", "dynamic", "extra_config", "layer_types_count"))
 """Fields whose keys are names of layers or groups of layers."""
 
-MOST_DEPTH = 16
+MAX_DEPTH = 16
 WORD = re.compile(r"[!-~]{0,512}")
 """A name, a number format or a module pattern, without spaces."""
 
@@ -52,7 +52,7 @@ def _kept(value: object, *, free: bool, depth: int) -> object:
         return value if WORD.fullmatch(value) else _DROPPED
     if value is None or isinstance(value, bool | int | float):
         return value
-    if depth > MOST_DEPTH:
+    if depth > MAX_DEPTH:
         return _DROPPED
     if isinstance(value, Mapping):
         return _kept_fields(value, free=free, depth=depth)

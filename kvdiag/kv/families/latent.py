@@ -3,7 +3,7 @@
 vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_flash.py.
 """
 
-from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, ModelLayers, full_model, read_depth, read_heads
+from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, ModelLayers, full_model, read_depth, read_heads
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import LatentLayer, LayerKind
 
@@ -22,7 +22,7 @@ def latent(text: Fields) -> ModelLayers:
     owners = indexer_owners(text, depth) if row is not None else frozenset[int]()
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
     return ModelLayers(
-        text.integer("num_attention_heads", high=MOST_HEADS),
+        text.integer("num_attention_heads", high=MAX_HEADS),
         tuple(latent_layer(index, size, row if index in owners else None) for index in range(depth)),
         draft_layers=(latent_layer(depth - 1, size, row),) * drafts,
     )
@@ -30,10 +30,10 @@ def latent(text: Fields) -> ModelLayers:
 
 def longcat_flash(text: Fields) -> ModelLayers:
     """LongCat-Flash (longcat_flash.py): two attention sublayers in every decoder layer."""
-    depth = text.integer("num_layers", high=MOST_LAYERS)
+    depth = text.integer("num_layers", high=MAX_LAYERS)
     size = latent_size(text)
     layers = tuple(latent_layer(index, size) for index in range(depth) for _ in range(2))
-    return ModelLayers(text.integer("num_attention_heads", high=MOST_HEADS), layers)
+    return ModelLayers(text.integer("num_attention_heads", high=MAX_HEADS), layers)
 
 
 def latent_size(text: Fields) -> int:
@@ -67,9 +67,9 @@ def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
     """
     pattern = text.raw("index_topk_pattern")
     if isinstance(pattern, str | list):
-        if len(pattern) > MOST_LAYERS:
-            raise text.error("index_topk_pattern", f"has {len(pattern)} entries: at most {MOST_LAYERS} are supported")
+        if len(pattern) > MAX_LAYERS:
+            raise text.error("index_topk_pattern", f"has {len(pattern)} entries: at most {MAX_LAYERS} are supported")
         return frozenset(index for index in range(depth) if index >= len(pattern) or pattern[index] != "S")
-    period = text.integer("index_topk_freq", default=1, high=MOST_LAYERS)
-    offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MOST_LAYERS)
+    period = text.integer("index_topk_freq", default=1, high=MAX_LAYERS)
+    offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MAX_LAYERS)
     return frozenset(index for index in range(depth) if max(index - offset + 1, 0) % period == 0)

@@ -8,8 +8,8 @@ import re
 
 from kvdiag.kv.families.base import (
     ATTENTION_NAMES,
-    MOST_HEADS,
-    MOST_LAYERS,
+    MAX_HEADS,
+    MAX_LAYERS,
     ModelLayers,
     full_layer,
     full_model,
@@ -47,7 +47,7 @@ def read_mamba2(text: Fields, *names: str, inner: int, heads: int, head_size: in
         drafts_lengthen_conv=True,
         recurrent_heads=heads,
         recurrent_head_elements=head_size * size,
-        conv_groups=text.integer(groups, high=MOST_HEADS),
+        conv_groups=text.integer(groups, high=MAX_HEADS),
         conv_group_channels=2 * size,
         prefill_checkpoints=1,
     )
@@ -55,8 +55,8 @@ def read_mamba2(text: Fields, *names: str, inner: int, heads: int, head_size: in
 
 def jamba(text: Fields) -> ModelLayers:
     """Jamba (jamba.py): attention every attn_layer_period layers from attn_layer_offset, Mamba-1 elsewhere."""
-    period = text.integer("attn_layer_period", high=MOST_LAYERS)
-    offset = text.integer("attn_layer_offset", low=0, high=MOST_LAYERS)
+    period = text.integer("attn_layer_period", high=MAX_LAYERS)
+    offset = text.integer("attn_layer_offset", low=0, high=MAX_LAYERS)
     state = mamba1_state(
         text.integer("mamba_expand", high=64) * text.integer("hidden_size"),
         text.integer("mamba_d_state", high=1 << 14),
@@ -78,7 +78,7 @@ def mamba1(text: Fields) -> ModelLayers:
 def mamba2(text: Fields) -> ModelLayers:
     """Mamba-2 (mamba2.py): states only."""
     inner = text.integer("expand", high=64) * text.integer("hidden_size")
-    heads, size = text.integer("num_heads", high=MOST_HEADS), text.integer("head_dim", high=1 << 14)
+    heads, size = text.integer("num_heads", high=MAX_HEADS), text.integer("head_dim", high=1 << 14)
     state = read_mamba2(text, "n_groups", "state_size", "conv_kernel", inner=inner, heads=heads, head_size=size)
     return _states(text, LayerKind.MAMBA2, state)
 
@@ -98,7 +98,7 @@ def granite_hybrid(text: Fields) -> ModelLayers:
 
 def bamba(text: Fields) -> ModelLayers:
     """Bamba (bamba.py): attention at attn_layer_indices, Mamba-2 elsewhere."""
-    attention = frozenset(text.integers("attn_layer_indices", high=MOST_LAYERS) or ())
+    attention = frozenset(text.integers("attn_layer_indices", high=MAX_LAYERS) or ())
     names = names_where((index in attention for index in range(read_depth(text))), "mamba")
     return mixed_model(text, names, LayerKind.MAMBA2, _prefixed_mamba2(text))
 
@@ -107,7 +107,7 @@ def _prefixed_mamba2(text: Fields) -> StateShape:
     """A Mamba-2 state from mamba_* fields, with the head size that follows where it is missing or "auto"."""
     expanded = text.integer("mamba_expand", default=2, high=64) * text.integer("hidden_size")
     inner = text.integer("mamba_d_ssm", default=expanded)
-    heads = text.integer("mamba_n_heads", high=MOST_HEADS)
+    heads = text.integer("mamba_n_heads", high=MAX_HEADS)
     size = inner // heads if text.raw("mamba_d_head") in (None, "auto") else text.integer("mamba_d_head", high=1 << 14)
     names = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv")
     return read_mamba2(text, *names, inner=inner, heads=heads, head_size=size)
@@ -127,20 +127,20 @@ def zamba2(text: Fields) -> ModelLayers:
     """Zamba2 (zamba2.py): Mamba-2 in every layer; hybrid layers run a shared attention block, each with its own cache
     and heads twice as wide.
     """
-    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
     hidden = text.integer("hidden_size")
     types = text.strings("layers_block_type")
     if types is None:
-        hybrid = frozenset(text.integers("hybrid_layer_ids", high=MOST_LAYERS) or ())
+        hybrid = frozenset(text.integers("hybrid_layer_ids", high=MAX_LAYERS) or ())
     else:
         hybrid = frozenset(index for index, name in enumerate(types) if name == "hybrid")
     if types is None and not hybrid:
         raise text.error("layers_block_type", "is missing: pass --kv-bytes-per-token")
     size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
     # ModelArchConfigConvertorBase.get_total_num_kv_heads
-    kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MOST_HEADS)
+    kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MAX_HEADS)
     inner = text.integer("mamba_expand", default=2, high=64) * hidden
-    heads = text.integer("n_mamba_heads", high=MOST_HEADS)
+    heads = text.integer("n_mamba_heads", high=MAX_HEADS)
     head_size = text.integer("mamba_headdim", default=max(1, inner // heads), high=1 << 14)
     names = ("mamba_ngroups", "mamba_d_state", "mamba_d_conv")
     state = read_mamba2(text, *names, inner=inner, heads=heads, head_size=head_size)
@@ -160,7 +160,7 @@ def nemotron_h(text: Fields) -> ModelLayers:
     """
     pattern = nemotron_pattern(text)
     heads = read_heads(text)
-    count, size = text.integer("mamba_num_heads", high=MOST_HEADS), text.integer("mamba_head_dim", high=1 << 14)
+    count, size = text.integer("mamba_num_heads", high=MAX_HEADS), text.integer("mamba_head_dim", high=1 << 14)
     names = ("n_groups", "ssm_state_size", "conv_kernel")
     state = read_mamba2(text, *names, inner=count * size, heads=count, head_size=size)
     window = window_of(text)
@@ -200,11 +200,11 @@ def nemotron_pattern(text: Fields) -> str:
     if pattern is None:
         problem = "is missing: it says which layers are Mamba and which are attention"
         raise text.error("hybrid_override_pattern", problem)
-    if len(pattern) <= MOST_LAYERS and pattern and set(pattern) <= set("M*-E|"):
+    if len(pattern) <= MAX_LAYERS and pattern and set(pattern) <= set("M*-E|"):
         return pattern.replace("|", "")
     summary = re.findall(r"(\d{1,4})\s*(mamba2|mamba|attention|mlp|moe)", pattern[:200])
-    if summary and sum(int(count) for count, _ in summary) <= MOST_LAYERS:
+    if summary and sum(int(count) for count, _ in summary) <= MAX_LAYERS:
         # A summary in words ("27 mamba2 + 4 attention (+25 mlp)"): the order matters to pipeline stages only.
         return "".join(_BLOCK_LETTERS[name] * int(count) for count, name in summary)
-    problem = f"{pattern[:40]!a} must have at most {MOST_LAYERS} letters, each M, *, - or E"
+    problem = f"{pattern[:40]!a} must have at most {MAX_LAYERS} letters, each M, *, - or E"
     raise text.error("hybrid_override_pattern", problem)

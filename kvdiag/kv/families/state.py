@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvdiag.kv.families.base import (
-    MOST_HEADS,
-    MOST_LAYERS,
+    MAX_HEADS,
+    MAX_LAYERS,
     ModelLayers,
     every_nth,
     full_layer,
@@ -28,8 +28,8 @@ from kvdiag.kv.layout.state_layers import StateShape
 
 def delta_state(text: Fields) -> StateShape:
     """gated_delta_net_state_shape, from the linear_* fields."""
-    key_heads = text.integer("linear_num_key_heads", high=MOST_HEADS)
-    value_heads = text.integer("linear_num_value_heads", high=MOST_HEADS)
+    key_heads = text.integer("linear_num_key_heads", high=MAX_HEADS)
+    value_heads = text.integer("linear_num_value_heads", high=MAX_HEADS)
     key_size = text.integer("linear_key_head_dim", high=1 << 14)
     value_size = text.integer("linear_value_head_dim", high=1 << 14)
     return StateShape(
@@ -48,7 +48,7 @@ def qwen_delta(text: Fields) -> ModelLayers:
     depth = read_depth(text)
     names = layer_names(text, depth)
     if names is None:
-        every = text.integer("full_attention_interval", default=4, high=MOST_LAYERS)
+        every = text.integer("full_attention_interval", default=4, high=MAX_LAYERS)
         names = every_nth(depth, every, other="linear_attention")
     model = mixed_model(text, names, LayerKind.GATED_DELTA_NET, delta_state(text))
     drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
@@ -67,8 +67,8 @@ def olmo_hybrid(text: Fields) -> ModelLayers:
 
 def _olmo_sizes(text: Fields) -> Fields:
     """The sizes that transformers OlmoHybridConfig fills in where they are missing."""
-    heads = text.integer("num_attention_heads", high=MOST_HEADS)
-    key_heads = text.integer("linear_num_key_heads", default=heads, high=MOST_HEADS)
+    heads = text.integer("num_attention_heads", high=MAX_HEADS)
+    key_heads = text.integer("linear_num_key_heads", default=heads, high=MAX_HEADS)
     key_size = text.integer(
         "linear_key_head_dim", default=max(1, 3 * text.integer("hidden_size") // (4 * key_heads)), high=1 << 14
     )
@@ -89,7 +89,7 @@ def lfm2(text: Fields) -> ModelLayers:
     depth = read_depth(text)
     names = layer_names(text, depth)
     if names is None:
-        attention = text.integers("full_attn_idxs", high=MOST_LAYERS)
+        attention = text.integers("full_attn_idxs", high=MAX_LAYERS)
         names = names_where((attention is None or index in attention for index in range(depth)), "conv")
     state = StateShape(
         conv_channels=text.integer("conv_dim", "hidden_size"),
@@ -105,8 +105,8 @@ def kimi_linear(text: Fields) -> ModelLayers:
     linear = text.child("linear_attn_config")
     if linear is None:
         raise text.error("linear_attn_config", "is missing: it says which layers are delta attention and which are MLA")
-    kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
-    state = _kimi_delta_state(linear, linear.integer("num_heads", high=MOST_HEADS))
+    kda = frozenset(linear.integers("kda_layers", high=MAX_LAYERS) or ())
+    state = _kimi_delta_state(linear, linear.integer("num_heads", high=MAX_HEADS))
     stateful = (index + 1 in kda for index in range(read_depth(text)))
     return _states_and_latent(text, LayerKind.KIMI_DELTA, state, stateful)
 
@@ -117,13 +117,13 @@ def bailing_linear(text: Fields) -> ModelLayers:
     the layers beyond the last whole group.
     """
     depth = read_depth(text)
-    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    heads = text.integer("num_attention_heads", high=MAX_HEADS)
     classes = (*(text.root.strings("architectures") or ()), *(text.strings("architectures") or ()))
     if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
-        group = text.integer("layer_group_size", high=MOST_LAYERS)
+        group = text.integer("layer_group_size", high=MAX_LAYERS)
         stateful = ((index + 1) % group != 0 and index < depth // group * group for index in range(depth))
         return _states_and_latent(text, LayerKind.KIMI_DELTA, _kimi_delta_state(text, heads), stateful)
-    group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
+    group = text.integer("layer_group_size", default=1, low=0, high=MAX_LAYERS)
     size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
     state = StateShape(recurrent_heads=heads, recurrent_head_elements=size * size)
     stateful = (group != 0 and (index + 1) % group != 0 for index in range(depth))
@@ -151,4 +151,4 @@ def _states_and_latent(text: Fields, kind: LayerKind, state: StateShape, statefu
         StateLayer(index=index, kind=kind, state=state) if flag else latent_layer(index, row)
         for index, flag in enumerate(stateful)
     ]
-    return ModelLayers(text.integer("num_attention_heads", high=MOST_HEADS), tuple(layers))
+    return ModelLayers(text.integer("num_attention_heads", high=MAX_HEADS), tuple(layers))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvdiag.kv.families.attention import dense, encoder_only
 from kvdiag.kv.families.base import (
-    MOST_HEADS,
+    MAX_HEADS,
     Family,
     Heads,
     ModelLayers,
@@ -168,7 +168,7 @@ def gemma4(text: Fields) -> ModelLayers:
     names = layer_names(text, depth) or every_nth(depth, 6)
     global_heads = heads.kv_heads
     if text.flag("attention_k_eq_v", default=False):
-        global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MOST_HEADS)
+        global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MAX_HEADS)
     global_size = text.integer("global_head_dim", default=512, high=1 << 14)
     wide = Heads(attention_heads=heads.attention_heads, kv_heads=global_heads, head_size=global_size)
     layers = tuple(
@@ -209,8 +209,8 @@ def mimo_v2(text: Fields) -> ModelLayers:
     depth = read_depth(text)
     full = read_heads(text)
     narrow = Heads(
-        attention_heads=text.integer("swa_num_attention_heads", default=full.attention_heads, high=MOST_HEADS),
-        kv_heads=text.integer("swa_num_key_value_heads", default=full.kv_heads, high=MOST_HEADS),
+        attention_heads=text.integer("swa_num_attention_heads", default=full.attention_heads, high=MAX_HEADS),
+        kv_heads=text.integer("swa_num_key_value_heads", default=full.kv_heads, high=MAX_HEADS),
         head_size=text.integer("swa_head_dim", default=full.head_size, high=1 << 14),
     )
     value = text.integer("v_head_dim", default=full.head_size, high=1 << 14)
@@ -239,8 +239,8 @@ def step3p5(text: Fields) -> ModelLayers:
     other = text.child("attention_other_setting") or Fields({})
     other_name = other.text("attention_type")
     other_heads = Heads(
-        attention_heads=other.integer("num_attention_heads", default=heads.attention_heads, high=MOST_HEADS),
-        kv_heads=other.integer("num_attention_groups", default=heads.kv_heads, high=MOST_HEADS),
+        attention_heads=other.integer("num_attention_heads", default=heads.attention_heads, high=MAX_HEADS),
+        kv_heads=other.integer("num_attention_groups", default=heads.kv_heads, high=MAX_HEADS),
         head_size=other.integer("head_dim", default=heads.head_size, high=1 << 14),
     )
     layers = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.bounds import MAX_BYTES, check_range
 
 _MIB = 1 << 20
 _TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json") or b"")
@@ -23,7 +23,7 @@ _BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|serv
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_LEAST_GPU_BYTES = 1 << 20
+_MIN_GPU_BYTES = 1 << 20
 GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
 
 
@@ -40,7 +40,7 @@ def gpu_bytes(name: str) -> int:
     except KvModelError:
         known = ", ".join(GPU_NAMES)
         raise KvModelError(f"unknown gpu {name[:40]!a}: give its memory (80GB) or one of {known}", "gpu") from None
-    if size < _LEAST_GPU_BYTES:
+    if size < _MIN_GPU_BYTES:
         raise KvModelError(f"gpu {name[:40]!a} is {size:,} bytes: give a unit, as in 80GB, or a name", "gpu")
     return size
 
@@ -91,5 +91,5 @@ def parse_bytes(text: str, *, field: str) -> int:
     size = int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
     if prefix == "" and "." not in number:
         size = int(number)
-    check_range(field, size, 1, MOST_BYTES)
+    check_range(field, size, 1, MAX_BYTES)
     return size

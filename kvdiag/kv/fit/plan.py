@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, MOST_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import NULL_BLOCKS, Capacity, longest_context_tokens, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
 
-_MOST_REQUESTS = 1 << 24
-_MOST_TRAFFIC = 1_000_000_000
+_MAX_REQUESTS = 1 << 24
+_MAX_TRAFFIC = 1_000_000_000
 # From here on the normal distribution gives a Poisson quantile to within a request, and exp(-mean) is no longer tiny.
 _NORMAL_FROM = 500.0
 # v1/worker/gpu_worker.py, config/cache.py::CacheConfig.gpu_memory_utilization (0.90 before vLLM 0.20).
@@ -51,7 +51,7 @@ class Budget:
     overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_range("gpu", self.total_bytes, 1, MOST_BYTES)
+        check_range("gpu", self.total_bytes, 1, MAX_BYTES)
         if not 0 < self.memory_fraction_ratio <= 1:
             raise KvModelError(
                 f"memory_fraction is {self.memory_fraction_ratio}: it must be above 0 and at most 1", "memory_fraction"
@@ -91,8 +91,8 @@ class Demand:
     requests: int
 
     def __post_init__(self) -> None:
-        check_range("context", self.context_tokens, 1, MOST_TOKENS)
-        check_range("concurrency", self.requests, 1, _MOST_REQUESTS)
+        check_range("context", self.context_tokens, 1, MAX_TOKENS)
+        check_range("concurrency", self.requests, 1, _MAX_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,11 +206,11 @@ class Traffic:
     def __post_init__(self) -> None:
         for name in ("requests_per_second", "prompt_tokens", "output_tokens", "seconds_per_output_token"):
             value = getattr(self, name)
-            if not 0 < value <= _MOST_TRAFFIC:
-                raise KvModelError(f"{name} is {value:g}: it must be above 0 and at most {_MOST_TRAFFIC:g}", name)
-        check_range("seconds_to_first_token", self.seconds_to_first_token, 0, _MOST_TRAFFIC)
+            if not 0 < value <= _MAX_TRAFFIC:
+                raise KvModelError(f"{name} is {value:g}: it must be above 0 and at most {_MAX_TRAFFIC:g}", name)
+        check_range("seconds_to_first_token", self.seconds_to_first_token, 0, _MAX_TRAFFIC)
         if self.present_tokens is not None:
-            check_range("present_tokens", self.present_tokens, 1, 2 * _MOST_TRAFFIC)
+            check_range("present_tokens", self.present_tokens, 1, 2 * _MAX_TRAFFIC)
 
     @property
     def seconds_in_system(self) -> float:

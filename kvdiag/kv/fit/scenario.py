@@ -15,7 +15,7 @@ from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
 
 _HIGHER_FRACTION_RATIO = 0.95
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _FP8_BITS = 8
 # The eviction example of "KV memory in production": sinks, recent tokens and heavy hitters, 400 of 2,000 tokens.
 EVICTION_KEEP_RATIO = 0.2
@@ -176,7 +176,7 @@ def _changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Sc
         changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
         yield "fp8-kv", "--kv-cache-dtype fp8", price, changed
     yield from _demand_changes(scenario, plan)
-    if scenario.gpus * 2 <= _MOST_GPUS:
+    if scenario.gpus * 2 <= _MAX_GPUS:
         ranks = deployment.tensor_parallel * 2
         wider = replace(scenario, deployment=replace(deployment, tensor_parallel=ranks))
         price = f"{wider.gpus} GPUs instead of {scenario.gpus}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, MOST_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.layout.groups import PageGroup, group_pages
 from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
 
@@ -122,8 +122,8 @@ def pool_capacity(
     if len(pools) != layout.ranks:
         raise KvModelError(f"{len(pools)} pool sizes for {layout.ranks} pipeline stages", "kv_pool_bytes")
     for pool in pools:
-        check_range("kv_pool_bytes", pool, 0, MOST_BYTES)
-    check_range("context", context_tokens, 1, MOST_TOKENS)
+        check_range("kv_pool_bytes", pool, 0, MAX_BYTES)
+    check_range("context", context_tokens, 1, MAX_TOKENS)
     sizes = layout.bytes_per_block
     affordable = [pool // size for pool, size in zip(pools, sizes, strict=True) if size]
     return Capacity(
@@ -140,8 +140,8 @@ def longest_context_tokens(
     """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
     (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
     """
-    check_range("context", most_tokens, 1, MOST_TOKENS)
-    check_range("concurrency", requests, 1, MOST_TOKENS)
+    check_range("context", most_tokens, 1, MAX_TOKENS)
+    check_range("concurrency", requests, 1, MAX_TOKENS)
     usable = max(0, num_blocks - NULL_BLOCKS)
 
     def fits(tokens: int) -> bool:

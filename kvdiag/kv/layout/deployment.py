@@ -9,14 +9,14 @@ from enum import StrEnum
 from itertools import accumulate
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_DRAFT_TOKENS, MOST_RANKS, MOST_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_DRAFT_TOKENS, MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
 from kvdiag.kv.layout.residency import ServingTerms
 
-_MOST_BLOCK_TOKENS = 1 << 20
+_MAX_BLOCK_TOKENS = 1 << 20
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
 _DEFAULT_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 128
@@ -74,15 +74,15 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for name, value, high in (
-            ("tensor_parallel", self.tensor_parallel, MOST_RANKS),
-            ("pipeline_parallel", self.pipeline_parallel, MOST_RANKS),
-            ("decode_context_parallel", self.decode_context_parallel, MOST_RANKS),
-            ("max_num_batched_tokens", self.max_num_batched_tokens, MOST_TOKENS),
-            ("block_size", self.block_size_tokens, _MOST_BLOCK_TOKENS),
-            ("max_in_flight_tokens", self.max_in_flight_tokens, MOST_TOKENS),
+            ("tensor_parallel", self.tensor_parallel, MAX_RANKS),
+            ("pipeline_parallel", self.pipeline_parallel, MAX_RANKS),
+            ("decode_context_parallel", self.decode_context_parallel, MAX_RANKS),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, MAX_TOKENS),
+            ("block_size", self.block_size_tokens, _MAX_BLOCK_TOKENS),
+            ("max_in_flight_tokens", self.max_in_flight_tokens, MAX_TOKENS),
         ):
             check_range(name, 1 if value is None else value, 1, high)
-        check_range("num_speculative_tokens", self.speculative_tokens, 0, MOST_DRAFT_TOKENS)
+        check_range("num_speculative_tokens", self.speculative_tokens, 0, MAX_DRAFT_TOKENS)
         ranks, shared = self.tensor_parallel, self.decode_context_parallel
         if ranks % shared:
             raise KvModelError(

@@ -18,8 +18,8 @@ _KINDS = {
     "MambaSpec": PageKind.STATE,
     "CrossAttentionSpec": PageKind.CROSS,
 }
-_MOST_LAYERS = 4096
-_MOST_BYTES = 1 << 40
+_MAX_LAYERS = 4096
+_MAX_BYTES = 1 << 40
 
 
 def is_spec_document(document: Mapping[str, object]) -> bool:
@@ -34,9 +34,9 @@ def parse_page_specs(document: Mapping[str, object]) -> tuple[PageSpec, ...]:
     """The pages of a document's `layers`, each as often as its `count` says."""
     pages: list[PageSpec] = []
     for entry in Fields(document).children("layers") or ():
-        count = entry.integer("count", default=1, high=_MOST_LAYERS)
-        if len(pages) + count > _MOST_LAYERS:
-            raise KvModelError(f"layers: at most {_MOST_LAYERS:,} layers are read", "layers")
+        count = entry.integer("count", default=1, high=_MAX_LAYERS)
+        if len(pages) + count > _MAX_LAYERS:
+            raise KvModelError(f"layers: at most {_MAX_LAYERS:,} layers are read", "layers")
         pages.extend([_page(entry)] * count)
     if not pages:
         raise KvModelError("layers has no layer spec", "layers")
@@ -49,7 +49,7 @@ def _page(entry: Fields) -> PageSpec:
         raise entry.error("spec", f"{name!a} is unknown: it must be one of {', '.join(_KINDS)}")
     kind = _KINDS[name]
     block = entry.integer("block_size", high=1 << 30)
-    page = entry.integer("page_bytes", high=_MOST_BYTES)
+    page = entry.integer("page_bytes", high=_MAX_BYTES)
     if kind is PageKind.STATE:
         return PageSpec(
             kind=kind,

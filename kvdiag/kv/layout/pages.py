@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.bounds import MAX_BYTES, check_range
 
 
 class PageKind(StrEnum):
@@ -68,7 +68,7 @@ class PageSpec:
     dcp_sharded: bool = True
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MOST_BYTES:
+        if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MAX_BYTES:
             raise KvModelError(f"a page of {self.heads} heads x {self.row_bytes} bytes is impossible", "row_bytes")
         if self.kind is PageKind.SLIDING:
             check_range("sliding_window", self.window_tokens or 0, 1)

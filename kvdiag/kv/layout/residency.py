@@ -7,7 +7,7 @@ while a request decodes, since the last sampled token is stored by the next step
 
 from dataclasses import dataclass
 
-from kvdiag.kv.bounds import MOST_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout
 from kvdiag.kv.layout.pages import PageKind, PageSpec, StateCacheMode, ceil_div
 
@@ -28,7 +28,7 @@ class ServingTerms:
 
 def decode_blocks(layout: CacheLayout, *, resident_tokens: int, serving: ServingTerms) -> int:
     """Blocks one decoding request holds once it has `resident_tokens` tokens in the cache."""
-    check_range("tokens", resident_tokens, 1, MOST_TOKENS)
+    check_range("tokens", resident_tokens, 1, MAX_TOKENS)
     in_flight = serving.steps_in_flight
     return sum(
         max(_held(page, resident_tokens, resident_tokens - 1 - in_flight, serving) for page in set(group.pages))

@@ -20,8 +20,8 @@ _SAFETENSORS_BITS = {
     "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8,
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_MOST_TENSORS = 1 << 20
-_MOST_RANK = 8
+_MAX_TENSORS = 1 << 20
+_MAX_RANK = 8
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,4})\.")
 
 
@@ -71,8 +71,8 @@ def read_headers(headers: Sequence[Mapping[str, object]]) -> tuple[CheckpointTen
     for header in headers:
         fields = Fields(header)
         names = [name for name in fields.names() if name != "__metadata__"]
-        if len(tensors) + len(names) > _MOST_TENSORS:
-            raise KvModelError(f"the safetensors headers have more than {_MOST_TENSORS:,} tensors", "safetensors")
+        if len(tensors) + len(names) > _MAX_TENSORS:
+            raise KvModelError(f"the safetensors headers have more than {_MAX_TENSORS:,} tensors", "safetensors")
         for name in names:
             entry = fields.child(name)
             if entry is not None:
@@ -86,8 +86,8 @@ def _tensor(name: str, entry: Fields) -> CheckpointTensor:
     shape = entry.integers("shape", high=1 << 40)
     offsets = entry.integers("data_offsets", high=1 << 50)
     dtype = entry.text("dtype")
-    if shape is None or len(shape) > _MOST_RANK or dtype not in _SAFETENSORS_BITS:
-        field = "shape" if shape is None or len(shape) > _MOST_RANK else "dtype"
+    if shape is None or len(shape) > _MAX_RANK or dtype not in _SAFETENSORS_BITS:
+        field = "shape" if shape is None or len(shape) > _MAX_RANK else "dtype"
         raise entry.error(field, "is not that of a safetensors tensor")
     stored = math.prod(shape) * _SAFETENSORS_BITS[dtype] // 8
     if offsets is not None and (not offsets or offsets[-1] - offsets[0] != stored):

@@ -3,14 +3,14 @@
 Each family has its own config field names for widths and counts.
 """
 
-from kvdiag.kv.families.base import MOST_LAYERS
+from kvdiag.kv.families.base import MAX_LAYERS
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.weights.linear_layers import TYPES, LayerParameters, Linear, block
 
-_MOST_EXPERTS = 1 << 16
-_MOST_DIGITS = 4
+_MAX_EXPERTS = 1 << 16
+_MAX_DIGITS = 4
 
 
 def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -77,10 +77,10 @@ def _up(value: int, step: int) -> int:
 def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     """moondream3.py: ungated dense blocks below moe.start_layer, gated experts from there on."""
     moe = text.child("moe") or Fields({}, text.path("moe"))
-    if index < moe.integer("start_layer", default=4, low=0, high=MOST_LAYERS):
+    if index < moe.integer("start_layer", default=4, low=0, high=MAX_LAYERS):
         width = text.integer("ff_dim")
         return block("mlp", inputs=hidden, width=width, matrices=2)
-    count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
+    count = moe.integer("n_experts", default=64, high=_MAX_EXPERTS)
     return _experts(count, hidden=hidden, width=moe.integer("expert_inner_dim", default=1024))
 
 
@@ -98,7 +98,7 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
         )
     )
     dense = block("mlp", inputs=hidden, width=dense_width(text, architecture.model_type, hidden))
-    step = text.integer("moe_layer_interval", default=1, high=MOST_LAYERS)
+    step = text.integer("moe_layer_interval", default=1, high=MAX_LAYERS)
     if (index + 1) % step or not min(starts) <= index <= max(ends):
         return dense
     parts = block("mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
@@ -161,12 +161,12 @@ def expert_count(text: Fields) -> int:
     for name in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"):
         value = text.raw(name)
         if isinstance(value, list):
-            numbers = text.integers(name, high=_MOST_EXPERTS)
+            numbers = text.integers(name, high=_MAX_EXPERTS)
             return numbers[0] if numbers else 0
         if value is not None:
-            return text.integer(name, low=0, high=_MOST_EXPERTS)
+            return text.integer(name, low=0, high=_MAX_EXPERTS)
     ffn = text.child("ffn_config")
-    return 0 if ffn is None else ffn.integer("moe_num_experts", default=0, low=0, high=_MOST_EXPERTS)
+    return 0 if ffn is None else ffn.integer("moe_num_experts", default=0, low=0, high=_MAX_EXPERTS)
 
 
 def _expert_width(text: Fields, index: int) -> int:
@@ -188,8 +188,8 @@ def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
     listed = text.text("moe_layers_enum")
     if listed is None:
         return None
-    numbers = [part.strip() for part in listed[: 8 * MOST_LAYERS].split(",")]
-    if not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in numbers):
+    numbers = [part.strip() for part in listed[: 8 * MAX_LAYERS].split(",")]
+    if not all(number.isdecimal() and len(number) <= _MAX_DIGITS for number in numbers):
         raise text.error("moe_layers_enum", f"{listed[:40]!a} is not a list of layer numbers")
     return frozenset(int(number) for number in numbers)
 
@@ -202,13 +202,13 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
     listed = _listed_expert_layers(text)
     if listed is not None:
         return index in listed
-    if index in (text.integers("mlp_only_layers", high=MOST_LAYERS) or ()):
+    if index in (text.integers("mlp_only_layers", high=MAX_LAYERS) or ()):
         return False
     if model_type == "jamba":
-        period = text.integer("expert_layer_period", default=2, high=MOST_LAYERS)
-        return index % period == text.integer("expert_layer_offset", default=1, low=0, high=MOST_LAYERS)
+        period = text.integer("expert_layer_period", default=2, high=MAX_LAYERS)
+        return index % period == text.integer("expert_layer_offset", default=1, low=0, high=MAX_LAYERS)
     if model_type == "llama4_text":
-        step = text.integer("interleave_moe_layer_step", default=1, low=0, high=MOST_LAYERS)
+        step = text.integer("interleave_moe_layer_step", default=1, low=0, high=MAX_LAYERS)
         return step > 0 and (index + 1) % step == 0
     dense_first = text.integer(
         "first_k_dense_replace",
@@ -216,7 +216,7 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
         "num_dense_layers",
         default=1 if model_type in TYPES["first_dense"] else 0,
         low=0,
-        high=MOST_LAYERS,
+        high=MAX_LAYERS,
     )
     if index < dense_first:
         return False
@@ -224,10 +224,10 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
     if isinstance(frequency, list):
         flags = text.integers("moe_layer_freq", high=1) or ()
         return index < len(flags) and flags[index] == 1
-    step = text.integer("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", default=1, high=MOST_LAYERS)
+    step = text.integer("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", default=1, high=MAX_LAYERS)
     if text.has("decoder_sparse_step"):
         return (index + 1) % step == 0
-    last = text.integer("moe_layer_end_index", default=depth, low=-1, high=MOST_LAYERS)
+    last = text.integer("moe_layer_end_index", default=depth, low=-1, high=MAX_LAYERS)
     return index % step == 0 and (last < 0 or index <= last)
 
 

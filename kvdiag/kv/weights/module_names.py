@@ -22,15 +22,15 @@ _BEFORE_LAYERS = re.compile(r"^(?:\w+\.)*?(?:layers|h|blocks|block)\.")
 _NUMBERED = re.compile(r"^layers\.(\d{1,4})(?=[.*]|$)")
 # Prefixes before `layers.` that an expression which begins with a name may have.
 _STEMS = ("model.", "language_model.model.", "model.language_model.", "")
-_MOST_WILDCARDS = 32
+_MAX_WILDCARDS = 32
 # The cost limit of matching: each repeat after the first tries as many places as a name has letters. Expressions that
 # depend on the layer number are tried in every layer, the others once.
 _NAME_LETTERS = 40
-_MOST_STEPS = 32 * _NAME_LETTERS**3
-_MOST_STEPS_PER_LAYER = 4 * _NAME_LETTERS**2
+_MAX_STEPS = 32 * _NAME_LETTERS**3
+_MAX_STEPS_PER_LAYER = 4 * _NAME_LETTERS**2
 _LAYER_DEPENDENT = re.compile(r"(?:layers|blocks|\bh\b).*(?:\d|\\d|\[)")
 _LONGEST_EXPRESSION = 300
-_MOST_REPEATS = 4
+_MAX_REPEATS = 4
 # A repeated group can take exponential time, and no published list of layers has one.
 _UNREADABLE = re.compile(r"\)[*+{]|\(\?(?![:=!])|\\[1-9]")
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
@@ -109,11 +109,11 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
         else:
             wild.append(_wildcard(plain, field))
     most = max(len(wild), *(len(found) for found in numbered.values()), 0)
-    if most > _MOST_WILDCARDS:
+    if most > _MAX_WILDCARDS:
         raise KvModelError(
-            f"{field} has {most} wildcards, at most {_MOST_WILDCARDS} are supported: pass --weights", field
+            f"{field} has {most} wildcards, at most {_MAX_WILDCARDS} are supported: pass --weights", field
         )
-    for layered, limit in ((False, _MOST_STEPS), (True, _MOST_STEPS_PER_LAYER)):
+    for layered, limit in ((False, _MAX_STEPS), (True, _MAX_STEPS_PER_LAYER)):
         if sum(_NAME_LETTERS ** max(0, _repeats(one.pattern) - 1) for one in expressions[layered]) > limit:
             raise KvModelError(
                 f"{field} has {len(expressions[layered])} patterns, too slow to match: pass --weights BYTES",
@@ -144,7 +144,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 def _wildcard(entry: str, field: str) -> re.Pattern[str]:
     """A wildcard begins and ends where a part of a name does, and all below what it names is meant."""
-    if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MOST_REPEATS:
+    if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MAX_REPEATS:
         raise KvModelError(f"{field} has an unsupported wildcard {entry[:60]!a}: pass --weights BYTES", field)
     # Without the frame that `translate` puts around it: "(?s:" and ")\Z", or ")\z" from Python 3.14 on.
     body = fnmatch.translate(entry)[len("(?s:") : -len(r")\Z")]
@@ -157,7 +157,7 @@ def _repeats(text: str) -> int:
 
 
 def _expression(text: str, field: str) -> re.Pattern[str]:
-    if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or _repeats(text) > _MOST_REPEATS:
+    if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or _repeats(text) > _MAX_REPEATS:
         raise KvModelError(
             f"{field} has an unsupported pattern {text[:60]!a}: pass --weights FORMAT or --weights BYTES", field
         )

@@ -1,6 +1,6 @@
 """Parameters outside the layers, the embedding and the output layer: positions, an encoder, more embeddings."""
 
-from kvdiag.kv.families.base import MOST_LAYERS
+from kvdiag.kv.families.base import MAX_LAYERS
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.weights.linear_layers import TYPES
 
@@ -33,7 +33,7 @@ def _vision(top: Fields, model_type: str) -> int:
         return 0
     # Where a tower has both, hidden_size is the width of what it hands on (transformers Qwen2VLVisionConfig).
     hidden = tower.maybe_integer("embed_dim", "hidden_size", "width", high=1 << 16)
-    depth = tower.maybe_integer("num_hidden_layers", "depth", "layers", "n_layers", high=MOST_LAYERS)
+    depth = tower.maybe_integer("num_hidden_layers", "depth", "layers", "n_layers", high=MAX_LAYERS)
     if hidden is None or depth is None:
         return 0
     width = tower.integer("intermediate_size", default=4 * hidden, high=1 << 18)
@@ -85,7 +85,7 @@ def _encoder(text: Fields, model_type: str, hidden: int) -> int:
     """Whisper's encoder, and the query and output projections of its decoder's cross-attention are in the layers."""
     if model_type != "whisper":
         return 0
-    depth = text.integer("encoder_layers", default=0, low=0, high=MOST_LAYERS)
+    depth = text.integer("encoder_layers", default=0, low=0, high=MAX_LAYERS)
     width = text.integer("encoder_ffn_dim", default=4 * hidden)
     bins = text.integer("num_mel_bins", default=80, high=1 << 12)
     return depth * (4 * hidden * hidden + 2 * hidden * width) + 3 * hidden * (bins + hidden)

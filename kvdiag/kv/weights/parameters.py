@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from kvdiag.kv.families.architecture import text_fields
-from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
+from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, WIDTH_NAMES
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
@@ -44,7 +44,7 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
     parts = LayerParameters(plain=2 * hidden)
     if architecture.model_type == "hrm_text":
         # hrm_text.py: two stacks, whose layers are run again.
-        stacks = 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
+        stacks = 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MAX_LAYERS)
         if index >= stacks:
             return LayerParameters()
     looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
@@ -117,8 +117,8 @@ def _projections(
 def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, hidden: int) -> LayerParameters:
     heads = architecture.attention_heads
     if layer.kind is LayerKind.SLIDING and text.has("swa_num_attention_heads"):
-        heads = text.integer("swa_num_attention_heads", high=MOST_HEADS)
-    per_layer = text.integers("num_attention_heads_per_layer", low=1, high=MOST_HEADS) or ()
+        heads = text.integer("swa_num_attention_heads", high=MAX_HEADS)
+    per_layer = text.integers("num_attention_heads_per_layer", low=1, high=MAX_HEADS) or ()
     if layer.index < len(per_layer):
         heads = per_layer[layer.index]
     query = heads * layer.head_size
@@ -163,7 +163,7 @@ def _uncached_attention(text: Fields, architecture: Architecture, index: int, hi
     """An encoder's layer, with all its projections."""
     heads = max(1, architecture.attention_heads)
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
-    kv_heads = text.integer("num_key_value_heads", default=heads, high=MOST_HEADS)
+    kv_heads = text.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     layer = AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=kv_heads, head_size=size, head_size_v=size)
     return _attention(text, architecture, layer, hidden)
 
@@ -187,7 +187,7 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
     if text.flag("use_shared_attention_adapter", default=False):
         linears += (Linear("self_attn.linear_q_adapter_list", 3 * rank * 4 * hidden),)
     own = LayerParameters(linears)
-    if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MOST_LAYERS):
+    if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MAX_LAYERS):
         return own
     layer = attention[places.index(index)]
     shared = _projections(
@@ -203,7 +203,7 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
 
 def _latent(text: Fields, latent_size: int, hidden: int, *, sparse: bool = False) -> LayerParameters:
     """deepseek_v2.py::DeepseekV2MLAAttention and Indexer."""
-    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    heads = text.integer("num_attention_heads", high=MAX_HEADS)
     nope = text.integer("qk_nope_head_dim", high=1 << 14)
     value = text.integer("v_head_dim", default=nope, high=1 << 14)
     rank = text.integer("kv_lora_rank", high=1 << 14)
@@ -215,7 +215,7 @@ def _latent(text: Fields, latent_size: int, hidden: int, *, sparse: bool = False
         down += (Linear("self_attn.q_a_proj", hidden * query_rank, most_parts=1),)
     if sparse:
         size = text.integer("index_head_dim")
-        index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
+        index_heads = text.integer("index_n_heads", default=64, high=MAX_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
         down += (Linear("self_attn.indexer.wq_b", indexer, most_parts=1),)
     return LayerParameters(

@@ -29,7 +29,7 @@ _FLOAT_BITS = (4, 8)
 _FOUR_BITS = 4
 _EXPERTS = "mlp.experts."
 # Lists that name every linear layer of every expert.
-_MOST_NAMES = 1 << 18
+_MAX_NAMES = 1 << 18
 _OVERRIDE = "pass --weights FORMAT or --weights BYTES"
 
 
@@ -169,7 +169,7 @@ def _unquantized(declared: Fields) -> Iterator[FormatOverride]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
     for holder in (declared, declared.child("quantization")):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
-            entries = None if holder is None else holder.strings(key, most=_MOST_NAMES)
+            entries = None if holder is None else holder.strings(key, most=_MAX_NAMES)
             if holder is not None and entries:
                 yield FormatOverride(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 from kvdiag.formatting import format_ratio
 
-MOST_TICKS = 5
-MOST_MOMENTS = 6
+MAX_TICKS = 5
+MAX_MOMENTS = 6
 
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
@@ -46,7 +46,7 @@ class Scale:
 def counts(low: float, high: float) -> Scale:
     """An axis of whole things: blocks, requests."""
     high = max(high, low + 1.0)
-    rough = (high - low) / MOST_TICKS
+    rough = (high - low) / MAX_TICKS
     size = 10.0 ** math.floor(math.log10(max(rough, 1.0)))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= max(rough, 1.0))
     return Scale(low=low, high=high, ticks=tuple((value, f"{value:,.0f}") for value in _multiples(low, high, step)))
@@ -55,7 +55,7 @@ def counts(low: float, high: float) -> Scale:
 def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
     """An axis of bytes, in powers of two; `signed` for a change, with a plus for growth."""
     high = max(high, low + 1.0)
-    step = 2.0 ** math.ceil(math.log2((high - low) / MOST_TICKS))
+    step = 2.0 ** math.ceil(math.log2((high - low) / MAX_TICKS))
     values = list(_multiples(low, high, step))
     most = max(map(abs, values), default=0.0)
     unit, size = next((one for one in UNITS if most >= one[1]), UNITS[-1])
@@ -74,7 +74,7 @@ def shares() -> Scale:
 
 def _multiples(low: float, high: float, step: float) -> Iterator[float]:
     first = math.ceil(low / step)
-    for number in range(first, first + 2 * MOST_TICKS):
+    for number in range(first, first + 2 * MAX_TICKS):
         if number * step > high:
             return
         yield number * step
@@ -89,10 +89,10 @@ def _size(value: float, unit: str, digits: int, *, signed: bool) -> str:
 def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str], ...]:
     """The ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
     span = max(end_seconds - start_seconds, 1.0)
-    step = next((one for one in STEPS_SECONDS if span / one <= MOST_MOMENTS), STEPS_SECONDS[-1])
+    step = next((one for one in STEPS_SECONDS if span / one <= MAX_MOMENTS), STEPS_SECONDS[-1])
     first = math.ceil(start_seconds / step)
     found = []
-    for number in range(first, first + MOST_MOMENTS + 1):
+    for number in range(first, first + MAX_MOMENTS + 1):
         if number * step > end_seconds:
             break
         found.append((float(number * step), _moment(number * step, step)))

@@ -22,7 +22,7 @@ MAX_LINES = 8
 Unit = Callable[[float], str]
 """How a value of a plot is written."""
 
-LEAST_CHANGE_BYTES = 16 * 2**20
+MIN_CHANGE_BYTES = 16 * 2**20
 """Least height of the axis of a change, so that noise does not look like growth."""
 
 HEADROOM = 1.12
@@ -97,8 +97,8 @@ def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
         moved = tuple((times, [value - first for value in values]) for times, values in line.runs)
         changes.append(replace(line, runs=moved))
     low, high = extremes(changes)
-    room = max(LEAST_CHANGE_BYTES - (high - low), 0.0)
-    spare = 0.08 * max(high - low, LEAST_CHANGE_BYTES)
+    room = max(MIN_CHANGE_BYTES - (high - low), 0.0)
+    spare = 0.08 * max(high - low, MIN_CHANGE_BYTES)
     return frame.figure(
         key,
         f"{title}: change since the first sample",

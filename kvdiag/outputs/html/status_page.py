@@ -38,7 +38,7 @@ from kvdiag.pressure import pressures
 REFRESH_SECONDS = 15
 
 SHOWN_SECONDS = 6 * 3600.0
-LEAST_SECONDS = 300.0
+MIN_SECONDS = 300.0
 
 MAX_DEVICES = 64
 MAX_PROBLEMS = 32
@@ -119,7 +119,7 @@ def _pressure(ratio: float, thresholds: PressureThresholds | None) -> Html:
 def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Iterator[Html]:
     recent = tuple(one for one in history if now_seconds - SHOWN_SECONDS <= one.at_seconds <= now_seconds)
     first_seconds = recent[0].at_seconds if recent else now_seconds
-    start_seconds = min(first_seconds, now_seconds - LEAST_SECONDS)
+    start_seconds = min(first_seconds, now_seconds - MIN_SECONDS)
     yield element("h2", f"Last {format_duration(now_seconds - start_seconds)} ", element("small", "UTC"))
     timeline = Timeline(samples=recent)
     engines = report_series.engines(timeline, facts)

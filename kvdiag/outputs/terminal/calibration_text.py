@@ -21,7 +21,7 @@ from kvdiag.outputs.presentation import signed, spaced
 from kvdiag.outputs.terminal.cells import columns, grid, heading, plain
 
 SCHEMA_VERSION = 1
-MOST_RANKS_SHOWN = 8
+MAX_RANKS_SHOWN = 8
 
 NAMES: Mapping[Figure, str] = {
     Figure.WEIGHTS: "weights",
@@ -109,10 +109,10 @@ def _value(figure: Figure, interval: Interval) -> str:
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
     rows = [
         (rank.name, ", ".join(f"{_SIZE_NAMES[name]} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank)))
-        for rank in ranks[:MOST_RANKS_SHOWN]
+        for rank in ranks[:MAX_RANKS_SHOWN]
     ]
-    if len(ranks) > MOST_RANKS_SHOWN:
-        rows.append(("", f"and {len(ranks) - MOST_RANKS_SHOWN} more"))
+    if len(ranks) > MAX_RANKS_SHOWN:
+        rows.append(("", f"and {len(ranks) - MAX_RANKS_SHOWN} more"))
     return grid(rows)
 
 

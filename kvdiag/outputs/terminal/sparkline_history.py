@@ -17,7 +17,7 @@ TRAIL_SECONDS = 600.0
 POINT_SECONDS = 5.0
 """Between points: 120 of them cost 2 ms for eight GPUs at each frame, one for each second would cost 16."""
 
-LEAST_SECONDS = 30.0
+MIN_SECONDS = 30.0
 """Least time watched before a rate is shown: requests come and go within seconds."""
 
 CLEAR_RATIO = 0.01
@@ -92,7 +92,7 @@ def _trend(name: str, trail: Sequence[tuple[float, Mapping[str, float]]], *, is_
     values = tuple(ratios[name] for _, ratios in trail if name in ratios)
     watched = times[-1] - times[0]
     known = Trend(of=name, is_pool=is_pool, recent=values, watched_seconds=watched)
-    even = evenly(times, values) if watched >= LEAST_SECONDS else None
+    even = evenly(times, values) if watched >= MIN_SECONDS else None
     found = None if even is None else slope(even)
     if found is None or CLEAR_RATIO < found.p_rising < 1.0 - CLEAR_RATIO:
         return known

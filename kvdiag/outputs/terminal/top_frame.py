@@ -36,18 +36,18 @@ from kvdiag.pressure import pressures
 AGED_SECONDS = 15.0
 """Age from which a diagnosis says how old it is: they come every 5 or 10 s unless the machine is busy."""
 
-LEAST_COLUMNS, LEAST_ROWS = 20, 4
+MIN_COLUMNS, MIN_ROWS = 20, 4
 FEW_ROWS = 10
 """Up to here one row of sources is one too many."""
 
-LEAST_FINDING_ROWS = 3
+MIN_FINDING_ROWS = 3
 KEYS = "q quits"
 
 DETAILS = (4, 3, 2, 1, 0)
 """Forms of the findings, the longest first; see `_findings`."""
 
 WITH_REMEDIES, WITH_ALL, WITH_SENTENCES = (4, 3), (4, 2), 1
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Of one sentence."""
 
 
@@ -87,7 +87,7 @@ def _current(view: View) -> Diagnosis | None:
 
 def frame(view: View, room: Room) -> Text:
     """The frame, each of its lines within the columns, and no more of them than there are rows."""
-    if room.columns < LEAST_COLUMNS or (room.rows is not None and room.rows < LEAST_ROWS):
+    if room.columns < MIN_COLUMNS or (room.rows is not None and room.rows < MIN_ROWS):
         status, _ = verdict(view)
         shown = [Text(WORDS[status], style=f"bold {STYLES[status]}")]
     else:
@@ -109,7 +109,7 @@ def _lines(view: View, room: Room) -> list[Text]:
         found = _findings(_current(view), room.columns, detail=DETAILS[0])
         return _joined([head, *_memory(view, room, detail=ALL), found, foot], gaps=True)
     left = room.rows - len(head) - len(foot)
-    wanted = min(LEAST_FINDING_ROWS, len(_findings(_current(view), room.columns, detail=WITH_SENTENCES)))
+    wanted = min(MIN_FINDING_ROWS, len(_findings(_current(view), room.columns, detail=WITH_SENTENCES)))
     blocks: list[list[Text]] = []
     gaps = False
     for detail, spaced in ((ALL, True), (MOST, True), (MOST, False), (1, False), (FEW, False)):
@@ -230,7 +230,7 @@ def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list
     """
     if diagnosis is None:
         return []
-    most = MOST_ROWS if detail >= WITH_SENTENCES else 1
+    most = MAX_ROWS if detail >= WITH_SENTENCES else 1
     rows: list[Text] = []
     for one in problems_of(diagnosis.findings):
         rows += wrapped(_sentence(one), columns, most, indent=2)

@@ -17,7 +17,7 @@ from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
 from kvdiag.outputs.presentation import NOT_REPORTED, signed
 from kvdiag.outputs.terminal.cells import MEMORY, Kind, marked, plain, sides, wrapped
-from kvdiag.outputs.terminal.sparkline_history import LEAST_SECONDS, Trend
+from kvdiag.outputs.terminal.sparkline_history import MIN_SECONDS, Trend
 
 NARROW_COLUMNS, WIDE_COLUMNS = 60, 100
 NAME_CHARACTERS = 48
@@ -292,7 +292,7 @@ def _rate(trend: Trend, total_bytes: int | None) -> Text:
     gained = Text.assemble(
         shown(change) if change else "unchanged", (f" in {format_duration(trend.watched_seconds)}", "dim")
     )
-    if trend.watched_seconds < LEAST_SECONDS:
+    if trend.watched_seconds < MIN_SECONDS:
         return gained
     if trend.per_minute_ratio is None:
         return gained.append(", not steadily" if change else "", style="dim")

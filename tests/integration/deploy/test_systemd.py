@@ -9,7 +9,7 @@ from tests.fixtures.require import needs_program
 from tests.integration.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "kvdiag.service"
-MOST_EXPOSED = 20
+MAX_EXPOSED = 20
 """Tenths of systemd's own score, where 100 is a service without any protection."""
 
 # `security --offline` came with systemd 250.
@@ -56,7 +56,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 def test_systemd_calls_it_safe() -> None:
     """Its own score of how much a service is exposed, which it can tell without running it."""
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(UNIT)],
+        ["systemd-analyze", "security", "--offline=yes", f"--threshold={MAX_EXPOSED}", str(UNIT)],
         capture_output=True,
         text=True,
         timeout=60,

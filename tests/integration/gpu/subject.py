@@ -22,7 +22,7 @@ MIB = 2**20
 ACTIVATION_BYTES = 64 * MIB
 LAYERS = 64
 LAYER_BYTES = 4 * MIB
-LEAST_GAP_SECONDS = 3e-6
+MIN_GAP_SECONDS = 3e-6
 """A loop that reads the clock goes round in a tenth of a microsecond: beyond this somebody else had the interpreter."""
 
 SWITCH_SECONDS = 0.0005
@@ -197,7 +197,7 @@ def _gil_seconds(publish: Callable[[], None], count: int) -> float:
         last = time.perf_counter()
         while not over[0]:
             now = time.perf_counter()
-            if now - last > LEAST_GAP_SECONDS:
+            if now - last > MIN_GAP_SECONDS:
                 gaps += now - last
             last = now
         found.append(gaps)

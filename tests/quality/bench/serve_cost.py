@@ -40,10 +40,10 @@ ROUNDS = 3
 SETTLE_SECONDS = 12.0
 """For the first diagnosis, and what is made once."""
 
-MOST_BYTES = 64 * MIB
-MOST_CPU_RATIO = 0.01
-MOST_SCRAPE_SECONDS = 1.0
-MOST_P50_SECONDS = 1.5e-3
+MAX_BYTES = 64 * MIB
+MAX_CPU_RATIO = 0.01
+MAX_SCRAPE_SECONDS = 1.0
+MAX_P50_SECONDS = 1.5e-3
 HERTZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -125,20 +125,20 @@ def compared(gpus: int, exporter: Path, seconds: float, scrapes: int) -> bool:
                 ours = cost(own, f"http://127.0.0.1:{port}/metrics", seconds, scrapes)
     shown(gpus, ours, theirs)
     return (
-        ours.resident_bytes <= MOST_BYTES
-        and ours.cpu_ratio <= MOST_CPU_RATIO
-        and ours.scrape_seconds <= MOST_SCRAPE_SECONDS
-        and ours.p50_seconds <= MOST_P50_SECONDS
+        ours.resident_bytes <= MAX_BYTES
+        and ours.cpu_ratio <= MAX_CPU_RATIO
+        and ours.scrape_seconds <= MAX_SCRAPE_SECONDS
+        and ours.p50_seconds <= MAX_P50_SECONDS
     )
 
 
 def shown(gpus: int, ours: Cost, theirs: Cost) -> None:
     """A table of one number of GPUs."""
     rows = (
-        ("resident memory, MiB", ours.resident_bytes / MIB, theirs.resident_bytes / MIB, MOST_BYTES / MIB),
-        ("CPU, % of one core", 100 * ours.cpu_ratio, 100 * theirs.cpu_ratio, 100 * MOST_CPU_RATIO),
-        ("CPU seconds per 1,000 scrapes", ours.scrape_seconds, theirs.scrape_seconds, MOST_SCRAPE_SECONDS),
-        ("scrape latency p50, ms", 1e3 * ours.p50_seconds, 1e3 * theirs.p50_seconds, 1e3 * MOST_P50_SECONDS),
+        ("resident memory, MiB", ours.resident_bytes / MIB, theirs.resident_bytes / MIB, MAX_BYTES / MIB),
+        ("CPU, % of one core", 100 * ours.cpu_ratio, 100 * theirs.cpu_ratio, 100 * MAX_CPU_RATIO),
+        ("CPU seconds per 1,000 scrapes", ours.scrape_seconds, theirs.scrape_seconds, MAX_SCRAPE_SECONDS),
+        ("scrape latency p50, ms", 1e3 * ours.p50_seconds, 1e3 * theirs.p50_seconds, 1e3 * MAX_P50_SECONDS),
     )
     machine = f"{os.cpu_count()} x {processor()}, Python {platform.python_version()}"
     sys.stdout.write(f"{gpus} GPU{'s' * (gpus > 1)} ({machine})\n")

@@ -47,7 +47,7 @@ HOURS = 72
 FULL_HOURS = 25
 """After which the history of a day is full, and nothing has a reason to grow."""
 
-MOST_GROWTH_BYTES = 4 * MIB
+MAX_GROWTH_BYTES = 4 * MIB
 """Of the heap's own making: pages of it are taken and given back by the MiB."""
 
 MAX_BYTES = 64 * MIB
@@ -241,7 +241,7 @@ def grown(standings: Sequence[Standing], max_bytes: int) -> list[str]:
     """What has grown from the first to the last of these, or is more than allowed."""
     first, last = standings[0], standings[-1]
     problems = []
-    if (more := last.resident_bytes - first.resident_bytes) > MOST_GROWTH_BYTES:
+    if (more := last.resident_bytes - first.resident_bytes) > MAX_GROWTH_BYTES:
         problems.append(f"memory by {more / MIB:.1f} MiB")
     half = len(standings) // 2
     # One more or less is a segment that is just being begun.

@@ -38,10 +38,10 @@ KILL_RATIO = 0.3
 WARM_SECONDS = 120.0
 """Until a daemon has imported and allocated what it needs."""
 
-MOST_GROWN_BYTES = 24 * MIB
+MAX_GROWN_BYTES = 24 * MIB
 """Over a daemon's life after that: five minutes of whole samples and a day of minutes fill up meanwhile."""
 
-MOST_GROWN_DESCRIPTORS = 8
+MAX_GROWN_DESCRIPTORS = 8
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{chosen.hours:g} h at {FASTER:g} times the pace, seed {chosen.seed}; {told.kills} kills; a daemon grew by "
         f"{told.most_grown_bytes / MIB:.1f} MiB and {told.most_grown_descriptors} descriptors at most\n"
     )
-    if told.most_grown_bytes > MOST_GROWN_BYTES or told.most_grown_descriptors > MOST_GROWN_DESCRIPTORS:
+    if told.most_grown_bytes > MAX_GROWN_BYTES or told.most_grown_descriptors > MAX_GROWN_DESCRIPTORS:
         told.problem("a daemon grew")
     sys.stdout.write("all was as promised\n" if not told.problems else "")
     return 1 if told.problems else 0

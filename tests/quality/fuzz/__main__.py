@@ -26,8 +26,8 @@ ONE = "--one"
 """First argument of the process that fuzzes one reader: what follows is libFuzzer's."""
 
 SECONDS = 60
-MOST_BYTES = 4096
-MOST_KEPT = 24
+MAX_BYTES = 4096
+MAX_KEPT = 24
 """Files of the corpus for each reader: those that reach most, as libFuzzer orders them."""
 
 ONE_SECONDS = 10
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spent_seconds = 0.0
     for name in chosen.readers or seeded:
         work = WORK / name
-        flags = [f"-max_total_time={chosen.seconds}", f"-max_len={MOST_BYTES}", f"-timeout={ONE_SECONDS}"]
+        flags = [f"-max_total_time={chosen.seconds}", f"-max_len={MAX_BYTES}", f"-timeout={ONE_SECONDS}"]
         flags += ["-rss_limit_mb=2048", "-print_final_stats=1", f"-artifact_prefix={WORK}/{name}-"]
         before_seconds = _children_seconds()
         ended = _one(name, [str(work), *flags])
@@ -107,10 +107,10 @@ def _keep(name: str) -> None:
     least.mkdir(exist_ok=True)
     for path in least.iterdir():
         path.unlink()
-    _one(name, ["-merge=1", f"-max_len={MOST_BYTES}", str(least), str(WORK / name)])
+    _one(name, ["-merge=1", f"-max_len={MAX_BYTES}", str(least), str(WORK / name)])
     kept = CORPUS / name
     kept.mkdir(exist_ok=True)
-    for path in sorted(least.iterdir(), key=lambda path: path.stat().st_size)[-MOST_KEPT:]:
+    for path in sorted(least.iterdir(), key=lambda path: path.stat().st_size)[-MAX_KEPT:]:
         (kept / path.name[:12]).write_bytes(path.read_bytes())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.unit.sources.agents.publications import PUBLICATION
 
 TESTS = Path(__file__).parents[2]
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 
 
 def seeds() -> Iterator[tuple[str, bytes]]:
@@ -16,13 +16,13 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     for path in sorted((TESTS / "fixtures" / "scrapes").glob("*.prom"))[:8]:
         lines = [line for line in path.read_text().splitlines() if "cache" in line or "num_requests" in line]
         told = [line for line in lines if not line.startswith("# HELP") and "_bucket" not in line]
-        yield "page", ("\n".join(told) + "\n").encode()[:MOST_BYTES].rpartition(b"\n")[0]
+        yield "page", ("\n".join(told) + "\n").encode()[:MAX_BYTES].rpartition(b"\n")[0]
     for path in sorted((TESTS / "fixtures" / "logs").glob("*.log"))[:4]:
-        yield "log", path.read_bytes()[:MOST_BYTES]
+        yield "log", path.read_bytes()[:MAX_BYTES]
     for path in sorted((TESTS / "fixtures" / "failures").rglob("*"))[:12]:
         if path.is_file():
-            yield "log", path.read_bytes()[:MOST_BYTES]
-            yield "remains", path.read_bytes()[:MOST_BYTES]
+            yield "log", path.read_bytes()[:MAX_BYTES]
+            yield "remains", path.read_bytes()[:MAX_BYTES]
     trace = gzip.decompress((TESTS / "golden" / "traces" / "vllm-0.32.0-starved.jsonl.gz").read_bytes())
     short = b"\n".join(trace.split(b"\n")[:8]) + b"\n"
     yield "trace", short

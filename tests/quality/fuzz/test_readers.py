@@ -11,7 +11,7 @@ from tests.quality.fuzz.seeds import seeds
 
 CORPUS = Path(__file__).with_name("corpus")
 FOUND = [path for path in sorted(CORPUS.glob("*/*")) if path.is_file()]
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 
 def escaped(name: str, data: bytes) -> Exception | None:
@@ -45,5 +45,5 @@ def test_what_is_spoilt_is_read_or_refused(name: str, data: st.DataObject) -> No
 
 def test_the_corpus_is_small() -> None:
     """It is for every run of the tests."""
-    assert sum(path.stat().st_size for path in FOUND) < MOST_BYTES
+    assert sum(path.stat().st_size for path in FOUND) < MAX_BYTES
     assert {path.parent.name for path in FOUND} == READERS.keys() == {name for name, _ in seeds()}

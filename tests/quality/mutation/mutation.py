@@ -72,7 +72,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0")
 GOAL = 0.9
 COUNT = 300
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Of CPU, as long as the tests took while they were watched, which is more than they take, for one mutant."""
 
 AT_LEAST_SECONDS = 30.0
@@ -101,7 +101,7 @@ class Known:
         for test in sorted(first | others, key=lambda test: (test not in first, self.seconds[test])):
             if test.startswith(beside):
                 total += self.seconds[test]
-                if total > MOST_SECONDS:
+                if total > MAX_SECONDS:
                     break
                 chosen.append(test)
         return chosen

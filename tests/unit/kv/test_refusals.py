@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MOST_BYTES, MOST_RANKS, MOST_TOKENS
+from kvdiag.kv.bounds import MAX_BYTES, MAX_RANKS, MAX_TOKENS
 from kvdiag.kv.calibration.engine_report import PrintedSize
 from kvdiag.kv.calibration.profiles import ModelKey, Profile
 from kvdiag.kv.families.base import Heads, ModelLayers
@@ -49,28 +49,28 @@ EDGES = [
         Deployment,
         {},
         {
-            "tensor_parallel": (1, MOST_RANKS),
-            "pipeline_parallel": (1, MOST_RANKS),
-            "max_num_batched_tokens": (1, MOST_TOKENS),
+            "tensor_parallel": (1, MAX_RANKS),
+            "pipeline_parallel": (1, MAX_RANKS),
+            "max_num_batched_tokens": (1, MAX_TOKENS),
             "block_size_tokens": (1, 1 << 20),
-            "max_in_flight_tokens": (1, MOST_TOKENS),
+            "max_in_flight_tokens": (1, MAX_TOKENS),
             "speculative_tokens": (0, 1024),
         },
         block_size_tokens="block_size",
         speculative_tokens="num_speculative_tokens",
     ),
-    *edges(Deployment, {"tensor_parallel": MOST_RANKS}, {"decode_context_parallel": (1, MOST_RANKS)}),
+    *edges(Deployment, {"tensor_parallel": MAX_RANKS}, {"decode_context_parallel": (1, MAX_RANKS)}),
     *edges(
         Demand,
         {"context_tokens": 1, "requests": 1},
-        {"context_tokens": (1, MOST_TOKENS), "requests": (1, 1 << 24)},
+        {"context_tokens": (1, MAX_TOKENS), "requests": (1, 1 << 24)},
         context_tokens="context",
         requests="concurrency",
     ),
     *edges(
         Budget,
         {"total_bytes": 1, "memory_fraction_ratio": 1.0, "weights_bytes": 0, **dict.fromkeys(SIZES, 0)},
-        {"total_bytes": (1, MOST_BYTES)},
+        {"total_bytes": (1, MAX_BYTES)},
         total_bytes="gpu",
     ),
     *edges(
@@ -83,9 +83,9 @@ EDGES = [
         PageSpec,
         {"kind": PageKind.FULL, "block_size_tokens": 1, "heads": 1, "row_bytes": 1},
         {
-            "block_size_tokens": (1, MOST_BYTES),
-            "heads": (1, MOST_BYTES),
-            "row_bytes": (1, MOST_BYTES),
+            "block_size_tokens": (1, MAX_BYTES),
+            "heads": (1, MAX_BYTES),
+            "row_bytes": (1, MAX_BYTES),
         },
         block_size_tokens="row_bytes",
         heads="row_bytes",
@@ -123,7 +123,7 @@ EDGES = [
     *edges(
         PrintedSize,
         {"nominal_bytes": 0},
-        {"nominal_bytes": (0, MOST_BYTES), "slack_bytes": (0, MOST_BYTES)},
+        {"nominal_bytes": (0, MAX_BYTES), "slack_bytes": (0, MAX_BYTES)},
         nominal_bytes="size",
         slack_bytes="size",
     ),
@@ -131,10 +131,10 @@ EDGES = [
         Profile,
         PROFILE,
         {
-            "gpu_total_bytes": (1, MOST_BYTES),
+            "gpu_total_bytes": (1, MAX_BYTES),
             "tensor_parallel": (1, None),
             "pipeline_parallel": (1, None),
-            **dict.fromkeys(SIZES, (0, MOST_BYTES)),
+            **dict.fromkeys(SIZES, (0, MAX_BYTES)),
         },
         **dict.fromkeys((*SIZES, "gpu_total_bytes", "tensor_parallel", "pipeline_parallel"), "profile"),
     ),
@@ -160,7 +160,7 @@ def test_every_constructor_refuses_its_edges(edge: Edge) -> None:
          "memory_fraction"),
         (lambda: Budget(**(dict.fromkeys((*SIZES, "weights_bytes"), 0)), total_bytes=1, memory_fraction_ratio=1.001),
          "memory_fraction"),
-        (lambda: PageSpec(kind=PageKind.FULL, block_size_tokens=2, heads=1, row_bytes=MOST_BYTES), "row_bytes"),
+        (lambda: PageSpec(kind=PageKind.FULL, block_size_tokens=2, heads=1, row_bytes=MAX_BYTES), "row_bytes"),
         (lambda: StateShape(conv_channels=1, conv_steps=0, drafts_lengthen_conv=False, recurrent_heads=1,
                             recurrent_head_elements=0), "recurrent_heads"),
         (lambda: ModelLayers(1, ()), "num_hidden_layers"),

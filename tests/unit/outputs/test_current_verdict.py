@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dashboards.queries import STALE_SECONDS as BOARD_SECONDS
-from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
+from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MAX_REST_SECONDS
 from kvdiag.model import Snapshot
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS, current_verdict
 from kvdiag.outputs.html.status_page import page
@@ -17,7 +17,7 @@ from tests.unit.outputs.test_status_page import NOW, shown, well
 from tests.unit.outputs.test_top import of, screen
 from tests.unit.server.shell import STARTING
 
-SLOWEST_SECONDS = MOST_REST_SECONDS + DIAGNOSIS_SECONDS + GIVEN_UP_SECONDS
+SLOWEST_SECONDS = MAX_REST_SECONDS + DIAGNOSIS_SECONDS + GIVEN_UP_SECONDS
 """From one diagnosis to the next on a slow host: its longest rest, the wait for a tick, and the longest diagnosis."""
 
 

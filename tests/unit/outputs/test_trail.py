@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.outputs.terminal.sparkline_history import (
-    LEAST_SECONDS,
+    MIN_SECONDS,
     POINT_SECONDS,
     TRAIL_SECONDS,
     Point,
@@ -86,7 +86,7 @@ def test_a_steady_fall_has_no_end() -> None:
         pytest.param([0.5] * 100, id="flat"),
         pytest.param([0.5 + noise(place) for place in range(100)], id="noise"),
         pytest.param([0.4 if place % 20 < 10 else 0.6 for place in range(100)], id="requests come and go"),
-        pytest.param([0.2 + 0.01 * place for place in range(int(LEAST_SECONDS))], id="too short"),
+        pytest.param([0.2 + 0.01 * place for place in range(int(MIN_SECONDS))], id="too short"),
         pytest.param([0.2, 0.4], id="two readings"),
         pytest.param([0.2], id="one reading"),
     ],

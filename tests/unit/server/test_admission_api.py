@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server.admission_api import MOST_PROMISES, ON_ITS_WAY_SECONDS, Admissions
+from kvdiag.server.admission_api import MAX_PROMISES, ON_ITS_WAY_SECONDS, Admissions
 from tests.builders.answers import containing
 from tests.builders.values import holding, pool
 from tests.unit.server.shell import shell
@@ -89,7 +89,7 @@ def test_a_crowd_is_bounded() -> None:
     vast = replace(KNOWN, pools=(pool(usable_blocks=10_000_000, max_concurrency=None),))
     desk, now = Admissions(), replace(shown(0, running=0), facts=vast)
     query = {"prompt_tokens": ["1"], "max_tokens": ["1"]}
-    for _ in range(MOST_PROMISES):
+    for _ in range(MAX_PROMISES):
         desk.answer(query, now, NOW_SECONDS)
     told = desk.answer(query, now, NOW_SECONDS)
     assert ("wait", containing("too many")) == (told["decision"], told["reason"])

@@ -10,9 +10,9 @@ from kvdiag.diagnosis.steps import STEPS
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.step_plan import (
     CYCLES_SECONDS,
-    LEAST_CYCLES,
-    LEAST_OUTPUT_TOKENS,
-    MOST_OUTPUT_TOKENS,
+    MAX_OUTPUT_TOKENS,
+    MIN_CYCLES,
+    MIN_OUTPUT_TOKENS,
     PlannedStep,
     plan,
 )
@@ -114,9 +114,9 @@ def test_nothing_is_offered_that_does_not_fit(
 @pytest.mark.parametrize(
     ("tokens_per_second", "step", "tokens"),
     [
-        pytest.param(100.0, "single_request", LEAST_OUTPUT_TOKENS, id="alone, slow: the least"),
+        pytest.param(100.0, "single_request", MIN_OUTPUT_TOKENS, id="alone, slow: the least"),
         pytest.param(300.0, "single_request", 150, id="alone: half a second"),
-        pytest.param(5000.0, "single_request", MOST_OUTPUT_TOKENS, id="alone, fast: the most"),
+        pytest.param(5000.0, "single_request", MAX_OUTPUT_TOKENS, id="alone, fast: the most"),
         pytest.param(200.0, "concurrent", 200, id="ten at once: two seconds"),
         pytest.param(100.0, "long_context", 150, id="a long one: a second and a half"),
     ],
@@ -132,7 +132,7 @@ def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int)
     [
         pytest.param(0.1, 8, (), id="quick"),
         pytest.param(2.0, 7, (containing("7 cycles instead of 8"),), id="slow"),
-        pytest.param(30.0, LEAST_CYCLES, (containing("6 cycles instead of 8"),), id="very slow"),
+        pytest.param(30.0, MIN_CYCLES, (containing("6 cycles instead of 8"),), id="very slow"),
     ],
 )
 def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, notes: tuple[str, ...]) -> None:
@@ -146,4 +146,4 @@ def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, 
 def test_single_cycle_is_always_offered() -> None:
     """Steps of one cycle are offered once, however slow the server."""
     actual = plan(STEPS, ROOMY, Speed(first_token_seconds=60.0, tokens_per_second=0.1))
-    assert [1, LEAST_CYCLES, 1, 1] == [one.cycles for one in actual]
+    assert [1, MIN_CYCLES, 1, 1] == [one.cycles for one in actual]

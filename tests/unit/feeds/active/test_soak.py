@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.active.load_generator import Speed
-from kvdiag.feeds.active.soak_plan import LEAST_PROMPT_TOKENS, LEAST_SECONDS, MOST_PAIRS, MOST_SECONDS, plan_soak
+from kvdiag.feeds.active.soak_plan import MAX_PAIRS, MAX_SECONDS, MIN_PROMPT_TOKENS, MIN_SECONDS, plan_soak
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
 from kvdiag.model import Facts, KvPool
 from tests.builders.answers import containing, step
@@ -21,7 +21,7 @@ from tests.unit.feeds.active.test_active import PAGE, STREAM, page_with, run
 
 TWELVE_MINUTES_SECONDS = 720.0
 
-lengths = st.integers(int(LEAST_SECONDS), int(MOST_SECONDS)).map(float)
+lengths = st.integers(int(MIN_SECONDS), int(MAX_SECONDS)).map(float)
 speeds = st.none() | st.builds(
     Speed,
     first_token_seconds=st.floats(0.001, 60.0),
@@ -50,7 +50,7 @@ def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longe
     actual = plan_soak(seconds, Facts(max_model_len_tokens=longest, pools=pools(blocks)), speed)
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
-    assert len(loads) <= MOST_PAIRS
+    assert len(loads) <= MAX_PAIRS
     assert sum(not load.repeated for load in loads) >= DEFAULT_LIMITS.soak.cycles + 2
     assert {0} == {load.requests for load in actual.cycles[::2]}
     assert {load.requests for load in loads} <= {4, 8, 16}
@@ -64,7 +64,7 @@ def test_largest_dose_fits_in_the_pool(seconds: float, blocks: int) -> None:
     """Nobody has to wait for room: a queue would be part of what is measured."""
     load = plan_soak(seconds, Facts(pools=pools(blocks))).warmup[0]
     each = -(-(load.prompt_tokens + load.max_tokens) // 16)
-    assert load.requests * each <= blocks or load.prompt_tokens == LEAST_PROMPT_TOKENS
+    assert load.requests * each <= blocks or load.prompt_tokens == MIN_PROMPT_TOKENS
 
 
 @given(lengths)
@@ -116,7 +116,7 @@ def test_other_traffic_ends_the_soak() -> None:
     """A few spoilt cycles in a row are enough: minutes more would be as much in vain, and the verdict says why."""
     company = Company(alone_for=2 + 28 + 4)
     facts = Facts(max_model_len_tokens=4096)
-    soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.5)
+    soak = partial(plan_soak, MIN_SECONDS, facts, cycle_seconds=0.5)
     answers = {"/metrics/": company.page, "/v1/completions": company.completions}
     timeline = run(answers, facts, steps=1, soak=soak, silence_seconds=LONG_SECONDS)
     assert 3 + SPOILT_CYCLES >= len(timeline.spans("soak"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.calibration.profiles import MOST_PROFILES, ModelKey, Profile, parse_profiles, profiles_document
+from kvdiag.kv.calibration.profiles import MAX_PROFILES, ModelKey, Profile, parse_profiles, profiles_document
 from tests.unit.kv.calibration.profiled import MODEL, PROFILE
 from tests.unit.kv.refused import refused
 
@@ -62,9 +62,9 @@ def test_a_document_may_hold_4096_profiles_and_texts_of_512_characters() -> None
     """And leave out what is not known."""
     known = replace(PROFILE, gpu_name=None, max_num_batched_tokens=None, source="x" * 512)
     document = profiles_document([known])
-    document["profiles"] *= MOST_PROFILES
+    document["profiles"] *= MAX_PROFILES
 
-    assert (known,) * MOST_PROFILES == parse_profiles(document)
+    assert (known,) * MAX_PROFILES == parse_profiles(document)
     assert (1, {"digest": MODEL.digest, "name": "a model"}) == (
         document["schema_version"],
         document["profiles"][0]["model"],

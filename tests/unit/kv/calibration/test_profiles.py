@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
 from kvdiag.kv.calibration.profiles import (
-    MOST_PROFILES,
+    MAX_PROFILES,
     Profile,
     ProfileQuery,
     find_profile,
@@ -210,13 +210,13 @@ def test_what_a_newer_profile_replaces(change: dict[str, Any], replaced: bool) -
 def test_the_oldest_profile_goes_first() -> None:
     """Of 4,096 by date, wherever it stands."""
     many = [
-        replace(PROFILE, pipeline_parallel=number, date=f"{9999 - number:04}") for number in range(1, MOST_PROFILES + 1)
+        replace(PROFILE, pipeline_parallel=number, date=f"{9999 - number:04}") for number in range(1, MAX_PROFILES + 1)
     ]
 
     kept = with_profile(many, replace(PROFILE, tensor_parallel=4))
 
     # The profile with the highest number has the oldest date
-    assert (MOST_PROFILES, {MOST_PROFILES}) == (
+    assert (MAX_PROFILES, {MAX_PROFILES}) == (
         len(kept),
         {each.pipeline_parallel for each in many} - {each.pipeline_parallel for each in kept[:-1]},
     )

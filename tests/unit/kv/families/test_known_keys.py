@@ -12,7 +12,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.families.known_keys import FREELY_NAMED, KNOWN_KEYS, MOST_DEPTH, known_part
+from kvdiag.kv.families.known_keys import FREELY_NAMED, KNOWN_KEYS, MAX_DEPTH, known_part
 from kvdiag.kv.families.registry import FAMILIES
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
@@ -128,7 +128,7 @@ def test_only_known_fields_are_kept() -> None:
 def test_depth_is_bounded() -> None:
     """Nesting beyond any config's is cut off."""
     deep: dict[str, object] = {"hidden_size": 1}
-    for _ in range(10 * MOST_DEPTH):
+    for _ in range(10 * MAX_DEPTH):
         deep = {"text_config": deep}
 
     kept: Any = known_part({"model_type": "llama", **deep})
@@ -136,4 +136,4 @@ def test_depth_is_bounded() -> None:
     depth = 0
     while kept:
         kept, depth = kept.get("text_config"), depth + 1
-    assert depth <= MOST_DEPTH + 2
+    assert depth <= MAX_DEPTH + 2

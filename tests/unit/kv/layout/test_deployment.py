@@ -12,7 +12,7 @@ from kvdiag.kv.layout.residency import ServingTerms
 from tests.unit.kv.by_hand import DENSE, HYBRID, full, latent, model, state
 from tests.unit.kv.refused import refused
 
-MOST_TOKENS = 1 << 30
+MAX_TOKENS = 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,6 @@ def write(folder: Path, told: object = PUBLICATION, name: str = NAME) -> Path:
 def read(folder: Path) -> tuple[tuple[Allocator, ...] | None, list[str]]:
     """One reading: the allocators with no age, and what each gap says."""
     found, gaps = TorchAllocatorSource(folder).read()
-    assert all(each.age_seconds < agents.LEAST_STALE_SECONDS for each in found or ())
+    assert all(each.age_seconds < agents.MIN_STALE_SECONDS for each in found or ())
     young = None if found is None else tuple(replace(each, age_seconds=0.0) for each in found)
     return young, [f"{gap.kind}: {gap.reason}" for gap in gaps]
