@@ -1,8 +1,9 @@
 """Small wrong versions of a module, one change each: what the tests of that module should not let pass.
 
-Not changed are annotations and what a `Literal` lists, docstrings, imports, decorators and wording (strings with
-spaces, parts of f-strings): a test that holds every word would hold up every correction of one. Nor does a function
-return None for False: no truth test tells them apart, and the type checker refuses it.
+Not changed are annotations and what a `Literal` lists, docstrings, imports, what a type checker alone reads,
+decorators, and wording (strings with spaces, parts of f-strings): a test that holds every word would hold up every
+correction of one. Nor does a function return None for False: no truth test tells them apart, and the type checker
+refuses it. Nor is `strict` dropped from a `zip` of what is equally long.
 """
 
 import ast
@@ -96,11 +97,24 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue
-            if isinstance(child, ast.Subscript) and isinstance(child.value, ast.Name) and child.value.id == "Literal":
+            if _is_unread(child):
                 continue
             if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
                 continue
             yield from _nodes(child)
+
+
+def _is_unread(node: ast.AST) -> bool:
+    """Whether no test can notice a change: a type's choices, a module's public names, `TYPE_CHECKING`, `strict`."""
+    match node:
+        case (
+            ast.Subscript(value=ast.Name(id="Literal"))
+            | ast.Assign(targets=[ast.Name(id="__all__")])
+            | ast.If(test=ast.Name(id="TYPE_CHECKING"))
+            | ast.keyword(arg="strict")
+        ):
+            return True
+    return False
 
 
 def _is_docstring(node: ast.AST, name: str) -> bool:

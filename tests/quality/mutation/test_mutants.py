@@ -30,6 +30,17 @@ def test_each_mutant_is_one_change() -> None:
     assert {range(0), range(6, 10)} == {mutant.lines for mutant in found}
 
 
+def test_what_no_test_can_notice_is_not_changed() -> None:
+    """Names that a type checker or an import reads, and the assertion that two lists are equally long."""
+    module = """__all__ = ["judged"]
+Status = Literal["ok", "fault"]
+if TYPE_CHECKING:
+    from a import b
+both = zip(a, b, strict=True)
+"""
+    assert mutants("a.py", module) == ()
+
+
 @pytest.mark.parametrize(("killed", "of", "expected"), [(0, 10, (0.0, 0.278)), (81, 263, (0.255, 0.366))])
 def test_a_share_has_wilsons_interval(killed: int, of: int, expected: tuple[float, float]) -> None:
     """Worked examples of Newcombe 1998 (Statistics in Medicine 17: 857), method 3."""
