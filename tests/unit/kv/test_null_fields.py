@@ -29,8 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: entry["config"] for name, entry in PUBLISHED.items()},
     **{f"every field, {name}": {**EVERY_FIELD, "model_type": name} for name in FIRST_OF_FAMILY.values()},
 }
-
-SHOWN = ("refused", "order", "cache", "heads", "dtypes", "total")
+SHOWN = ("refused", "order", "cache", "drafts", "heads", "dtypes", "total")
 
 
 def layer_in_words(layer: Layer) -> str:
@@ -59,10 +58,10 @@ def of_config(config: dict[str, Any]) -> dict[str, str]:
         counted = count_parameters(config, model)
     except KvModelError as error:
         return {"refused": error.field}
-    drafts = [f"drafts {counts(map(layer_in_words, model.draft_layers))}"] if model.draft_layers else []
     return {
         "order": "".join(LETTERS[layer.kind] for layer in model.layers),
-        "cache": "; ".join([counts(map(layer_in_words, model.layers)), *drafts]),
+        "cache": counts(map(layer_in_words, model.layers)),
+        "drafts": counts(map(layer_in_words, model.draft_layers)),
         "heads": f"{model.attention_heads}",
         "context": f"{model.max_context_tokens}",
         "dtypes": f"{model.dtype} {model.state_dtype} {model.declared_kv_dtype}",
