@@ -120,6 +120,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         *((kind, None, {"process_bytes": None}, "unknown") for kind in ("torch", "masked")),
         *((kind, None, {"process_bytes": None}, "ok") for kind in ("blocks", "context")),
         ("torch", None, OTHERS, "fault"),
+        *(("profiling", None, {"before_bytes": size}, "fault") for size in (256 * MIB, 256 * MIB - 1, None)),
         ("torch", None, {"process_bytes": None, "allocated_bytes": 50 * GIB}, "suspect"),
     ],
     # One-time allocations before the first request, a limit below the device, too small a headroom.
@@ -306,7 +307,7 @@ def test_capture_names_the_estimate_and_the_sequences() -> None:
 
     assert (True, False) == ("768 MiB" in with_estimate.summary, "768 MiB" in without.summary)
     assert {SEQUENCES: 128} == changes(with_estimate)
-    assert "at least" not in (unsized.remedy or "at least")
+    assert "minimum" not in (unsized.remedy or "minimum")
 
 
 def test_broken_capture_and_masked_failure_are_unknown() -> None:
