@@ -31,12 +31,12 @@ _UNUSABLE_FIELDS = {
 }
 # Only the weights depend on these. They are filled in for the types whose published configs leave them out; for any
 # other type a missing size is an error, not an estimate.
-_WEIGHT_FIELDS = frozenset({"intermediate_size", "ff_dim", "vocab_size"})
+_WEIGHT_FIELDS = frozenset({"intermediate_size", "vocab_size"})
 _FILLED_WEIGHT_FIELDS = {
     "llama": {"intermediate_size"},
     "mistral": {"intermediate_size"},
     "gemma3_text": {"intermediate_size", "vocab_size"},
-    "moondream3": {"ff_dim", "vocab_size"},
+    "moondream3": {"vocab_size"},
 }
 
 

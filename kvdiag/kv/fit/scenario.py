@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.overheads import Overheads
@@ -93,9 +94,8 @@ def rank_weights(scenario: Scenario) -> tuple[int, ...]:
         case CheckpointWeights(tensors=tensors, kv_heads=kv_heads, tied=tied):
             return weights_from_tensors(tensors, tensor_parallel=ranks, stage_ends=ends, kv_heads=kv_heads, tied=tied)
         case GivenWeights(total_bytes=total):
-            starts = (0, *ends[:-1])
             parts = scenario.architecture.depth * ranks
-            return tuple(ceil_div(total * (end - start), parts) for start, end in zip(starts, ends, strict=True))
+            return tuple(ceil_div(total * (end - start), parts) for start, end in pairwise((0, *ends)))
 
 
 def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:

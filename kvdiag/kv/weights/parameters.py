@@ -132,7 +132,7 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
     )
     if architecture.model_type == "k2_horizon" and is_expert_layer(text, "k2_horizon", layer.index, architecture.depth):
         # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
-        more = text.integer("mova_num_experts", default=0, low=0, high=1 << 16) - 1
+        more = text.integer("mova_num_experts", default=1, low=0, high=1 << 16) - 1
         count = max(0, more) * hidden * layer.kv_heads * layer.head_size
         values = Linear("self_attn.v_experts.0", count, layer.kv_heads)
         return projections + LayerParameters((values,))
@@ -161,7 +161,7 @@ def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden
 
 def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     """An encoder's layer, with all its projections."""
-    heads = max(1, architecture.attention_heads)
+    heads = architecture.attention_heads
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
     kv_heads = text.integer("num_key_value_heads", default=heads, high=MAX_HEADS)
     layer = AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=kv_heads, head_size=size, head_size_v=size)
@@ -268,7 +268,7 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
             return _delta_attention(text, layer, hidden)
         case _:
             heads = state.recurrent_heads
-            size = text.integer("head_dim", default=max(1, hidden // max(1, heads)), high=1 << 14)
+            size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
             return _in_and_out("self_attn", 4 * hidden * heads * size, heads * size * hidden)
 
 
@@ -282,7 +282,7 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
     """
     state = layer.state
     width = state.conv_channels // 3
-    size = width // max(1, state.recurrent_heads)
+    size = width // state.recurrent_heads
     gates: tuple[Linear, ...] = (Linear("self_attn.g_proj", 2 * hidden * width),)
     if not text.flag("no_kda_lora", default=False):
         gates = (

@@ -27,6 +27,8 @@ FULL = Account(
         private_bytes=4 * GIB,
         process_bytes=66 * GIB,
         others=((7, 6 * GIB),),
+        limit_bytes=90 * GIB,
+        usage_bytes=89 * GIB,
         needed_bytes=9 * GIB,
         available_bytes=8 * GIB,
         asked_tokens=131_072,
@@ -42,6 +44,7 @@ FULL = Account(
     waiting=2,
     kv_usage_ratio=0.75,
     max_num_seqs=256,
+    graphs_captured=(19, 35),
     later=4,
     allocator=allocator(),
     split=split(pending_bytes=MIB, stranded_bytes=2 * MIB, releasable_bytes=3 * MIB, largest_free_block_bytes=4 * MIB),
@@ -166,6 +169,8 @@ def test_evidence_has_every_figure_with_its_unit_and_source() -> None:
         ("private_pools", 4 * GIB, "bytes", "a log"),
         ("this_process", 66 * GIB, "bytes", "a log"),
         ("other_processes", 12 * GIB, "bytes", "a log"),  # 80 - 2 - 66
+        ("memory_in_use", 89 * GIB, "bytes", "a log"),
+        ("memory_limit", 90 * GIB, "bytes", "a log"),
         ("needed", 9 * GIB, "bytes", "a log"),
         ("available", 8 * GIB, "bytes", "a log"),
         ("max_model_len", 131_072, "tokens", "a log"),
@@ -180,6 +185,8 @@ def test_evidence_has_every_figure_with_its_unit_and_source() -> None:
         ("running", 5, "requests", "a log"),
         ("waiting", 2, "requests", "a log"),
         ("kv_usage", 0.75, "ratio", "a log"),
+        ("graphs_captured", 19, "graphs", "a log"),
+        ("graphs", 35, "graphs", "a log"),
         ("later_failures", 4, "times", "a log"),
     ]
 

@@ -1,6 +1,7 @@
 """Each rule of a post-mortem: when it fires, is silent or unknown, and which setting its remedy changes to what."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +33,18 @@ from tests.unit.diagnosis.postmortem.cases import (
     report_of,
     split,
 )
+from tests.unit.diagnosis.postmortem.told import of_finding
 
 ACTIVATION, CAPTURE, HOLES = "spike.activation", "spike.graph_capture", "fragmentation.allocator"
 FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
+HOST = "leak.host"
 
 OTHERS: dict[str, Any] = {"process_bytes": 60 * GIB, "allocated_bytes": 58 * GIB}
 """Listed processes of others that use 19.75 GiB."""
 
 ENOUGH_UNUSED: dict[str, Any] = {"unallocated_bytes": 2 * GIB, "allocated_bytes": 75 * GIB}
 
+BUDGET: dict[str, Any] = {"needed_bytes": 72 * GIB, "fraction_ratio": 0.9}
 REPORT = report_of(weights=10, pool=60, activation=4, total=80)
 
 
@@ -74,6 +78,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         # As much free as was requested: the message is made after the failure.
         *(("torch", "prefill", {"free_bytes": free, "unallocated_bytes": 0}, "fault") for free in (GIB - 1, None)),
         ("torch", "prefill", {"free_bytes": GIB, "unallocated_bytes": 0}, "suspect"),
+        ("torch", "prefill", {"asked_bytes": 81 * GIB}, "fault"),  # more than any budget
         # A full device beside a tiny share of holes.
         ("torch", "prefill", {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "fault"),
     ],
@@ -93,6 +98,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         ("torch", None, ENOUGH_UNUSED, "fault"),
         ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "suspect"),
         ("torch", None, {"asked_bytes": 2 * MIB, "free_bytes": MIB, "unallocated_bytes": 3 * GIB}, "unknown"),
+        ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": GIB, "total_bytes": 100 * GIB}, "fault"),
         ("torch", None, {"unallocated_bytes": 900 * MIB}, "unknown"),
         ("torch", None, {"free_bytes": 2 * GIB, "unallocated_bytes": 0}, "unknown"),
         *((kind, None, ENOUGH_UNUSED, "ok") for kind in ("library", "workspace", "context")),
@@ -114,6 +120,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         *((kind, None, {"process_bytes": None}, "unknown") for kind in ("torch", "masked")),
         *((kind, None, {"process_bytes": None}, "ok") for kind in ("blocks", "context")),
         ("torch", None, OTHERS, "fault"),
+        *(("profiling", None, {"before_bytes": size}, "fault") for size in (256 * MIB, 256 * MIB - 1, None)),
         ("torch", None, {"process_bytes": None, "allocated_bytes": 50 * GIB}, "suspect"),
     ],
     # One-time allocations before the first request, a limit below the device, too small a headroom.
@@ -131,6 +138,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         ("context", None, {}, "ok"),
         ("host", "load", {}, "ok"),
         ("blocks", None, {}, "fault"),
+        *(("budget", None, {**BUDGET, "free_bytes": gib * GIB}, "fault") for gib in (8, 60, 72)),
     ],
     # A refusal, with any of its figures missing, and a cache that grows in torch where no pool was taken.
     CONTEXT: [
@@ -141,6 +149,17 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         ("context", None, {"available_bytes": 12 * GIB, "asked_tokens": 131_072}, "fault"),
         ("context", None, {"needed_bytes": 16 * GIB, "available_bytes": 12 * GIB, "total_bytes": None}, "fault"),
         ("context", None, {"needed_bytes": 12 * GIB, "available_bytes": 12 * GIB}, "fault"),
+        *(("context", None, {"asked_tokens": 8, "fitting_tokens": fits}, "fault") for fits in (3, 4)),
+    ],
+    # A limit is raised by a quarter, in steps of 1, 4 or 16 GiB.
+    HOST: [
+        *(
+            ("host", None, {"message": "oom", "limit_bytes": mib * MIB}, "fault")
+            for mib in (15_360, 17_300, 131_071, 131_072)
+        ),
+        *(("host", None, {"message": "oom", "usage_bytes": gib * GIB}, "fault") for gib in (79, 81)),
+        ("host", None, {"message": "MemoryError", "asked_bytes": None, "process_bytes": None}, "fault"),
+        ("host", None, {"killed": "vllm"}, "unknown"),
     ],
 }
 """Of each verdict, what it says of a kind of failure in a phase with these figures."""
@@ -157,6 +176,18 @@ def test_status(verdict: str, kind: str, phase: str | None, figures: dict[str, A
     assert status == actual.status
     if verdict == ACTIVATION:
         assert (status in ("fault", "suspect")) == (actual.remedy not in (None, KNOWLEDGE[verdict].remedy))
+
+
+def test_what_each_rule_says(golden: Callable[[str, str], None]) -> None:
+    """Alone and with a log of the start: status, summary and remedy."""
+    report = report_of(0.8, weights=10, pool=50, activation=4, total=80)
+    lines = (
+        "\n".join(of_finding(finding(verdict, account(kind, phase=phase, max_num_seqs=512, **figures), report=start)))
+        for verdict, rows in STATUSES.items()
+        for kind, phase, figures, _ in rows
+        for start in (None, report)
+    )
+    golden("diagnosis/postmortem_rules.txt", "\n".join([*dict.fromkeys(lines), ""]))
 
 
 @pytest.mark.parametrize(("free_bytes", "limited"), [(GIB + 2 * MIB - 1, False), (GIB + 2 * MIB, True)])
@@ -276,7 +307,7 @@ def test_capture_names_the_estimate_and_the_sequences() -> None:
 
     assert (True, False) == ("768 MiB" in with_estimate.summary, "768 MiB" in without.summary)
     assert {SEQUENCES: 128} == changes(with_estimate)
-    assert "at least" not in (unsized.remedy or "at least")
+    assert "minimum" not in (unsized.remedy or "minimum")
 
 
 def test_broken_capture_and_masked_failure_are_unknown() -> None:
@@ -332,13 +363,16 @@ def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:
             (42, 67),
             {"weights": 10, "pool": 63, "non_torch": 2},
             {"process_bytes": round(79.7 * GIB), "unallocated_bytes": GIB // 2},
-            "the other 25 need up to 2.50 GiB",
+            "the other 25 need up to 2.50 GiB more",
             0.05,
             id="by what the process holds",
         ),
-        pytest.param((42, 67), {"graphs_estimate": 67}, {}, "the other 25 need up to 25.0 GiB", 0.33, id="by estimate"),
-        pytest.param((0, 67), {"graphs_estimate": 67}, {}, "had reserved", 0.02, id="none yet"),
-        pytest.param(None, {"graphs_estimate": 67}, {}, "had reserved", 0.02, id="no progress"),
+        pytest.param(
+            (42, 67), {"graphs_estimate": 67}, {}, "the other 25 need up to 25.0 GiB more", 0.33, id="by estimate"
+        ),
+        pytest.param((0, 67), {"graphs_estimate": 67}, {}, "for graphs", 0.02, id="none yet"),
+        pytest.param((67, 67), {"graphs_estimate": 67}, {}, "for graphs", 0.02, id="all"),
+        pytest.param(None, {"graphs_estimate": 67}, {}, "for graphs", 0.02, id="no progress"),
     ],
 )
 def test_further_graphs_are_extrapolated(
@@ -347,7 +381,7 @@ def test_further_graphs_are_extrapolated(
     """The fraction is lowered for the graphs that were still to come, not for the one that failed alone."""
     one = account(phase="graph_capture", graphs_captured=captured, **figures)
     found = finding(CAPTURE, one, report=report_of(**sizes))
-    assert words in found.summary
+    assert found.summary.endswith(words)
     assert f"by {lowered:.2f} " in str(found.remedy)
 
 

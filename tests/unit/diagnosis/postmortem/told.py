@@ -35,7 +35,7 @@ def _told(text: str, case: Case) -> str:
             f"worst: {diagnosis.worst}",
             f"read: {_read(text)}",
             *(f"{one.name}: {_plain(one.value)} {one.unit}".rstrip() + f" ({one.source})" for one in figures),
-            *(line for one in diagnosis.findings for line in _of(one)),
+            *(line for one in diagnosis.findings for line in of_finding(one)),
             *(f"gap: {gap.reason}" for gap in diagnosis.gaps),
         ]
     )
@@ -53,7 +53,7 @@ def _plain(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _of(finding: Finding) -> list[str]:
+def of_finding(finding: Finding) -> list[str]:
     """A finding, and the remedy that is this failure's own."""
     own = finding.remedy != KNOWLEDGE[finding.id].remedy
     return [f"{finding.id}: {finding.status}, {finding.summary}", *([f"    {finding.remedy}"] if own else [])]

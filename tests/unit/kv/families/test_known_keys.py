@@ -96,6 +96,12 @@ def test_what_is_no_config_is_not_kept(document: object) -> None:
     assert known_part(document) is None
 
 
+def test_a_class_is_enough() -> None:
+    """Configs without a model type name the class of the model."""
+    config = {"architectures": ["LlamaForCausalLM"]}
+    assert config == known_part(config)
+
+
 def test_only_known_fields_are_kept() -> None:
     """At any depth, in lists too; texts with spaces in them are none of a config's."""
     config = {
@@ -136,4 +142,4 @@ def test_depth_is_bounded() -> None:
     depth = 0
     while kept:
         kept, depth = kept.get("text_config"), depth + 1
-    assert depth <= MAX_DEPTH + 2
+    assert 16 == MAX_DEPTH == depth

@@ -139,6 +139,22 @@ def test_every_class_that_is_known_has_a_reader() -> None:
     assert set(TYPE_OF_ARCHITECTURE.values()) <= set(FAMILIES)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        *(("gpt_neo", name) for name in ("num_layers", "hidden_size")),
+        *(("gpt2", name) for name in ("n_layer", "n_embd")),
+        *(("dbrx", name) for name in ("n_layers", "d_model")),
+        *(("moondream3", "dim"), ("llama", "intermediate_size"), ("llama", "num_hidden_layers")),
+    ],
+)
+def test_depth_and_widths_are_assumed_in_nested_configs_alone(model_type: str, name: str) -> None:
+    """By whichever name the class has for them."""
+    lacking = {"model_type": model_type}
+    nested = {"model_type": model_type, "text_config": lacking, "config": {"text": lacking}}
+    assert [True, False] == [text_fields(config).raw(name) is None for config in (lacking, nested)]
+
+
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size"])
 def test_depth_and_width_are_never_made_up(missing: str) -> None:
     """A config of its own must say them; one that is nested may be written as a difference from its class."""

@@ -194,6 +194,7 @@ def test_twice_the_ranks(ranks: int, stages: int, heads: int, change: str | None
 
     found = lever(of, "tensor-parallel")
 
+    assert lever(of, "memory-fraction") is not None  # what comes after one that is refused
     assert (change, price) == (None if found is None else found.change, None if found is None else found.price)
 
 

@@ -36,6 +36,7 @@ from tests.unit.kv.refused import refused
             "mlp.shared_experts.down_proj",
             ["mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mlp.share_expert.down_proj"],
         ),
+        ("mlp.experts.0.down_proj", ["mlp.experts.0.down_proj", "mlp.experts", "moe.experts.0.down_proj"]),
     ],
 )  # fmt: skip
 def test_a_linear_layer_goes_by_the_names_of_its_family(name: str, entries: list[str]) -> None:

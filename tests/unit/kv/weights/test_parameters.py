@@ -153,19 +153,6 @@ def test_a_latent_query_has_two_matrices(query_rank: int | None, query: set[str]
     assert {"kv_a_proj_with_mqa", "kv_b_proj", "o_proj"} | query == {one.removeprefix("self_attn.") for one in names}
 
 
-def test_an_indexer_has_64_heads_unless_told() -> None:
-    """Its query, its key and the weights of its heads (deepseek_v2.py::Indexer)."""
-    sparse: dict[str, Any] = {
-        **LATENT,
-        "model_type": "deepseek_v32",
-        "q_lora_rank": 22,
-        "index_topk": 8,
-        "index_head_dim": 18,
-    }
-
-    assert 22 * 64 * 18 + H * 18 + H * 64 == attention(**sparse)["self_attn.indexer.wq_b"]
-
-
 @pytest.mark.parametrize(
     ("name", "index", "names"),
     [
