@@ -154,10 +154,9 @@ def _budget_summary(shortage: Shortage) -> str:
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
     short_bytes = shortage.needed_bytes - shortage.free_bytes
     more = format_bytes(short_bytes) if short_bytes > 0 else "slightly"  # the message rounds both
-    return (
-        f"the memory fraction claims {format_bytes(shortage.needed_bytes)}{where} ({shortage.fraction_ratio or 0:g} of "
-        f"{format_bytes(shortage.total_bytes)}), {more} more than is free at start"
-    )
+    share = "" if shortage.fraction_ratio is None else f"{shortage.fraction_ratio:g} of "
+    claimed = f"{format_bytes(shortage.needed_bytes)}{where} ({share}{format_bytes(shortage.total_bytes)})"
+    return f"the memory fraction claims {claimed}, {more} more than is free at start"
 
 
 def _fitting_fraction(case: Case) -> str | None:
@@ -165,10 +164,11 @@ def _fitting_fraction(case: Case) -> str | None:
     shortage, flag = case.failure.shortage, case.flag("memory_fraction")
     if shortage.free_bytes is None or shortage.total_bytes is None:
         return f"lower {flag} below free / total"
-    fits = fraction_that_fits(shortage.free_bytes, shortage.total_bytes)
+    fits, old = fraction_that_fits(shortage.free_bytes, shortage.total_bytes), shortage.fraction_ratio
+    if old is not None:
+        fits = min(fits, old - 0.01)  # the message rounds both sizes
     if fits < DEFAULT_LIMITS.least_fraction_ratio:
         return None
-    old = shortage.fraction_ratio
     lower = f"lower {flag} to {fits:.2f}" if old is None else f"lower {flag}: {old:.2f} -> {fits:.2f}"
     return f"{lower}, if the weights and the KV pool fit in {format_bytes(fits * shortage.total_bytes)}"
 
@@ -177,8 +177,9 @@ def _freed(shortage: Shortage) -> str | None:
     """How much other processes have to release for the engine's budget."""
     if shortage.needed_bytes is None or shortage.free_bytes is None:
         return None
-    missing = format_bytes(shortage.needed_bytes - shortage.free_bytes)
-    return f"free {missing} more: nvidia-smi on the host lists the processes on the GPU"
+    missing_bytes = shortage.needed_bytes - shortage.free_bytes
+    missing = f"{format_bytes(missing_bytes)} more" if missing_bytes > 0 else "slightly more"
+    return f"free {missing}: nvidia-smi on the host lists the processes on the GPU"
 
 
 def _no_blocks(case: Case) -> Finding:

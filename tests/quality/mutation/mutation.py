@@ -56,6 +56,7 @@ TESTS = (
     "tests/unit/stats/test_rank_tests.py",
     "tests/golden/test_traces.py",
     "tests/golden/test_golden.py",
+    "tests/golden/test_wording.py",
     "tests/quality/corpus/test_traces.py",
 )
 BESIDE: Mapping[str, tuple[str, ...]] = {
