@@ -1,7 +1,7 @@
-"""Each row of evidence and each quantity of a step with its unit and source: `world | id | name | value | unit | source`.
+"""Each row of evidence, each quantity of a step, with unit and source: `world | id | name | value | unit | source`.
 
-`pytest --update-golden` rewrites the file. Where findings are kept with their figures alone (tests/golden/figures), the
-sources are left out; here they are held, on runs, soaks, memory that was watched, and fleets.
+`pytest --update-golden` rewrites the file. The figures of histories (tests/golden/figures) leave the sources out;
+here they are held, on runs, soaks, memory that was watched, and fleets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
