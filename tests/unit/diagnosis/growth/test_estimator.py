@@ -114,7 +114,7 @@ def test_a_burst_needs_engines_that_answer() -> None:
     assert assess(climb, LIMITS, served_since_seconds=1800.0).burst is None
 
 
-@pytest.mark.parametrize(("minutes", "hours"), [(74, [1.0]), (75, [1.0, 1.25])])
+@pytest.mark.parametrize(("minutes", "hours"), [(59, []), (60, [1.0]), (74, [1.0]), (75, [1.0, 1.25])])
 def test_the_whole_history_is_a_window_once_it_is_a_quarter_longer(minutes: int, hours: list[float]) -> None:
     """Than the longest window that it fills."""
     times = [60.0 * minute + 30.0 for minute in range(minutes)]
@@ -170,6 +170,25 @@ def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
     golden("figures/growth.txt", "\n".join([names, *lines]) + "\n")
 
 
+def test_what_never_moved_is_looked_at_once() -> None:
+    """Over the longest window, for the rate that it would have called."""
+    times = [60.0 * minute for minute in range(8 * 60)]
+    still = assess(Series(times_seconds=times, sizes_bytes=[20 * GIB + 16 * MIB * (at > 9e3) for at in times]), LIMITS)
+    assert [8] == [round(one.window_hours) for one in still.windows]
+
+
+def test_the_longest_of_what_is_pending_decides() -> None:
+    """Before what the longest window says, and after the shortest fault; a fault lasts as long as its own window."""
+    none, *_ = assess(series(lambda hour: 0.0, 8.0), LIMITS).windows
+    slow = replace(none, status="unknown", reason="slowing", window_hours=3.0)
+    recent, short = replace(slow, reason="recent"), replace(slow, reason="recent", window_hours=1.0)
+    for windows, decides in (((short, slow, none), slow), ((short, recent, none), recent), ((short, none), short)):
+        assert decides == Assessment(seconds=1.0, windows=windows).decides
+    fault = replace(none, status="fault", window_hours=3.0)
+    found = Assessment(seconds=1.0, windows=(short, fault, none))
+    assert (fault, True, False) == (found.decides, found.lasts(3.0), found.lasts(3.1))
+
+
 def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
     """100 GB at 1 GB an hour last about 100 hours; what does not grow exhausts nothing."""
     growth = decided(assess(series(lambda hour: 1000 * MB * hour, 6.0), LIMITS))
@@ -178,6 +197,9 @@ def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
     assert left.low <= left.middle <= left.high
     assert pytest.approx(100.0, rel=0.05) == left.middle / 3600.0
     assert replace(growth, bytes_per_second=0.0, later_bytes_per_second=0.0).exhaustion_seconds(1e9, LIMITS) is None
+    gone = growth.exhaustion_seconds(-1e9, LIMITS)
+    assert gone is not None
+    assert (0.0, 0.0) == (gone.low, gone.middle)
     # A later half that is ten times as fast may go on so
     faster = replace(growth, later_bytes_per_second=10 * growth.bytes_per_second).exhaustion_seconds(100e9, LIMITS)
     assert faster is not None

@@ -206,15 +206,7 @@ def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
         ((12.5, 12.5, 18.0, 24.6, 24.6), None, "unknown"),
         ((12.5, 12.5, 24.6, 24.6, 24.6), (engine(),), "unknown"),
     ],
-    ids=[
-        "less than twice",
-        "another size",
-        "a slope",
-        "no level before",
-        "for a moment",
-        "two steps",
-        "an engine with a pool",
-    ],
+    ids=["less than twice", "another size", "a slope", "no level", "for a moment", "two steps", "with a pool"],
 )
 def test_what_is_no_clear_copy_without_a_pool(
     held: tuple[float, ...], page: tuple[Engine, ...] | None, status: str

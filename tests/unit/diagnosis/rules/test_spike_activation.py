@@ -85,15 +85,7 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
         (0, 1536 * MIB, "suspect"),
         (GIB, 1 * GIB, "suspect"),
     ],
-    ids=[
-        "all that is short",
-        "a byte less",
-        "a byte of a byte",
-        "gave back",
-        "a byte short",
-        "just enough",
-        "more than enough",
-    ],
+    ids=["all that is short", "a byte less", "a byte of one", "gave back", "a byte short", "just enough", "more"],
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
     """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
