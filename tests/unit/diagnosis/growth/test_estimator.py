@@ -9,6 +9,7 @@ import pytest
 
 from kvdiag.diagnosis.growth.estimator import Assessment, GrowthEvidence, Series, assess
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.stats import Interval
 from tests.builders.series import MODELS, memory, seeded
 from tests.builders.values import GIB, MIB
 from tests.quality.bench.growth_power import KINDS
@@ -197,9 +198,7 @@ def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
     assert left.low <= left.middle <= left.high
     assert pytest.approx(100.0, rel=0.05) == left.middle / 3600.0
     assert replace(growth, bytes_per_second=0.0, later_bytes_per_second=0.0).exhaustion_seconds(1e9, LIMITS) is None
-    gone = growth.exhaustion_seconds(-1e9, LIMITS)
-    assert gone is not None
-    assert (0.0, 0.0) == (gone.low, gone.middle)
+    assert Interval(low=0.0, middle=0.0, high=0.0) == growth.exhaustion_seconds(-1e9, LIMITS)
     # A later half that is ten times as fast may go on so
     faster = replace(growth, later_bytes_per_second=10 * growth.bytes_per_second).exhaustion_seconds(100e9, LIMITS)
     assert faster is not None

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.model import Engine, Facts, Finding, Mark, Outcome, Sample, Timeline
-from tests.builders.answers import evidence, finding, rows
+from tests.builders.answers import containing, evidence, finding, rows
 from tests.builders.runs import judged, run
 from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
 from tests.builders.worlds import World, facts
@@ -55,12 +55,11 @@ def test_the_rate_is_that_of_what_came_after_the_first_idle_interval() -> None:
 def test_why_nothing_is_known_is_said() -> None:
     """A pool that is not reported, a gap's own reason, a restart since, or a server without a pause."""
     silent = Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),))
-    answering = Timeline(samples=(*silent.samples, Sample(at_seconds=2.0, engines=(holding(9, running=1),))))
+    awake = Timeline(samples=(*silent.samples, Sample(at_seconds=2.0, engines=(holding(9, running=1),))))
     restarted = seen(*BEFORE, *counted(busy(), 0))
     assert [NO_ANSWER.reason] * 2 == [verdict(silent, of).summary for of in (ONE_POOL, Facts())]
     assert NO_POOL == verdict(Timeline(samples=()), Facts()).summary
-    assert ["never idle" in verdict(each).summary for each in (answering, restarted)] == [True, False]
-    assert "restarted" in verdict(restarted).summary
+    assert [containing("never idle"), containing("restarted")] == [verdict(one).summary for one in (awake, restarted)]
 
 
 @pytest.mark.parametrize(
