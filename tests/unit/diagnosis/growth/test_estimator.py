@@ -153,13 +153,21 @@ CURVES: dict[str, Callable[[float], float]] = {
     "steps up": lambda hour: 300 * MB * (hour // 0.8),
     "steps both ways": lambda hour: 60 * MB * hour + 500 * MB * (3.0 < hour < 5.0) + 400 * MB * (hour > 9.5),
     "waves": lambda hour: 80 * MB * hour + 90 * MB * math.sin(hour * 2.0),
+    "began lately": lambda hour: 400 * MB * max(hour - 10.9, 0.0),
+    "still": lambda hour: 0.0,
 }
+
+
+RARE = ("sawtooth", "steps both ways", "waves", "still")
+"""Judged over 31 hours as well, at readings more and less often than one a minute."""
 
 
 def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
     """Of every window over twelve hours, by curve and by kinds of drawn memory with a leak of 60 MB an hour."""
     found = {name: assess(series(above, 12.0), LIMITS) for name, above in CURVES.items()}
     found |= {f"drawn: {kind}": drawn(kind, 5, 13.0, 60.0) for kind in ("load cycles", "fast noise", "ratchet")}
+    for tick in (20.0, 90.0, 300.0):
+        found |= {f"{name}: {tick:.0f} s": assess(series(CURVES[name], 31.0, tick=tick), LIMITS) for name in RARE}
     lines = [
         ", ".join([name, *(f"{value:.3g}" if isinstance(value, float) else str(value) for value in astuple(rounded))])
         for name, assessment in found.items()
@@ -169,13 +177,6 @@ def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
     ]
     names = ", ".join(["series", *(each.name for each in fields(GrowthEvidence))])
     golden("figures/growth.txt", "\n".join([names, *lines]) + "\n")
-
-
-def test_what_never_moved_is_looked_at_once() -> None:
-    """Over the longest window, for the rate that it would have called."""
-    times = [60.0 * minute for minute in range(8 * 60)]
-    still = assess(Series(times_seconds=times, sizes_bytes=[20 * GIB + 16 * MIB * (at > 9e3) for at in times]), LIMITS)
-    assert [8] == [round(one.window_hours) for one in still.windows]
 
 
 def test_the_longest_of_what_is_pending_decides() -> None:
