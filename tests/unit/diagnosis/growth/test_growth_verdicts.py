@@ -104,6 +104,8 @@ def test_the_rate_has_bounds_of_two_errors(error: float, high: float, latest: fl
     assert figures is not None
     assert (max(2_000.0 - high, 0.0), high) == (figures.low_bytes_per_second, figures.high_bytes_per_second)
     assert (3_600.0, latest) == (figures.exhaustion_seconds, figures.exhaustion_high_seconds)
+    doubted = replace(growth, status="suspect", reason="no past", steps_up=2)
+    assert containing("in 2 steps up", "garbage") == told(doubted).summary
 
 
 def test_what_was_sampled_too_shortly_says_the_longest_of_it() -> None:
