@@ -288,9 +288,6 @@ class Limits:
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
 
-    level_samples: int = 2
-    """Equal samples that make a level of memory; more of them add nothing."""
-
     copy_size_ratio: float = 0.03
     """How far a step may differ from the checkpoint's size and still be a copy of it: padding, scales, and pages."""
 

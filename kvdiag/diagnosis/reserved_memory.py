@@ -139,8 +139,8 @@ def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
     ]
     if not counted:
         return False
-    seconds, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
-    return seconds > 0.0 and tokens > 0 and counted[0][1] <= tokens / seconds * limits.begun_seconds
+    (begin, before), (end, after) = counted[0], counted[-1]
+    return end > begin and after > before and before <= (after - before) / (end - begin) * limits.begun_seconds
 
 
 def _usual_bytes(memory: Memory, limits: Limits) -> float:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kvdiag.model import INSIDE, Evidence, Finding, Sample, StepResult, Timeline, cuda_uuid
 
-SOURCES = ("torch", "black box", "agent")
+SOURCES = ("torch", "black box")
 """Sources of evidence that agents publish."""
 
 MARK = Evidence("publications", "unverified", "", "agent")

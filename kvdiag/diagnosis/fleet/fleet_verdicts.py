@@ -159,10 +159,8 @@ def _not_reported(missing: str, version: Version, replicas: int, compared: int, 
 
 def _rate(interval: Interval, component: MemoryComponent) -> str:
     """A growth with its bounds: 18.9 MiB/h (17.1 to 20.4)."""
-    middle = f"{component.amount(interval.middle)}/h"
-    if math.isinf(interval.low) or math.isinf(interval.high):
-        return middle
-    return f"{middle} ({component.amount(interval.low)} to {component.amount(interval.high)})"
+    low, middle, high = (component.amount(each) for each in (interval.low, interval.middle, interval.high))
+    return f"{middle}/h ({low} to {high})"
 
 
 def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evidence, ...]:

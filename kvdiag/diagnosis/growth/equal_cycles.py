@@ -133,7 +133,7 @@ def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limit
     total = sum(judged)
     rising = sum(rise >= quantum_bytes for rise in judged)
     half = len(judged) // 2
-    early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
+    early, late = sum(judged[:half]), sum(judged[-half:])
     rose = total >= quantum_bytes
     return Climb(
         judged_cycles=len(judged),
@@ -170,7 +170,7 @@ def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step:
     if warmup is None:
         return ()
     # A process that ended or began meanwhile was not there for every cycle.
-    lasting = set(readings[0]).intersection(*readings[1:])
+    lasting = set.intersection(*(set(reading) for reading in readings))
     return tuple(_torch_growth([reading[key] for reading in readings], warmup, limits) for key in sorted(lasting))
 
 

@@ -336,9 +336,8 @@ class _Minutes:
         long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
         if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
             return replace(evidence, reason="recurring")
-        p_drift = min(
-            (p for pieces in limits.drift_pieces if (p := stats.drift_tail(smooth, pieces)) is not None), default=1.0
-        )
+        tails = (stats.drift_tail(smooth, pieces) for pieces in limits.drift_pieces)
+        p_drift = min(tail for tail in tails if tail is not None)
         evidence = replace(evidence, status="unknown", p_drift=p_drift)
         if evidence.strength < limits.suspect_strength:
             return replace(evidence, reason="weak")

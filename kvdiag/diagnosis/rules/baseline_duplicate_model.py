@@ -76,7 +76,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the server's bytes with its weights alone: less than two copies is one, more may be a cache."""
-    weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts, limits)
+    weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts)
     if not held or not weights:
         return unknown(ID, NO_POOL)
     most, newest = max(held), held[-1]
@@ -121,14 +121,13 @@ def _copy_step(held: list[int], weights: int, limits: Limits) -> tuple[int, int]
     return None
 
 
-def _held_over_time(timeline: Timeline, facts: Facts, limits: Limits) -> list[int]:
-    """The server's bytes on all its devices in every sample that lists its processes, where they change."""
+def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
+    """The server's bytes on all its devices in every sample that lists its processes."""
     held: list[int] = []
-    level = limits.level_samples
     for sample in timeline.samples:
         sizes = [server_bytes(device, facts.server_pids) for device in sample.devices or ()]
         known = [size for size in sizes if size is not None]
-        if known and (len(held) < level or set(held[-level:]) != {sum(known)}):
+        if known:
             held.append(sum(known))
     return held
 

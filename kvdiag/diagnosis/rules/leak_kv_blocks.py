@@ -41,7 +41,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
     # When the engine that runs now started, as far as observed: its pool was empty then.
     restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
-    began = max([facts.started_seconds or 0.0, *restarts[-1:]])
+    began = max([facts.started_seconds or 0.0, *restarts])
     every = idle_floors(timeline, facts, limits)
     intervals = [floor for floor in every if floor.at_seconds >= began]
     floors = [floor for floor in intervals if floor.blocks is not None]
@@ -159,8 +159,8 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
         ID,
         "unknown",
         f"no block is in use while idle, but the prefix-cache hit rate fell steadily {fell} over "
-        f"{format_duration(collapse.hours * 3600)} with room in the pool; repeat the same prompts to rule out a "
-        "change of traffic; otherwise a cache tier (LMCache, offloading) lost its blocks",
+        f"{format_duration(collapse.hours * HOUR_SECONDS)} with room in the pool; repeat the same prompts to rule out "
+        "a change of traffic; otherwise a cache tier (LMCache, offloading) lost its blocks",
         (
             *evidence,
             Evidence("first_hit_ratio", collapse.first_ratio, "ratio", "engine"),
@@ -194,8 +194,9 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
         return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: at most {most}", evidence)
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
-        limit = f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
-        return Finding(ID, "ok", f"{usage} did not rise over {format_duration(floor.hours * 3600)} {limit}", evidence)
+        window = format_duration(floor.hours * HOUR_SECONDS)
+        summary = f"{usage} did not rise over {window} (detection limit {floor.visible_per_hour:,.2g} blocks/h)"
+        return Finding(ID, "ok", summary, evidence)
     if floor.says == "rising":
         rate = f"{floor.growth_per_hour:,.2g} blocks/h"
         summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
@@ -210,7 +211,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
     since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
     held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
-    return min((blocks for blocks in held if blocks is not None), default=0)
+    return min(blocks for blocks in held if blocks is not None)
 
 
 def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:

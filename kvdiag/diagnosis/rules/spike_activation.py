@@ -159,12 +159,14 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     own = assigned_uuids(timeline, facts)
     pages = [sample for sample in timeline.samples if sample.engines]
     times = [page.at_seconds for page in pages]
-    long = bool(times) and times[-1] - times[0] > limits.metrics_window_seconds
+    if not times:
+        return []
+    long = times[-1] - times[0] > limits.metrics_window_seconds
     apart = limits.growth.reading_seconds if long else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
-    due = times[0] if times else 0.0
-    for sample in timeline.samples if times else ():
+    due = times[0]
+    for sample in timeline.samples:
         # A day of eight GPUs has 700,000 readings, and torch keeps what the most needed of them took.
         if sample.devices is None or sample.at_seconds < due:
             continue

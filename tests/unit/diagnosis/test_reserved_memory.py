@@ -14,6 +14,7 @@ from kvdiag.diagnosis.reserved_memory import (
     recent_failure,
     recent_readings,
     releasable_bytes,
+    room_bytes,
     stranded_bytes,
     watched,
 )
@@ -46,6 +47,7 @@ def test_holes_are_confirmed_by_what_was_enough_in_pieces(asked_bytes: int, *, e
     """100 MiB free, 300 between live blocks and 112 releasable are 512; the largest block was of 200."""
     assert expected == confirmed(failure(asked_bytes=asked_bytes))
     assert not confirmed(failure(asked_bytes=asked_bytes, split=None))
+    assert (512 * MIB, 100 * MIB) == (room_bytes(failure()), room_bytes(failure(split=None)))
 
 
 def test_failure_of_an_hour_ago_still_speaks() -> None:
@@ -83,9 +85,10 @@ def test_flushes_count_within_five_minutes() -> None:
 
 def test_tokens_count_where_two_readings_tell_them() -> None:
     """Within so many seconds of the last publication, and not after it."""
-    engines = [served(99.0, 1), served(100.0, 10), served(200.0, None), served(400.0, 30), served(401.0, 99)]
-    assert 20 == past((400.0, allocator()), engines=engines).tokens(300.0)
-    assert past((400.0, allocator()), engines=engines[3:]).tokens(300.0) is None
+    partly = Sample(at_seconds=100.0, engines=(engine(), replace(engine(), generation_tokens_total=None)))
+    engines = [served(99.0, 1), partly, served(100.0, 10), served(200.0, None), served(300.0, 25), served(400.0, 30)]
+    assert 20 == past((400.0, allocator()), engines=[*engines, served(401.0, 99)]).tokens(300.0)
+    assert past((400.0, allocator()), engines=[*engines[5:], served(401.0, 99)]).tokens(300.0) is None
     assert past((400.0, allocator()), engines=(served(400.0, None), served(400.0, None))).tokens(300.0) is None
     assert past((400.0, allocator())).tokens(300.0) is None
 
@@ -152,7 +155,11 @@ def test_what_came_and_went_is_not_watched() -> None:
     assert watched(past((9.0, small), (10.0, large), (610.0, large), engines=before), DEFAULT_LIMITS)
     assert not watched(past((0.0, large), (300.0, small), (600.0, large), engines=idle), DEFAULT_LIMITS)
     assert not watched(past((0.0, large), (300.0, untold), (600.0, large), engines=idle), DEFAULT_LIMITS)
+    for half_told in (replace(large, releasable_bytes=None), replace(large, stranded_bytes=None)):
+        assert not watched(past((0.0, large), (600.0, half_told), engines=idle), DEFAULT_LIMITS)
     assert not watched(past((0.0, large), (600.0, large)), DEFAULT_LIMITS)
+    busy_at_the_end = (idle[0], served(600.0, 0, 1))
+    assert not watched(past((0.0, large), (600.0, large), engines=busy_at_the_end), DEFAULT_LIMITS)
     busy_outside = (served(9.0, 0, 1), *before, served(611.0, 0, 1))
     assert watched(past((10.0, large), (610.0, large), engines=busy_outside), DEFAULT_LIMITS)
 
@@ -195,17 +202,16 @@ def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
     )
 
 
-def loaded(*gaps: int | None, served_first: int | None = 0, served_last: int = 3600, step: float = 600.0) -> Timeline:
-    """A process with so much unused at each reading, and the prompt tokens of an engine beside it."""
+def loaded(
+    *gaps: int | None, served_first: int | None = 0, served_last: int | None = 3600, step: float = 600.0
+) -> Timeline:
+    """A process with so much unused at each reading, and the prompt tokens of an engine beside it and an idle one."""
     samples = []
     for number, size in enumerate(gaps):
         one = allocator(memory=MEMORY) if size is None else split_of(size)
         prompts = served_first if number == 0 else served_last
-        samples.append(
-            Sample(
-                at_seconds=step * number, allocators=(one,), engines=(replace(engine(), prompt_tokens_total=prompts),)
-            )
-        )
+        page = (replace(engine(), prompt_tokens_total=prompts), engine(label="1"))
+        samples.append(Sample(at_seconds=1000.0 + step * number, allocators=(one,), engines=page))
     return Timeline(samples=tuple(samples))
 
 
@@ -232,6 +238,7 @@ def split_of(size_bytes: int) -> Allocator:
         (loaded(USUAL_BYTES + 9, USUAL_BYTES + 1, served_first=1201), None),
         (loaded(USUAL_BYTES + 9, USUAL_BYTES + 1, served_first=3600), None),
         (loaded(USUAL_BYTES + 9, USUAL_BYTES + 1, served_first=None), None),
+        (loaded(USUAL_BYTES + 9, USUAL_BYTES + 1, served_first=None, served_last=None), None),
         (loaded(None, None), None),
     ],
 )

@@ -95,6 +95,7 @@ def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: 
     assert {called: "fault", open_: "unknown"} == alone
     (untold,) = of(fleet.findings, open_)
     assert untold.summary == UNDECIDED
+    assert UNDECIDED in of(fleet.findings, called)[0].summary
 
 
 def test_young_replicas_are_not_compared() -> None:

@@ -167,6 +167,9 @@ def test_growth_at_idle_is_the_control() -> None:
     for readings, expected in ((idle, 7 * MIB), (idle[:2], 400 * MIB), (idle[:1], None), ([device(1), *idle], 7 * MIB)):
         (actual,) = device_growths(run(STILL, idle=readings), KNOWN, DEFAULT_LIMITS, step="load")
         assert expected == actual.idle_bytes
+    whole = run(STILL, idle=idle)
+    unended = replace(whole, marks=(whole.marks[0], *whole.marks[2:]))
+    assert [None] == [one.idle_bytes for one in device_growths(unended, KNOWN, DEFAULT_LIMITS, step="load")]
 
 
 def torch(live: int, reserved: int, process_mib: int | None = None, pid: int = 100) -> Allocator:

@@ -114,7 +114,7 @@ def test_a_burst_needs_engines_that_answer() -> None:
     assert assess(climb, LIMITS, served_since_seconds=1800.0).burst is None
 
 
-@pytest.mark.parametrize(("minutes", "hours"), [(74, [1.0]), (75, [1.0, 1.25])])
+@pytest.mark.parametrize(("minutes", "hours"), [(59, []), (60, [1.0]), (74, [1.0]), (75, [1.0, 1.25])])
 def test_the_whole_history_is_a_window_once_it_is_a_quarter_longer(minutes: int, hours: list[float]) -> None:
     """Than the longest window that it fills."""
     times = [60.0 * minute + 30.0 for minute in range(minutes)]
@@ -152,6 +152,8 @@ CURVES: dict[str, Callable[[float], float]] = {
     "steps up": lambda hour: 300 * MB * (hour // 0.8),
     "steps both ways": lambda hour: 60 * MB * hour + 500 * MB * (3.0 < hour < 5.0) + 400 * MB * (hour > 9.5),
     "waves": lambda hour: 80 * MB * hour + 90 * MB * math.sin(hour * 2.0),
+    "began lately": lambda hour: 400 * MB * max(hour - 10.9, 0.0),
+    "still": lambda hour: 0.0,
 }
 
 
@@ -159,6 +161,8 @@ def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
     """Of every window over twelve hours, by curve and by kinds of drawn memory with a leak of 60 MB an hour."""
     found = {name: assess(series(above, 12.0), LIMITS) for name, above in CURVES.items()}
     found |= {f"drawn: {kind}": drawn(kind, 5, 13.0, 60.0) for kind in ("load cycles", "fast noise", "ratchet")}
+    for tick in (20.0, 90.0, 300.0):
+        found |= {f"{name}: {tick:.0f} s": assess(series(of, 31.0, tick=tick), LIMITS) for name, of in CURVES.items()}
     lines = [
         ", ".join([name, *(f"{value:.3g}" if isinstance(value, float) else str(value) for value in astuple(rounded))])
         for name, assessment in found.items()
@@ -168,6 +172,18 @@ def test_each_gate_has_its_figures(golden: Callable[[str, str], None]) -> None:
     ]
     names = ", ".join(["series", *(each.name for each in fields(GrowthEvidence))])
     golden("figures/growth.txt", "\n".join([names, *lines]) + "\n")
+
+
+def test_the_longest_of_what_is_pending_decides() -> None:
+    """Before what the longest window says, and after the shortest fault; a fault lasts as long as its own window."""
+    none, *_ = assess(series(lambda hour: 0.0, 8.0), LIMITS).windows
+    slow = replace(none, status="unknown", reason="slowing", window_hours=3.0)
+    recent, short = replace(slow, reason="recent"), replace(slow, reason="recent", window_hours=1.0)
+    asked = ((short, slow, none), (short, recent, none), (replace(none, strength=9.0), none))
+    assert [slow, recent, none] == [Assessment(seconds=1.0, windows=each).decides for each in asked]
+    fault = replace(none, status="fault", window_hours=3.0)
+    found = Assessment(seconds=1.0, windows=(short, fault, none))
+    assert (fault, True, False) == (found.decides, found.lasts(3.0), found.lasts(3.1))
 
 
 def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:

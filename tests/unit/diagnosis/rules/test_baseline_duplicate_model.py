@@ -33,6 +33,7 @@ def test_weights_held_twice_are_a_fault() -> None:
         ("unexplained", 7 * GIB, "bytes", "computed"),
         ("allowance", 1100 * MIB + int(0.08 * 32 * GIB), "bytes", "computed"),
     ] == rows(actual)
+    assert "2 times" in actual.summary
 
 
 def small(weights: int) -> World:
@@ -177,7 +178,7 @@ def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) ->
     samples = tuple(
         Sample(
             at_seconds=15.0 * number,
-            engines=engines,
+            engines=None if number else engines,
             devices=(device(total_bytes=80 * GIB, processes=(process(100, int(held * GIB)),)),),
         )
         for number, held in enumerate(held_gib)
@@ -202,9 +203,10 @@ def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
         ((12.5, 14.5, 16.5, 18.5, 20.5, 22.5, 24.5, 24.5), None, "unknown"),
         ((12.5, 24.6, 24.6, 24.6), None, "unknown"),
         ((12.5, 12.5, 24.6, 12.5), None, "unknown"),
+        ((12.5, 12.5, 18.0, 24.6, 24.6), None, "unknown"),
         ((12.5, 12.5, 24.6, 24.6, 24.6), (engine(),), "unknown"),
     ],
-    ids=["less than twice", "another size", "a slope", "no level before", "for a moment", "an engine with a pool"],
+    ids=["less than twice", "another size", "a slope", "no level", "for a moment", "two steps", "with a pool"],
 )
 def test_what_is_no_clear_copy_without_a_pool(
     held: tuple[float, ...], page: tuple[Engine, ...] | None, status: str
@@ -229,6 +231,7 @@ def test_the_figures_of_a_copy_without_a_pool() -> None:
         ("step_to_weights", 1.025, "ratio", "computed"),
     }
     assert figures == {(one.name, one.value, one.unit, one.source) for one in actual.evidence}
+    assert "12.3 GiB more" in actual.summary
 
 
 @pytest.mark.parametrize(
@@ -242,7 +245,7 @@ def test_the_figures_of_a_copy_without_a_pool() -> None:
         ((12.5, 12.5, 24.5, 24.87), "unknown"),
         ((12.0, 12.0, 24.0, 24.0), "suspect"),
         ((11.99, 11.99, 24.0, 24.0), "unknown"),
-        ((13.07, 13.07, 25.0, 25.0), "suspect"),
+        ((12.0 + 1100 / 1024, 12.0 + 1100 / 1024, 25.0, 25.0), "suspect"),
         ((13.08, 13.08, 25.0, 25.0), "unknown"),
         ((12.5, 12.5, 24.15, 24.15), "suspect"),
         ((12.5, 12.5, 24.13, 24.13), "unknown"),
@@ -273,6 +276,14 @@ def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
     (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
 
     assert ("suspect", int(12.5 * GIB)) == (actual.status, evidence(actual)["before_step"])
+
+
+def test_every_gpu_of_the_server_has_to_tell_its_bytes() -> None:
+    """What one of two does not report could be a copy, or none."""
+    devices = (device(processes=(process(100, 20 * GIB),)), device(1, processes=(process(101, None),)))
+    known = Facts(pools=(pool(),), server_pids=(100, 101), weights_bytes=GIB)
+    (actual,) = judge(Timeline(samples=(Sample(at_seconds=1.0, devices=devices),)), known, DEFAULT_LIMITS)
+    assert ("unknown", ()) == (actual.status, actual.evidence)
 
 
 @pytest.mark.parametrize("known", [Facts(weights_bytes=12 * GIB), Facts(server_pids=(100,), weights_bytes=0)])

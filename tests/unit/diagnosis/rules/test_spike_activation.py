@@ -48,6 +48,7 @@ def test_failed_request_of_ours_is_judged_by_its_message(step: str, message: str
 
     asked = evidence(actual)["requested"]
     assert (expected, step) == (actual.status, evidence(actual)["step"])
+    assert ("512 MiB free" in actual.summary) == (expected == "fault")
     assert asked == (5 * GIB // 2 if message is OOM_WITH_ROOM else 3 * GIB)
 
 
@@ -78,12 +79,13 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
     [
         (1536 * MIB, 3 * GIB, "ok"),
         (1536 * MIB - 1, 3 * GIB, "fault"),
+        (1, 1536 * MIB + 1, "ok"),
         (-GIB, 3 * GIB, "fault"),
         (0, 1536 * MIB + 1, "fault"),
         (0, 1536 * MIB, "suspect"),
         (GIB, 1 * GIB, "suspect"),
     ],
-    ids=["all that is short", "a byte less", "gave back", "a byte short", "just enough", "more than enough"],
+    ids=["all that is short", "a byte less", "a byte of one", "gave back", "a byte short", "just enough", "more"],
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
     """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""

@@ -80,6 +80,13 @@ def test_a_device_under_load_gets_its_status(timeline: Timeline, status: str) ->
     assert status == activation(timeline).status
 
 
+def test_why_no_device_is_judged_is_said() -> None:
+    """No load, no reading, a gap's own reason, or no sample."""
+    busy, lost = (BUSY, None), (GPU_LOST, None)
+    told = [activation(readings(*each)).summary for each in ([(IDLE, None)], [busy], [busy, lost], [])]
+    assert all(why in one for why, one in zip(["no request", "no GPU", GPU_LOST.reason, "no GPU"], told, strict=True))
+
+
 FULL = split(live_bytes=8 * GIB, releasable_bytes=0, largest_free_block_bytes=0, fits=False)
 PIECES = split(live_bytes=4 * GIB, releasable_bytes=0, stranded_bytes=4 * GIB, largest_free_block_bytes=64 * MIB)
 FAILED = FailedAllocation(age_seconds=20.0, asked_bytes=3 * GIB, free_bytes=512 * MIB, split=FULL)
@@ -167,6 +174,7 @@ def test_deaths_while_serving_are_counted(times: int, least: int) -> None:
     """Its last words are not seen: how often it ended and what was free before are, of the newest."""
     (actual,) = spike_activation.judge(dies(times), ONE_GPU, DEFAULT_LIMITS)
     assert "unknown" == actual.status
+    assert ("once" if times == 1 else f"{times} times") in actual.summary
     assert [
         ("exits_while_serving", times, "times", "engine"),
         ("gpu", 2, "index", "nvml"),

@@ -9,10 +9,11 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
+from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.model import Engine, Facts, Finding, Mark, Outcome, Sample, Timeline
-from tests.builders.answers import evidence, finding, rows
+from tests.builders.answers import containing, evidence, finding, rows
 from tests.builders.runs import judged, run
-from tests.builders.values import MIB, engine, holding, pool, seen
+from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
 from tests.builders.worlds import World, facts
 
 ONE_POOL = Facts(pools=(pool(),))
@@ -39,6 +40,26 @@ def test_blocks_that_every_request_leaves_behind_are_a_fault() -> None:
         ("leaked_ratio", 84 / 6144, "ratio", "engine"),
         ("requests_until_pool_full", 1515, "requests", "computed"),
     ] == rows(actual)
+    assert "(168 MiB)" in actual.summary
+
+
+def test_the_rate_is_that_of_what_came_after_the_first_idle_interval() -> None:
+    """Of 49 blocks 7 were there before: 21 requests kept 2 each, and 6,095 more blocks last 3,048 requests."""
+    kept, stood = (World(held_at_start_blocks=7, leaked_blocks_per_request=each) for each in (2, 0))
+    actual = verdict(run(kept), facts(kept))
+    assert 3048 == evidence(actual)["requests_until_pool_full"]
+    assert "+2 per request" in actual.summary
+    assert "per request" not in verdict(run(stood), facts(stood)).summary
+
+
+def test_why_nothing_is_known_is_said() -> None:
+    """A pool that is not reported, a gap's own reason, a restart since, or a server without a pause."""
+    silent = Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),))
+    awake = Timeline(samples=(*silent.samples, Sample(at_seconds=2.0, engines=(holding(9, running=1),))))
+    restarted = seen(*BEFORE, *counted(busy(), 0))
+    assert [NO_ANSWER.reason] * 2 == [verdict(silent, of).summary for of in (ONE_POOL, Facts())]
+    assert NO_POOL == verdict(Timeline(samples=()), Facts()).summary
+    assert [containing("never idle"), containing("restarted")] == [verdict(one).summary for one in (awake, restarted)]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +125,7 @@ BEFORE = counted(PROVEN, 50_000)
         pytest.param((*PROVEN, *busy(), holding(0)), "fault", id="one sample, none"),
         pytest.param((*PROVEN, *busy(), holding(90), holding(41), holding(40)), "fault", id="as many at the end"),
         pytest.param((*PROVEN, *busy(), holding(90), holding(40), holding(39)), "unknown", id="fewer at the end"),
+        pytest.param((*floors(0, 1), *busy(), holding(2), holding(1)), "fault", id="one block at the end"),
         pytest.param((*idle(0), *busy(), holding(9), holding(0)), "unknown", id="empty, falls to 0"),
         pytest.param((*idle(0), *busy(), holding(9), holding(1)), "unknown", id="empty, falls to 1"),
         pytest.param((*idle(0), *busy(), holding(0), holding(9)), "unknown", id="empty, rises"),
@@ -136,6 +158,16 @@ def test_growth_is_that_since_the_pool_was_last_empty() -> None:
     lasts = (growth.exhaustion_low_seconds, growth.exhaustion_seconds, growth.exhaustion_high_seconds)
     assert [50 * MIB, 100 * MIB, 150 * MIB] == pytest.approx(rates)
     assert [81.387, 122.08, 244.16] == pytest.approx(lasts, abs=0.01)
+    assert "+352 GiB/h, full in 2 min" in verdict(seen(*floors(500, 0, 30, 40))).summary
+
+
+def test_growth_that_went_back_has_no_slowest_rate() -> None:
+    """So that nothing says when the pool is full at the latest; the fastest is that up to the third of five floors."""
+    growth = verdict(seen(*floors(0, 50, 60, 40, 45))).growth
+    assert growth is not None
+    assert (0.0, None) == (growth.low_bytes_per_second, growth.exhaustion_high_seconds)
+    assert pytest.approx(45 * 2 * MIB / 1.6) == growth.bytes_per_second
+    assert pytest.approx(150 * MIB) == growth.high_bytes_per_second
 
 
 @pytest.mark.parametrize(
@@ -143,6 +175,7 @@ def test_growth_is_that_since_the_pool_was_last_empty() -> None:
     [
         pytest.param(seen(*floors(0, 40)), id="two idle intervals"),
         pytest.param(seen(*floors(40, 30, 35)), id="fewer than at first"),
+        pytest.param(seen(*floors(40, 40, 40, 40)), id="as many as at first"),
         pytest.param(run(World(leaked_blocks_per_request=4)), id="the load of test steps"),
     ],
 )
@@ -241,11 +274,20 @@ def test_blocks_that_a_connector_may_hold_are_suspect(ticks: int, status: str, w
     assert without == verdict(every_half_minute(*pages), ONE_POOL).status
 
 
+def test_a_connectors_timeout_counts_from_the_last_work() -> None:
+    """Or from the first reading, where no work was seen."""
+    held = [holding(40)] * 9
+    found = [every_half_minute(*each) for each in ([*held, *held[:8]], [*held, *held[:7]], [*held, *busy(), *held])]
+    assert ["fault", "suspect", "suspect"] == [verdict(each, CONNECTED).status for each in found]
+
+
 def test_late_frees_have_their_figures() -> None:
     """The longest and the most of them, which need not be the same; blocks under load are no late ones."""
     assert "ok" == of_readings(*busy(3072, 30), *idle(0), engine()).status
     actual = of_readings(*late((1_536, 4), (768, 10)))
     assert "suspect" == actual.status
+    assert "idle, 2 times;" in actual.summary
+    assert "idle, once;" in of_readings(*late((1_536, 4))).summary
     assert [
         ("idle_intervals", 2, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
@@ -358,6 +400,7 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int) -> None:
     actual = never_idle(lambda _, running: each * running)
 
     assert "ok" == actual.status
+    assert ("6 h" in actual.summary) == (each == 50)
     assert [
         ("window", 6.0, "hours", "kvdiag"),
         ("min_blocks_under_load", 4 * each, "blocks", "engine"),
