@@ -337,7 +337,7 @@ class _Minutes:
         if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
             return replace(evidence, reason="recurring")
         tails = (stats.drift_tail(smooth, pieces) for pieces in limits.drift_pieces)
-        p_drift = min(tail for tail in tails if tail is not None)
+        p_drift = min((tail for tail in tails if tail is not None), default=1.0)
         evidence = replace(evidence, status="unknown", p_drift=p_drift)
         if evidence.strength < limits.suspect_strength:
             return replace(evidence, reason="weak")
