@@ -1,12 +1,10 @@
-"""leak.kv_blocks: blocks in use while idle, late frees, and pools that are never idle."""
+"""leak.kv_blocks: blocks in use while idle, and late frees. Pools that are never idle: blocks/test_busy_pool.py."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.diagnosis.timeline_queries import NO_POOL
@@ -310,51 +308,6 @@ def of_readings(*pages: Engine) -> Finding:
     return verdict(every_half_minute(*pages))
 
 
-def working(hours: float, *, base: float = 200.0, each: float = 150.0, lost_per_hour: float = 0.0) -> list[Engine]:
-    """A server that is never idle: 4 to 20 requests by the time of day, each with so many blocks, and blocks lost."""
-    pages = []
-    for number in range(round(hours * 3600.0 / TICK_SECONDS)):
-        passed = number * TICK_SECONDS / 3600.0
-        running = 12 + round(7.5 * math.sin(passed * math.pi / 6.0)) + number % 2
-        blocks = base + each * running + 40.0 * (number % 5) + lost_per_hour * passed
-        pages.append(holding(round(blocks), running=running))
-    return pages
-
-
-@pytest.mark.parametrize(
-    ("readings", "status", "figures"),
-    [
-        (working(12.0, base=0.0, each=10.0), "ok", True),
-        (working(12.0), "ok", True),
-        (working(12.0, lost_per_hour=50.0), "unknown", True),
-        (working(3.0), "unknown", False),
-        ([*working(3.0), *working(3.0, base=1000.0)] * 4, "unknown", False),
-    ],
-    ids=["hardly used", "used", "rising", "a few hours", "uneven"],
-)
-def test_a_server_that_is_never_idle_is_judged_by_its_lowest_readings(
-    readings: list[Engine], status: str, figures: bool
-) -> None:
-    """What cannot be held, or does not grow, is no leak; what may be one needs an idle moment."""
-    actual = of_readings(*readings)
-    assert status == actual.status
-    assert figures == bool(actual.evidence)
-
-
-def test_a_busy_server_that_is_well_is_ok() -> None:
-    """That it had no idle minute is no reason to doubt it."""
-    timeline = every_half_minute(*working(12.0))
-    assert "ok" == diagnose(timeline, ONE_POOL).worst
-    assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
-
-
-def test_the_life_before_a_restart_bounds_nothing() -> None:
-    """The lowest readings of the engine that is there now count, from its first one on."""
-    before = [replace(one, prompt_tokens_total=9_000 + number) for number, one in enumerate(working(12.0))]
-    after = [replace(one, prompt_tokens_total=number) for number, one in enumerate(working(2.0))]
-    assert "unknown" == of_readings(*before, *after).status
-
-
 BUSY = [holding(900, running=9)] * 2
 
 
@@ -382,45 +335,3 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
     actual = verdict(seen(*idle(5), *BUSY), known)
     assert status == actual.status
-
-
-def never_idle(held: Callable[[float, int], float]) -> Finding:
-    """The finding on six hours of 4 to 6 running requests, by the blocks held at an hour beside so many."""
-    samples = []
-    for number in range(241):
-        running = 4 + number // 4 % 3
-        blocks = round(held(number / 40, running)) + 30 * (number % 4)
-        samples.append(Sample(at_seconds=90.0 * number, engines=(holding(blocks, running=running),)))
-    return verdict(Timeline(samples=tuple(samples)))
-
-
-@pytest.mark.parametrize("each", [15, 50], ids=["bounded", "flat"])
-def test_a_busy_server_that_is_well_has_its_figures(each: int) -> None:
-    """Four requests at the least; growth of a block in all the six hours would show, 1 / 6 in an hour."""
-    actual = never_idle(lambda _, running: each * running)
-
-    assert "ok" == actual.status
-    assert ("6 h" in actual.summary) == (each == 50)
-    assert [
-        ("window", 6.0, "hours", "kvdiag"),
-        ("min_blocks_under_load", 4 * each, "blocks", "engine"),
-        ("running_at_min", 4, "requests", "engine"),
-        ("min_blocks_growth_per_hour", pytest.approx(0.0, abs=0.001), "blocks", "engine"),
-        ("detection_limit_per_hour", pytest.approx(1 / 6, abs=0.001), "blocks", "computed"),
-    ] == rows(actual)
-
-
-def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() -> None:
-    """Twenty blocks an hour more beside as many requests: a leak, or longer requests."""
-    actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
-    # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
-    assert "unknown" == actual.status
-    assert pytest.approx(20.0, rel=0.02) == evidence(actual)["min_blocks_growth_per_hour"]
-    assert pytest.approx(280, abs=9) == evidence(actual)["min_blocks_under_load"]
-
-
-def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
-    """A run of steps makes idle moments itself: traffic in between is another's, and is told as such."""
-    busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
-    mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
-    assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]
