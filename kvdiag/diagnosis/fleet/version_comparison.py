@@ -21,9 +21,9 @@ from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.stats import Interval, rank_tests
 
-Course = Literal["grows", "inconclusive", "ended", "flat", "untested"]
+Course = Literal["grows", "inconclusive", "ended", "small", "flat", "untested"]
 """Grows: by every gate. Inconclusive: it grows, but among so many tests by chance perhaps. Ended: it grew, and stopped.
-Flat: no growth that would count. Untested: too few replicas report it."""
+Small: it grows, by less than counts. Flat: no common growth. Untested: too few replicas report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +147,10 @@ def _goes_on(later_per_hour: float, per_hour: Interval, least: float, limits: Li
 
 def _course(growth: VersionGrowth, limits: Limits) -> Course:
     least = _least_per_hour(growth.component, limits)
-    if growth.p_value >= limits.fleet.significance or growth.per_hour.middle <= least:
+    if growth.p_value >= limits.fleet.significance:
         return "flat"
+    if growth.per_hour.middle <= least:
+        return "small"
     if not _goes_on(growth.later_per_hour, growth.per_hour, least, limits):
         return "ended"
     return "grows" if growth.false_discovery_ratio <= limits.fleet.discovery_ratio else "inconclusive"

@@ -15,7 +15,6 @@ from rich.text import Text
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.version_comparison import Course
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.formatting import format_count, format_p_value, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
@@ -33,6 +32,7 @@ COURSES: dict[Course, tuple[str, str]] = {
     "inconclusive": ("perhaps", "magenta"),
     "untested": ("too few", "magenta"),
     "ended": ("ended", "green"),
+    "small": ("too small", "green"),
     "flat": ("flat", "green"),
 }
 """The words and colours of courses, in the order of the table."""
@@ -124,9 +124,8 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
     order = list(COURSES)
     ordered = sorted(growths, key=lambda one: (order.index(one.course), -one.per_hour.middle))
     for one in ordered[:MAX_ROWS]:
-        certain = one.p_value < DEFAULT_LIMITS.fleet.significance
         table.add_row(
-            Text("too small", style="green") if one.course == "flat" and certain else Text(*COURSES[one.course]),
+            Text(*COURSES[one.course]),
             plain(_title(one.version)),
             plain(one.component.label),
             one.component.amount(one.per_hour.middle),

@@ -73,7 +73,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
 @pytest.mark.parametrize(
     ("summaries", "course"),
     [
-        (six([2.0] * 6), "flat"),  # 2 MB/h do not count
+        (six([2.0] * 6), "small"),  # 2 MB/h do not count
         (six([2.1] * 6), "grows"),
         (six([*SIX[:5], -1.0]), "flat"),  # one of six that falls by the least: chance once in 32 times
         (six(SIX, later=0.5), "ended"),  # half as fast later
@@ -81,7 +81,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
         (six([3.0] * 6, later=2.0 / 3.0), "ended"),  # 2 MB/h of 3 do not count
         (six([3.0] * 6, later=2.1 / 3.0), "grows"),
         (six(SIX[:5]), "untested"),
-        (six([0.25 / MB] * 6, "kv_held_idle"), "flat"),  # a quarter of a block in an hour
+        (six([0.25 / MB] * 6, "kv_held_idle"), "small"),  # a quarter of a block in an hour
         (six([0.26 / MB] * 6, "kv_held_idle"), "grows"),
         (six(SIX, floor=0.0, downs=3), "flat"),  # 18 falls and no rise: what comes back is no growth
         ([*six(SIX[:5], floor=0.0, downs=0), made({"torch_live": 20.0}, "z")], "grows"),
