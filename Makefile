@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
-# Without byte code every process that a test starts compiles kvdiag anew, and every worker the tests.
+# Without byte code every process that a test starts compiles kvdiag again, and every worker the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests mostly wait for servers: twice as many workers as a small machine has cores keep it busy.
@@ -15,12 +15,13 @@ GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 DEMO ?= .cache/demo
 PYZ ?= dist/kvdiag.pyz
+PACKAGES ?= dist/packages
 SBOM ?= dist/kvdiag.cdx.json
 HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz sbom pictures screenshots docs check format lock clean
+.PHONY: help demo test everyday test-all bench bench-diagnosis soak fuzz mutation gpu-check packages pyz sbom pictures screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,7 +42,7 @@ everyday: $(VENV)/.dev
 test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)
 	@$(PYTEST) -m long
 
-bench: $(VENV)/.dev  ## Measure kvdiag beside other tools: verdicts and cost, in one table (half an hour)
+bench: $(VENV)/.dev  ## Compare kvdiag with other tools: verdicts and cost, in one table (half an hour)
 	@$(BIN)/python -m tests.quality.bench.table $(BENCH)
 
 bench-diagnosis: $(VENV)/.dev  ## Score the diagnosis on reported incidents, healthy servers and leaks (minutes)
@@ -76,6 +77,10 @@ pyz: $(VENV)/.dev  ## Build dist/kvdiag.pyz: one file for this platform's Python
 	@$(BIN)/python deploy/pyz/insert.py $(PYZ)
 	@rm -rf $(PYZ).d
 
+packages: $(VENV)/.dev  ## Build wheel and sdist into dist/packages
+	@rm -rf $(PACKAGES)
+	@$(UV) build --quiet --require-hashes --build-constraints deploy/tools.txt --no-create-gitignore --out-dir $(PACKAGES)
+
 sbom: $(VENV)/.dev  ## Write dist/kvdiag.cdx.json: what kvdiag depends on, as CycloneDX
 	@mkdir -p $(dir $(SBOM))
 	@$(UV) export --quiet --frozen --no-dev --extra web --format cyclonedx1.5 --output-file $(SBOM)
@@ -87,9 +92,9 @@ screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, lig
 pictures: $(VENV)/.dev  ## Renew the pictures of README and the boards (20 minutes)
 	@$(BIN)/python -m tests.integration.dashboards.pictures .assets
 
-docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
+docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline; a link that leads nowhere fails
 	@$(UV) sync --quiet --frozen --inexact --group docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(VENV)/.dev  ## Check formatting, lint, types, import contracts and language
 	@$(BIN)/ruff format --check --quiet .

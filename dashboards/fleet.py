@@ -14,9 +14,9 @@ from dashboards.queries import (
     VARIABLES,
     WRONG,
     each,
-    gone,
     own,
     ratio,
+    silent,
     verdict_codes,
     vllm,
 )
@@ -29,7 +29,7 @@ def _count(title: str, description: str, status: str, steps: Json) -> Panel:
     return stat(
         title,
         f"{description}\n\nMetrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
-        "`kvdiag_diagnosis_timestamp_seconds`",
+        "`kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`",
         f"sum({_BY_REPLICA} == bool {CODES[status]})",
         unit="none",
         steps=steps,
@@ -50,12 +50,12 @@ def _counts() -> Row:
                 "unknown",
                 ANY_UNKNOWN,
             ),
-            _count("Nothing found", "Replicas with a current diagnosis and no fault.", "ok", PLAIN),
+            _count("Nothing found", "Replicas with a current diagnosis that found no fault or suspect.", "ok", PLAIN),
             stat(
                 "Silent",
                 "Replicas whose kvdiag answered within the time range and no longer does: scaled down or crashed. No "
                 "other panel counts them.\n\nMetric: `kvdiag_build_info`",
-                f"count({gone()}) or 0 * count({own('build_info')})",
+                f"count({silent()}) or 0 * count({own('build_info')})",
                 unit="none",
                 steps=ANY,
                 width=4,
@@ -93,7 +93,7 @@ def _replicas() -> Row:
                 "board. *Problems* are verdicts that are suspect or fault. *In flight* is running and waiting requests "
                 "relative to the pool's capacity.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
-                "`kvdiag_diagnosis_timestamp_seconds`, "
+                "`kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
                 "`kvdiag_requests_running`, `kvdiag_requests_waiting`, `kvdiag_requests_concurrency_limit`, "
                 "`kvdiag_requests_max_concurrency`, "
@@ -128,7 +128,7 @@ def _replicas() -> Row:
                 "Verdict of each replica over time",
                 "The worst verdict of each replica. A gap: its kvdiag did not answer.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
-                "`kvdiag_diagnosis_timestamp_seconds`",
+                "`kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`",
                 Target(expr=_BY_REPLICA, legend="{{replica}}"),
                 mappings=MAPPINGS,
                 steps=STEPS,

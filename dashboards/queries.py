@@ -8,7 +8,7 @@ the variable `kvdiag`, which holds the kvdiag targets that stand beside the chos
 from __future__ import annotations
 
 from dashboards.grafana import Annotation, Variable
-from kvdiag.outputs.current_verdict import STALE_SECONDS as CURRENT_SECONDS
+from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS
 
 CODES = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
 """Of a status, so that the largest is what must be seen first."""
@@ -16,8 +16,8 @@ CODES = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
 UNKNOWN = 'status="unknown"'
 WRONG = 'status=~"suspect|fault"'
 
-STALE_SECONDS = round(CURRENT_SECONDS)
-"""Age above which a diagnosis is not shown as current, in the boards as on the status page."""
+SCRAPED_SILENT_SECONDS = SILENT_SECONDS + 60
+"""Age above which sampling has stopped, seen through Prometheus: a scrape may be a minute old."""
 
 
 def replica(expr: str) -> str:
@@ -61,28 +61,30 @@ def ratio(part: str, whole: str) -> str:
 
 def finding_codes(labels: str) -> str:
     """The worst status of each verdict as its code, by these labels."""
-    told = {code: own("finding", f'status="{status}"') for status, code in CODES.items()}
-    worst = " or ".join(f"{code} * {series}" for code, series in told.items())
+    series_of = {code: own("finding", f'status="{status}"') for status, code in CODES.items()}
+    worst = " or ".join(f"{code} * {series}" for code, series in series_of.items())
     return f"max by ({labels}) ({replica(worst)})"
 
 
 def verdict_codes() -> str:
     """The verdict on each replica as its code.
 
-    Unknown is also what it has not diagnosed yet, or any more, and a server whose page it does not read now.
+    Unknown is also what it has not diagnosed yet, or does not sample or diagnose any more, and a server whose page it
+    does not read now.
     """
     statuses = {code: own("diagnosis_status", f'status="{status}"') for status, code in CODES.items()}
-    told = " or ".join(f"{code} * {series}" for code, series in statuses.items())
-    worst = f"max by (replica, instance) ({replica(told)})"
+    newest = " or ".join(f"{code} * {series}" for code, series in statuses.items())
+    worst = f"max by (replica, instance) ({replica(newest)})"
     state, reading = own("server_state", 'state="lost"'), own("source_up", 'source=~"engine|vllm"')
     away = f"({state} == 1 or {reading} == 0)"
-    fresh = f"time() - {own('diagnosis_timestamp_seconds')} < {STALE_SECONDS}"
+    limits = (("sample", SCRAPED_SILENT_SECONDS), ("diagnosis", STALE_SECONDS))
+    fresh = " and ".join(f"time() - {own(f'{name}_timestamp_seconds')} <= {age}" for name, age in limits)
     every = f"max by (replica, instance) ({replica(own('build_info'))})"
     lost = f"{away} unless on (instance) ({worst} >= {CODES['suspect']})"
     return f"({worst} unless on (instance) ({lost})) and on (instance) ({fresh}) or {every} * 0 + {CODES['unknown']}"
 
 
-def gone() -> str:
+def silent() -> str:
     """Replicas whose kvdiag answered within the time range and does not now."""
     seen = f"last_over_time({own('build_info')}[$__range])"
     return f"{seen} unless on (instance) {own('build_info')}"

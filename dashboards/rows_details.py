@@ -32,8 +32,9 @@ def holders() -> Row:
                 width=8,
             ),
             graph(
-                "Spread between the GPUs of a replica, in tokens",
-                "Fullest minus emptiest device, as the KV cache that it costs every rank. 0 with one GPU.\n\n"
+                "KV cache lost to uneven GPUs, in tokens",
+                "Used bytes of the fullest minus the emptiest device, in tokens of KV cache that every rank loses. 0 "
+                "with one GPU.\n\n"
                 "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_kv_bytes_per_token`",
                 Target(expr=ratio(spread, each("max", "", own("kv_bytes_per_token"))), legend="{{replica}}"),
                 unit="short",
@@ -41,7 +42,7 @@ def holders() -> Row:
             ),
             graph(
                 "GPU memory by process",
-                "Device memory of each process. A process that is not the server's is foreign memory.\n\n"
+                "Device memory of each process. Memory of other processes than the server's is foreign memory.\n\n"
                 "Metric: `kvdiag_gpu_process_memory_bytes`",
                 Target(
                     expr=each("sum", "gpu, process", gpu("gpu_process_memory_bytes")),
@@ -126,7 +127,7 @@ def itself() -> Row:
         panels=(
             timeline(
                 "Sources",
-                "Whether the newest reading of each source succeeded.\n\nMetric: `kvdiag_source_up`",
+                "Whether the last read of each source succeeded.\n\nMetric: `kvdiag_source_up`",
                 Target(expr=each("min", "source", own("source_up")), legend="{{replica}} {{source}}"),
                 mappings=UP_MAPPINGS,
                 steps=UP_STEPS,
@@ -134,14 +135,14 @@ def itself() -> Row:
                 height=8,
             ),
             graph(
-                "Failed readings per second",
-                "Readings of a source that failed.\n\nMetric: `kvdiag_source_errors_total`",
+                "Failed reads per second",
+                "Failed reads of each source.\n\nMetric: `kvdiag_source_errors_total`",
                 Target(expr=each("sum", "source", rate(own("source_errors_total"))), legend="{{replica}} {{source}}"),
                 unit="ops",
             ),
             graph(
-                "Duration of a reading",
-                "How long the newest reading of each source took.\n\nMetric: `kvdiag_sample_duration_seconds`",
+                "Read duration",
+                "How long the last read of each source took.\n\nMetric: `kvdiag_sample_duration_seconds`",
                 Target(expr=each("max", "source", own("sample_duration_seconds")), legend="{{replica}} {{source}}"),
                 unit="s",
             ),

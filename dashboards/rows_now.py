@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.grafana import Json, Panel, Row, Target
 from dashboards.panels import by_name, fixed, graph, stat, table, timeline
 from dashboards.queries import (
-    STALE_SECONDS,
+    SCRAPED_SILENT_SECONDS,
     UNKNOWN,
     WRONG,
     each,
@@ -15,6 +15,7 @@ from dashboards.queries import (
     verdict_codes,
 )
 from dashboards.states import AGE, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
+from kvdiag.outputs.current_verdict import STALE_SECONDS
 
 _WORDS: list[Json] = [
     {
@@ -33,6 +34,7 @@ _COMPONENTS = {
     "kv_free": "light-orange",
     "kv_pool": "light-orange",
     "torch_other": "purple",
+    "torch_with_kv_pool": "dark-orange",
     "torch_unused": "light-purple",
     "torch_pending": "super-light-purple",
     "torch_private": "semi-dark-purple",
@@ -63,10 +65,11 @@ def health() -> Row:
         panels=(
             stat(
                 "Verdict",
-                "The worst verdict of the chosen replicas. *Unknown*: kvdiag has no diagnosis of the last "
-                f"{STALE_SECONDS // 60} minutes, or cannot read the engine or the driver.\n\n"
+                "The worst verdict of the chosen replicas. *Unknown*: kvdiag has no sample of the last "
+                f"{SCRAPED_SILENT_SECONDS // 60} minutes, no diagnosis of the last {STALE_SECONDS // 60}, or cannot "
+                "read the engine or the driver.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
-                "`kvdiag_diagnosis_timestamp_seconds`",
+                "`kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`",
                 f"max({verdict_codes()})",
                 unit="none",
                 steps=STEPS,
@@ -77,8 +80,8 @@ def health() -> Row:
             ),
             stat(
                 "Memory pressure",
-                "Of the fullest device: the higher of the KV pool's usage and the device's usage without reusable "
-                "bytes. 1 while requests wait for capacity.\n\nMetric: `kvdiag_memory_pressure_ratio`",
+                "For the fullest device: the higher of the KV pool's usage (1 while requests wait for capacity) and "
+                "the device's usage without the pool's free bytes.\n\nMetric: `kvdiag_memory_pressure_ratio`",
                 f"max({gpu('memory_pressure_ratio')})",
                 unit="percentunit",
                 steps=FULL,
@@ -87,7 +90,7 @@ def health() -> Row:
             ),
             stat(
                 "Time to exhaustion",
-                "Time until memory is exhausted at the observed growth; the shortest.\n\n"
+                "Shortest time until memory is exhausted at the observed growth.\n\n"
                 "Metric: `kvdiag_time_to_exhaustion_seconds`",
                 f"min({own('time_to_exhaustion_seconds')})",
                 unit="s",
@@ -148,22 +151,22 @@ def wrong() -> Row:
     holder = f"{own('finding_holder_info')} * on (instance, id) group_left (status) ({bad})"
     coloured: list[Json] = [
         by_name("Status", mappings=_WORDS, custom_cellOptions={"type": "color-text"}),
-        by_name("First seen in this range", unit="dateTimeFromNow"),
+        by_name("First found in this range", unit="dateTimeFromNow"),
         by_name("Exhausted in", unit="s", noValue="-"),
     ]
     return Row(
         title="What is wrong, and since when?",
         panels=(
             table(
-                "Wrong now",
-                "Verdicts that are suspect or fault now, since when within the time range, and the time until memory "
-                "is exhausted. An empty list alone is not healthy: see *Verdict* and *Unknown verdicts*. The runbook "
-                "of a verdict is `alerts/runbooks/<verdict>.md`.\n\n"
+                "Problems now",
+                "Verdicts that are suspect or fault now, when each was first found in the time range, and the time "
+                "until memory is exhausted. An empty list does not prove health: see *Verdict* and *Unknown verdicts*. "
+                "The runbook of a verdict is `alerts/runbooks/<verdict>.md`.\n\n"
                 "Metrics: `kvdiag_finding`, `kvdiag_finding_holder_info`, `kvdiag_time_to_exhaustion_seconds`",
                 keys={"replica": "Replica", "id": "Verdict", "status": "Status", "holder": "Holder"},
                 columns={
                     "Now": each("max", "id, status", bad),
-                    "First seen in this range": (f"1000 * {first} and {each('max', 'id, status', bad)}"),
+                    "First found in this range": (f"1000 * {first} and {each('max', 'id, status', bad)}"),
                     "Exhausted in": each("min", "id, status", left),
                     "Holder": each("max", "id, status, holder", holder),
                 },
@@ -236,7 +239,7 @@ def memory() -> Row:
             ledger_graph(12),
             table(
                 "Each GPU now",
-                "Used bytes of each device by component. *Pressure* excludes reusable bytes.\n\n"
+                "Used bytes of each device by component. *Pressure* leaves out the pool's free bytes.\n\n"
                 "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_gpu_memory_total_bytes`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_memory_component_bytes`",
                 keys={"replica": "Replica", "gpu": "GPU"},

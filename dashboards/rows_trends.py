@@ -15,7 +15,6 @@ from dashboards.queries import (
 )
 from dashboards.states import FULL, TIME_LEFT
 
-_GIB = 2**30
 _IDLE = f"{own('kv_used_bytes')} and ({own('requests_running')} + {own('requests_waiting')} == 0)"
 
 
@@ -34,7 +33,7 @@ def growth() -> Row:
             graph(
                 "KV cache in use while idle",
                 "Bytes of the pool in use although no request is running or waiting. 0 on a healthy "
-                "server; a line that rises is a leak of blocks. The line is straight while the server is busy.\n\n"
+                "server; a rising line is a leak of blocks. No samples while the server is busy.\n\n"
                 "Metrics: `kvdiag_kv_used_bytes`, `kvdiag_requests_running`, `kvdiag_requests_waiting`",
                 Target(expr=each("max", "engine", _IDLE), legend="{{replica}} engine {{engine}}"),
                 unit="bytes",
@@ -79,7 +78,7 @@ def growth() -> Row:
                 steps=TIME_LEFT,
             ),
             graph(
-                "Growth found",
+                "Growth by verdict",
                 "Growth of the memory that a verdict is about, with its lower and upper bound.\n\n"
                 "Metrics: `kvdiag_growth_bytes_per_second`, `kvdiag_growth_low_bytes_per_second`, "
                 "`kvdiag_growth_high_bytes_per_second`",
@@ -97,7 +96,8 @@ def growth() -> Row:
             graph(
                 "Reserved by torch and not allocated",
                 "Reserved minus allocated bytes. Most of it is cache "
-                "that torch reuses; only *stranded* is fragmentation. The line is at 2 GiB. Needs the agent.\n\n"
+                "that torch reuses; only *stranded* is fragmentation. The alert fires above 1.86 GiB (2e9 bytes). "
+                "Needs the agent.\n\n"
                 "Metrics: `kvdiag_torch_reserved_bytes`, `kvdiag_torch_allocated_bytes`, `kvdiag_torch_stranded_bytes`",
                 Target(expr=each("max", "gpu, rank", gap), legend="{{replica}} GPU {{gpu}} gap"),
                 Target(
@@ -109,7 +109,7 @@ def growth() -> Row:
                 width=8,
                 steps={
                     "mode": "absolute",
-                    "steps": [{"color": "transparent", "value": None}, {"color": "orange", "value": 2 * _GIB}],
+                    "steps": [{"color": "transparent", "value": None}, {"color": "orange", "value": 2e9}],
                 },
             ),
             graph(
@@ -131,8 +131,8 @@ def growth() -> Row:
             ),
             graph(
                 "Last failed allocation",
-                "Its size, and the device's free memory at that moment: more free than requested is fragmentation. "
-                "Needs the agent.\n\nMetrics: `kvdiag_oom_asked_bytes`, `kvdiag_oom_free_bytes`",
+                "The requested size, and the device's free memory at that moment: more free than requested is "
+                "fragmentation. Needs the agent.\n\nMetrics: `kvdiag_oom_asked_bytes`, `kvdiag_oom_free_bytes`",
                 Target(
                     expr=each("max", "gpu, process", gpu("oom_asked_bytes")), legend="{{replica}} {{process}} asked"
                 ),
@@ -143,7 +143,8 @@ def growth() -> Row:
             ),
             graph(
                 "Host memory",
-                "Anonymous memory of the server's processes, without file-backed pages: the most common leak.\n\n"
+                "Anonymous memory of the server's processes, without file-backed pages. Most leaks "
+                "are here.\n\n"
                 "Metrics: `kvdiag_host_anonymous_bytes`, `kvdiag_host_resident_bytes`",
                 Target(expr=each("max", "process", own("host_anonymous_bytes")), legend="{{replica}} {{process}}"),
                 Target(expr=each("sum", "", own("host_resident_bytes")), legend="{{replica}} resident, all processes"),
@@ -192,8 +193,8 @@ def pool() -> Row:
             ),
             graph(
                 "Waiting, by reason",
-                "*capacity*: for room in the pool or the batch. *deferred*: for another, temporary reason.\n\n"
-                "Metric: `vllm:num_requests_waiting_by_reason`",
+                "*capacity*: waiting for room in the pool or the batch. *deferred*: waiting for another, "
+                "temporary reason.\n\nMetric: `vllm:num_requests_waiting_by_reason`",
                 Target(
                     expr=each("sum", "reason", vllm("num_requests_waiting_by_reason")),
                     legend="{{replica}} {{reason}}",
@@ -214,8 +215,8 @@ def pool() -> Row:
             ),
             graph(
                 "Prompt length",
-                "Mean and 99th percentile of the finished requests. A long tail fills a pool that "
-                "the mean fits into.\n\nMetric: `vllm:request_prompt_tokens`",
+                "Mean and 99th percentile of the finished requests. A long tail can exhaust a pool "
+                "that is large enough for the mean.\n\nMetric: `vllm:request_prompt_tokens`",
                 Target(
                     expr=ratio(
                         each("sum", "", rate(vllm("request_prompt_tokens_sum"))),
@@ -241,7 +242,7 @@ def pool() -> Row:
             ),
             graph(
                 "Wasted block space",
-                "Ratio of the used blocks that holds no token. A few percent at most with paging.\n\n"
+                "Share of the used block space that holds no tokens. A few percent at most with paging.\n\n"
                 "Metric: `kvdiag_kv_waste_ratio`",
                 Target(expr=each("max", "engine", own("kv_waste_ratio")), legend="{{replica}} engine {{engine}}"),
                 unit="percentunit",

@@ -6,6 +6,7 @@ from dashboards.grafana import Json
 from dashboards.panels import thresholds
 from dashboards.queries import CODES
 from kvdiag.diagnosis.limits import PRESSURE
+from kvdiag.outputs.current_verdict import STALE_SECONDS
 
 TEXTS = {
     "ok": ("Nothing found", "green"),
@@ -32,8 +33,8 @@ UP_MAPPINGS: list[Json] = [
     {
         "type": "value",
         "options": {
-            "0": {"color": "red", "index": 0, "text": "Lost"},
-            "1": {"color": "green", "index": 1, "text": "Read"},
+            "0": {"color": "red", "index": 0, "text": "Down"},
+            "1": {"color": "green", "index": 1, "text": "Up"},
         },
     }
 ]
@@ -47,4 +48,4 @@ ANY: Json = thresholds((None, "green"), (1, "orange"))
 ANY_UNKNOWN: Json = thresholds((None, "green"), (1, TEXTS["unknown"][1]))
 ANY_IS_BAD: Json = thresholds((None, "green"), (1, "red"))
 TIME_LEFT: Json = thresholds((None, "red"), (6 * 3600, "orange"), (7 * 86_400, "green"))
-AGE: Json = thresholds((None, "green"), (60, "orange"), (900, "red"))
+AGE: Json = thresholds((None, "green"), (60, "orange"), (STALE_SECONDS, "red"))

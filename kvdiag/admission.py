@@ -3,6 +3,10 @@
 vLLM admits a request when its prompt fits at the moment and reserves no blocks for the output of running requests;
 when the pool runs out it preempts one and recomputes it later (vllm/v1/core/sched/scheduler.py::_preempt_request).
 This module counts the blocks that all requests will still need, from the lengths of finished requests.
+
+Decided in this order: longer than max_model_len (shed); no recent, complete sample (wait, as unknown); then for each
+engine: larger than the pool (shed), the only request (admit), blocks left beyond the reserve (admit), a queue that
+needs the whole pool (shed), else wait. The strictest engine decides, since the router's choice is not known.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Literal
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
 from kvdiag.diagnosis.limits import ADMISSION_LIMITS
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Engine, Facts, KvPool, Lengths
 
 Decision = Literal["admit", "wait", "shed"]
@@ -85,19 +90,19 @@ _MILDEST: tuple[Decision, ...] = ("shed", "wait", "admit")
 
 def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -> str | None:
     if not engines:
-        return "the server does not answer"
+        return "the server does not answer; check --url"
     if age_seconds > ADMISSION_LIMITS.stale_seconds:
-        return f"the newest sample is {age_seconds:,.0f} s old"
+        return f"the newest sample is {format_duration(age_seconds)} old; see the log of `kvdiag serve`"
     if (problem := curve_problem(facts)) is not None:
         return problem
     pools = {pool.engine for pool in facts.pools}
     for engine in engines:
         if engine.engine not in pools:
-            return f"engine {engine.engine} does not report its KV pool"
+            return f"engine {engine.engine} does not report its KV pool; run `kvdiag doctor`"
         if engine.asleep:
-            return f"engine {engine.engine} is asleep"
+            return f"engine {engine.engine} is asleep; wake it up"
         if engine.kv_usage_ratio is None or engine.requests_running is None or engine.requests_waiting is None:
-            return f"engine {engine.engine} does not report its KV usage and requests"
+            return f"engine {engine.engine} does not report its KV usage and requests; run `kvdiag doctor`"
     return None
 
 
@@ -106,7 +111,7 @@ def _one(
 ) -> Advice:
     running, waiting = engine.requests_running or 0, engine.requests_waiting or 0
     longest_tokens = facts.max_model_len_tokens or pool.usable_blocks * pool.block_tokens
-    known = lengths if lengths is not None and lengths.finished >= ADMISSION_LIMITS.least_finished else None
+    known = lengths if lengths is not None and lengths.finished >= ADMISSION_LIMITS.min_finished else None
     output_tokens = (
         wish.max_tokens if known is None else known.quantile_tokens(ADMISSION_LIMITS.caution_ratio, wish.max_tokens)
     )
@@ -131,17 +136,18 @@ def _one(
     )
     usable, queued = pool.usable_blocks, waiting_blocks + promised_blocks
     if (whole_blocks := _blocks(wish.prompt_tokens + wish.max_tokens, facts)) > usable:
-        reason = f"{whole_blocks:,} blocks exceed the KV pool ({usable:,} blocks): the request can never be served"
+        reason = f"{plural(whole_blocks, 'block')}, more than the KV pool's {usable:,}: the request can never be served"
         return replace(numbers, decision="shed", reason=reason)
     if not (running or waiting or promised_blocks):
         return replace(numbers, decision="admit", reason="the server has no other request, and the whole request fits")
     room = _room(numbers)
     if room >= 0:
-        return replace(numbers, decision="admit", reason=f"{room:,} blocks stay free beyond the reserve")
-    if queued > ADMISSION_LIMITS.most_queued_ratio * usable:
-        reason = f"waiting and just-admitted requests already need {queued:,} blocks, more than the whole pool"
+        return replace(numbers, decision="admit", reason=f"{plural(room, 'block')} free beyond the reserve")
+    if queued > ADMISSION_LIMITS.max_queued_ratio * usable:
+        reason = f"waiting and just-admitted requests already need {plural(queued, 'block')}, more than the whole pool"
         return replace(numbers, decision="shed", reason=reason)
-    return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of the expected need of all requests")
+    reason = f"{plural(-room, 'block')} short of the expected need of all requests"
+    return replace(numbers, decision="wait", reason=reason)
 
 
 def _room(one: Advice) -> int:

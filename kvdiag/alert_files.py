@@ -1,4 +1,4 @@
-"""The alerting rules and runbooks that kvdiag ships: in the package, or in a checkout beside it."""
+"""The alerting rules and runbooks that kvdiag ships: in the package, or in a checkout next to it."""
 
 from __future__ import annotations
 

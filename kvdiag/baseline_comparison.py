@@ -1,7 +1,10 @@
 """One engine version or configuration against another, by what their test steps measured. Pure.
 
-A baseline has the figures of one run: idle memory, the pool, and the cost of the steps. A figure is worse if it means
-more memory for the same tokens, or less room for them.
+A baseline has the figures of one run: idle memory, the pool, and the cost of the steps. Costs are per token, so that
+runs whose loads were fitted to the server can be compared. A figure is worse if it means more memory for the same
+tokens, or less room for them; a difference counts only beyond the tolerance, the workspace of a library and one block,
+which vary from start to start. A verdict that only the newer run has is worse. What only one run shows is named and is
+not a change.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ CALLED = "called"
 """The unit of a verdict: 1 if it was found, 0 if not."""
 
 Worse = Literal["higher", "lower"]
-Outcome = Literal["same", "better", "worse", "not seen", "new"]
+Outcome = Literal["same", "better", "worse", "missing", "new"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One figure in both. `not seen`: the older run shows it, the newer does not; `new`: the other way round."""
+    """One figure in both. `missing`: only the older run has it; `new`: only the newer has it."""
 
     name: str
     unit: str
@@ -141,7 +144,7 @@ def changed_settings(before: Baseline, after: Baseline) -> tuple[tuple[str, str 
 
 
 def _idle(timeline: Timeline, diagnosis: Diagnosis) -> Iterable[Figure]:
-    used = _number(next((step for step in diagnosis.steps if step.id == "baseline"), None), "device_used_bytes")
+    used = next((step.measured.device_used_bytes for step in diagnosis.steps if step.id == "baseline"), None)
     if used is not None:
         yield Figure(name="idle.device_used", unit="bytes", value=used, worse="higher")
     parts: dict[str, int] = {}
@@ -176,8 +179,8 @@ def _pools(facts: Facts) -> Iterable[Figure]:
 
 
 def _step(step: StepResult) -> Iterable[Figure]:
-    tokens, held = _number(step, "tokens"), _number(step, "bytes")
-    blocks, kept = _number(step, "blocks"), _number(step, "blocks_kept")
+    figures = step.measured
+    tokens, held, blocks, kept = figures.tokens, figures.bytes, figures.blocks, figures.blocks_kept
     if tokens and blocks is not None:
         cost, grain = 1000.0 * blocks / tokens, 1000.0 / tokens
         name = f"{step.id}.blocks_per_1000"
@@ -188,12 +191,6 @@ def _step(step: StepResult) -> Iterable[Figure]:
         yield Figure(name=f"{step.id}.bytes_per_token", unit="bytes/token", value=cost, worse="higher", grain=grain)
     if kept is not None:
         yield Figure(name=f"{step.id}.blocks_kept", unit="blocks", value=kept, worse="higher")
-
-
-def _number(step: StepResult | None, name: str) -> float | None:
-    values = {one.name: one.value for one in step.measured} if step is not None else {}
-    value = values.get(name)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANCE_RATIO) -> tuple[Change, ...]:
@@ -217,7 +214,7 @@ def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANC
 
 def _outcome(was: Figure | None, now: Figure | None, tolerance_ratio: float) -> Outcome:
     if was is None or now is None:
-        return "new" if was is None else "not seen"
+        return "new" if was is None else "missing"
     apart = now.value - was.value
     least = MIN_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
     if abs(apart) <= max(tolerance_ratio * abs(was.value), least):

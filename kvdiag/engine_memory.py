@@ -1,8 +1,9 @@
 """What is known of each engine's memory beyond its KV pool, for the judge, which may import no engine.
 
 The data is engines/NAME/memory.json, also of engines whose metrics are not read: whether torch allocates the engine's
-device memory, whether `kvdiag fit` models its block manager, and its host caches, with the flags that limit them and
-their defaults. A limit on the command line is known; a default is assumed.
+device memory, whether `kvdiag fit` models its block manager, its host caches, with the flags that limit them and their
+defaults, and its own words for the flags and names in an advice. A limit on the command line is known; a default is
+assumed.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ def allocates_by_torch(engine_name: str | None) -> bool:
 def modelled_engines() -> tuple[str, ...]:
     """The engines whose block manager `kvdiag.kv` computes, and whose overheads it estimates."""
     return tuple(name for name, engine in _engines().items() if engine["modelled_by_fit"])
+
+
+def advice_words(engine_name: str | None) -> dict[str, str]:
+    """The flags and names of vLLM in an advice, each with an engine's own; empty where the advice is in its words."""
+    return dict(_engines().get(engine_name or "", {}).get("advice_words", {}))
 
 
 def limits_on_command_line(command: str) -> tuple[HostCache, ...]:

@@ -1,7 +1,7 @@
-"""Writes files safely in directories that other users can write to.
+"""Opens files safely in directories that other users can write to.
 
 Another user could put a symbolic link, a hard link, a pipe or a file of their own in place of the file that kvdiag
-is about to write. So a file is either created anew (O_EXCL) or must be a regular file of this user with one hard link;
+is about to write. So a file is either created (O_EXCL) or must be a regular file of this user with one hard link;
 links are never followed (O_NOFOLLOW).
 """
 
@@ -12,11 +12,27 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import IO
 
 CLOSED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 LINK = "it is a symbolic link; give the file itself"
 FILE_MODE = 0o666
 """Less what the umask takes away, as of any file."""
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file for reading; a pipe in its place is not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, os.strerror(code) if code == errno.EISDIR else "it is not a regular file", str(path))
+    return os.fdopen(file, "rb")
 
 
 def folder(path: Path, *, link: bool = True) -> int:
@@ -34,11 +50,11 @@ def created(path: Path, *, link: bool = True) -> int:
     Raises:
         OSError: it cannot be created; FileExistsError if the name is taken, even by a dangling link.
     """
-    beside = folder(path.parent, link=link)
+    parent = folder(path.parent, link=link)
     try:
-        return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED, FILE_MODE, dir_fd=beside)
+        return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED, FILE_MODE, dir_fd=parent)
     finally:
-        os.close(beside)
+        os.close(parent)
 
 
 def emptied(path: Path) -> int:
@@ -100,15 +116,15 @@ def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool =
     Raises:
         OSError: it cannot be written, or what has its name is not a regular file.
     """
-    beside = folder(path.parent, link=link)
-    # A random name, which nobody can guess; no longer than a file name may be.
+    parent = folder(path.parent, link=link)
+    # A random name, which cannot be guessed; no longer than a file name may be.
     unfinished = f".{path.name[:40]}.{os.urandom(6).hex()}.tmp"
     try:
         with contextlib.suppress(FileNotFoundError):
-            there = os.stat(path.name, dir_fd=beside, follow_symlinks=False).st_mode
+            there = os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode
             if not stat.S_ISREG(there):
                 raise OSError(errno.EINVAL, LINK if stat.S_ISLNK(there) else "it is not a regular file")
-        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED, FILE_MODE, dir_fd=beside)
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED, FILE_MODE, dir_fd=parent)
         try:
             with os.fdopen(file, "wb") as opened:
                 if mode is not None:
@@ -116,10 +132,10 @@ def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool =
                 opened.write(content)
                 opened.flush()
                 os.fsync(file)
-            os.replace(unfinished, path.name, src_dir_fd=beside, dst_dir_fd=beside)
+            os.replace(unfinished, path.name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(unfinished, dir_fd=beside)
+                os.unlink(unfinished, dir_fd=parent)
             raise
     finally:
-        os.close(beside)
+        os.close(parent)

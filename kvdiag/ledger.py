@@ -7,6 +7,8 @@ the server's processes, these are split further, each level with its own rest:
     server's processes = torch's reserved bytes + outside_torch + server_other
     torch's reserved bytes = weights + KV pool + torch_other + torch_pending + torch_private + torch_releasable
                              + torch_stranded (or torch_unused, where the agent does not report the last three)
+
+Where the bytes of an engine's pool are unknown, torch_other holds the pool too, and is called torch_with_kv_pool.
 """
 
 from __future__ import annotations
@@ -39,17 +41,13 @@ def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
     devices = [device for device in without_mig_parents(sample.devices or ()) if device.memory is not None]
     if not devices:
         return _engine_only(sample, facts)
-    ranks = [device for device in devices if _shows_server(device, facts)]
+    ranks = [device for device in devices if facts.own_processes(device)]
     if not ranks and len(devices) == 1:
         ranks = devices  # containers often see host pids, or none: a lone device is taken to be the server's
     lines: list[LedgerLine] = []
     for device in devices:
         lines += _device_lines(device, sample, facts, ranks=len(ranks) if device in ranks else 0)
     return tuple(lines)
-
-
-def _shows_server(device: Device, facts: Facts) -> bool:
-    return any(process.pid in (facts.server_pids or ()) for process in device.processes or ())
 
 
 def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -> list[LedgerLine]:
@@ -60,7 +58,7 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
     if memory.driver_reserved_bytes is not None:
         lines.append(_line(device, "driver_reserved", memory.driver_reserved_bytes, "measured"))
     processes = [process for process in device.processes or () if process.used_bytes is not None]
-    shown = _shows_server(device, facts)
+    shown = facts.own_processes(device)
     # Containers often see host pids: a lone process on the server's device is taken to be the server.
     alone = not shown and ranks > 0 and len(device.processes or ()) == 1
     own = [process for process in processes if alone or process.pid in (facts.server_pids or ())]
@@ -100,22 +98,29 @@ def _server_lines(
     parts = _parts(device, facts, ranks)
     if not allocators:
         rest = held - sum(line.bytes for line in parts)
-        known = {line.component for line in parts}
-        unknown = [name for component, name in _LARGE if component not in known]
-        inside = ", ".join((*unknown, "context", "activations", "graphs", "allocator cache"))
+        inside = ", ".join((*_unknown(parts), "CUDA context", "activations", "graphs", "allocator cache and all else"))
         detail = f"{inside} of pid {pids}" if parts else f"all memory of pid {pids}"
         return [*parts, _line(device, "server_other", rest, "computed", detail)]
     reserved = sum(each.reserved_bytes for each in allocators)
-    lines = _torch_lines(device, allocators, _pool_apart(parts, sample, facts), reserved)
+    unknown = _unknown(parts) if facts.engine_name else []
+    lines = _torch_lines(device, allocators, _pool_apart(parts, sample, facts), reserved, unknown)
     outside = [each.outside_torch_bytes for each in allocators]
-    beside = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
-    lines.append(_line(device, "outside_torch", beside, "computed", f"context, modules, NCCL, graphs of pid {pids}"))
-    rest = held - reserved - beside
+    outside_bytes = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
+    lines.append(
+        _line(device, "outside_torch", outside_bytes, "computed", f"CUDA context, modules, NCCL, graphs of pid {pids}")
+    )
+    rest = held - reserved - outside_bytes
     return [*lines, _line(device, "server_other", rest, "computed", "difference of samples taken at different times")]
 
 
+def _unknown(parts: list[LedgerLine]) -> list[str]:
+    """The large components whose size is unknown, in words."""
+    known = {line.component for line in parts}
+    return [name for component, name in _LARGE if component not in known]
+
+
 def _torch_lines(
-    device: Device, allocators: list[Allocator], parts: list[LedgerLine], reserved: int
+    device: Device, allocators: list[Allocator], parts: list[LedgerLine], reserved: int, unknown: list[str]
 ) -> list[LedgerLine]:
     """Lines that add up to the reserved bytes; the split counts only where nothing was reserved or freed since."""
     splits = [each.split for each in allocators if each.split is not None]
@@ -132,9 +137,12 @@ def _torch_lines(
             ("torch_unused", reserved - active, "cache, graph pools, fragments; the agent does not separate them"),
         ]
     rest = reserved - sum(line.bytes for line in parts) - sum(size for _, size, _ in free)
+    # An engine's pool that no line has is in the rest, and mostly is the rest: it must not be read as activations.
+    other = "torch_with_kv_pool" if "KV pool" in unknown else "torch_other"
+    inside = ", ".join((*unknown, "activations, workspaces"))
     return [
         *parts,
-        _line(device, "torch_other", rest, "computed", "activations, workspaces and other live torch memory"),
+        _line(device, other, rest, "computed", f"{inside} and other live torch memory"),
         *(_line(device, component, size, "measured", detail) for component, size, detail in free),
     ]
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, LedgerLine, Sample, without_mig_parents
 
 OWN = ("kv_pool", "kv_held", "kv_free", "weights", "server_other")
 """Ledger lines that only the server's devices have."""
+
+UNKNOWN = "unknown: the size of the KV pool in bytes is not known; run kvdiag where it can read the model's config.json"
 
 REUSABLE = ("torch_releasable", "torch_unused")
 
@@ -28,17 +31,18 @@ def pool_pressure(sample: Sample) -> float | None:
     return max((each for engine in engines if (each := engine.kv_usage_ratio) is not None), default=None)
 
 
-def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict[str | None, float]:
-    """The pressure on each of the server's devices by its UUID; `None` stands for devices that are not observed.
+def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict[str | None, float | None]:
+    """The pressure on each of the server's devices by its UUID; the key `None` is for devices that are not observed.
 
     `max(pool's usage, (used - reusable) / total)`, where reusable are the pool's free bytes, or without a
-    pool the allocator's free bytes. Where the pool's size in bytes is unknown only its usage counts, because the used
-    share of its device is always high. Devices that may not be the server's are left out.
+    pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and the
+    used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full.
+    Devices that may not be the server's are left out.
     """
     usage = pool_pressure(sample)
     if facts.engine_name is None:
         return {}
-    found: dict[str | None, float] = {}
+    found: dict[str | None, float | None] = {}
     observed = False
     for device in without_mig_parents(sample.devices or ()):
         memory = device.memory
@@ -47,11 +51,15 @@ def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict
             continue
         observed = True
         free = _reusable(sizes, usage, pooled=bool(facts.pools))
-        shares = [] if usage is None else [usage]
         if free is not None:
-            shares.append(min(max(memory.used_bytes - free, 0) / memory.total_bytes, 1.0))
-        if shares:
-            found[device.uuid] = max(shares)
+            share = min(max(memory.used_bytes - free, 0) / memory.total_bytes, 1.0)
+            found[device.uuid] = max(share, usage or 0.0)
+        elif memory.occupied_ratio >= DEFAULT_LIMITS.full_device_ratio:
+            found[device.uuid] = max(memory.occupied_ratio, usage or 0.0)
+        elif usage is not None:
+            # A filling pool is reported, although the pressure may be higher.
+            filling = usage >= min(memory.occupied_ratio, DEFAULT_LIMITS.pressure.warning_ratio)
+            found[device.uuid] = usage if filling else None
     return found if observed or usage is None else {None: usage}
 
 

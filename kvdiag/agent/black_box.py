@@ -43,7 +43,7 @@ class BlackBox:
             if not self._attached and allocator.cuda() is not None:
                 self._attached = True
                 sys.modules["torch._C"]._cuda_attach_out_of_memory_observer(self._observe)  # noqa: SLF001 - no public name
-        except Exception as error:  # noqa: BLE001 - whatever torch raises; before the attempt, while it lasts
+        except Exception as error:  # noqa: BLE001 - any error of torch; before the attempt, while it lasts
             if not self._attached:
                 return short(error)
             self._refusal = short(error)

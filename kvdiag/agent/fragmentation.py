@@ -3,8 +3,8 @@
     reserved = live + pending + private + releasable + stranded
 
 pending: freed, but another stream may still use it. private: free in a private pool (CUDA graphs), unusable for others.
-releasable: whole pages that the allocator can return to the driver. stranded: free blocks beside live ones, usable only
-by requests that fit into one of them.
+releasable: whole pages that the allocator can return to the driver. stranded: free blocks between live ones, usable
+only by requests that fit into one of them.
 
 Input as from `torch.cuda.memory_snapshot()` of torch 2.5 to 2.13.
 """

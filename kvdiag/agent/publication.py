@@ -113,7 +113,7 @@ class Folder:
             # Not a link that has been put in its place since.
             folder = os.open(self._path, FOLDER_FLAGS)
             with contextlib.suppress(OSError):
-                os.fchmod(folder, FOLDER_MODE)  # whatever the server's umask
+                os.fchmod(folder, FOLDER_MODE)  # with any umask of the server
         try:
             yield folder
         finally:

@@ -9,6 +9,7 @@ from .document import Document
 from .driver import Driver
 
 _log = logging.getLogger("kvdiag")
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def memory_report() -> dict[str, Any]:
@@ -49,4 +50,12 @@ def _amounts(device: dict[str, Any]) -> list[str]:
         "private": split.get("private_bytes"),
         "free on the device": driver.get("free_bytes"),
     }
-    return [f"{size / 2**20:,.0f} MiB {name}" for name, size in amounts.items() if size is not None]
+    return [f"{_size(size)} {name}" for name, size in amounts.items() if size is not None]
+
+
+def _size(size: int) -> str:
+    """Bytes in three significant digits, as kvdiag writes them: `24.0 GiB`, `516 MiB`."""
+    unit, divisor = next((each for each in _UNITS if size >= each[1]), ("B", 1))
+    value = size / divisor
+    whole = divisor == 1 or value >= 99.95  # noqa: PLR2004 - three digits before the point
+    return f"{value:,.0f} {unit}" if whole else f"{value:#.3g} {unit}"

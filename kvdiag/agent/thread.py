@@ -1,4 +1,15 @@
-"""The daemon thread that publishes once a second, in every process of the server, forked ones included."""
+"""Publishes from a daemon thread once a second, in every process of the server, forked ones included.
+
+A publication does the following, in this order: nothing until the process itself has imported torch; the first time it
+takes its file's name from pid and start time and removes expired files of exited processes; it reads the document, with
+a new block summary where one was requested; it attaches the black box; and it writes the file, in which parts that
+rarely change are not encoded again.
+
+The server comes first: signals are left to its threads, and no error leaves this one. A fork has only the forking
+thread, so the child starts an agent of its own; the parent first waits for the lock `busy`, for `WAIT_SECONDS` at most,
+since a fork during a driver call would leave the driver library locked in the child. A process that ends normally
+removes its file: a file that remains is that of a killed process.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,3 @@
 Each module judges what one source returned and reads nothing itself: `kvdiag/commands/doctor.py` does that. An id is
 `source.question`, and stays the same from version to version.
 """
-
-from kvdiag.checks.check import Check, Outcome, skipped, worst
-
-__all__ = ["Check", "Outcome", "skipped", "worst"]

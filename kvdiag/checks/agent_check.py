@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag.checks.check import Check
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Allocator, Gap
 
 OLD_SECONDS = 10.0
@@ -23,7 +23,7 @@ def publications(folder: Path, allocators: Sequence[Allocator] | None, gaps: Seq
     if not allocators:
         return Check("agent.publications", "fail", problem or "no agent publishes", install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)
-    found = f"{plural(len(allocators), 'allocator', 'allocators')}, oldest publication {oldest:,.0f} s ago"
+    found = f"{plural(len(allocators), 'allocator', 'allocators')}, oldest publication {format_duration(oldest)} ago"
     if problem:
         return Check("agent.publications", "warn", f"{found}; {problem}", install)
     if oldest > OLD_SECONDS:

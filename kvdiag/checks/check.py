@@ -6,10 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from kvdiag.formatting import format_duration
+
 Outcome = Literal["pass", "warn", "fail", "skip"]
 
 ORDER: tuple[Outcome, ...] = ("fail", "warn", "pass", "skip")
 """The worst first; a skipped check does not count."""
+
+APART_SECONDS = 5.0
+"""Clocks that differ by more join samples of different loads; a window that ends now misses the newest samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,16 @@ class Check:
         """Refuse a problem without a fix."""
         if self.outcome in ("warn", "fail") and not self.fix:
             raise ValueError(f"{self.id} is {self.outcome} and names no fix")
+
+
+def clock_check(id_: str, whose: str, apart_seconds: float | None) -> Check:
+    """Check whether a clock matches this host's, of which it is `apart_seconds` behind."""
+    if apart_seconds is None:
+        return Check(id_, "skip", f"{whose} time is not reported")
+    if abs(apart_seconds) <= APART_SECONDS:
+        return Check(id_, "pass", f"{whose} clock matches this host's")
+    found = f"{whose} clock is {format_duration(abs(apart_seconds))} {'behind' if apart_seconds > 0 else 'ahead'}"
+    return Check(id_, "warn", found, "synchronise both clocks with NTP (chrony)")
 
 
 def skipped(reason: str, *ids: str) -> list[Check]:

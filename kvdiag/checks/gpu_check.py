@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from kvdiag.checks.check import Check
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import Device, Gap, without_mig_parents
 
 SLOW_SECONDS = 0.1
@@ -25,10 +25,10 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     gpus = sorted(name for name in nodes if name.removeprefix("nvidia").isdecimal())
     visible = environment.get("NVIDIA_VISIBLE_DEVICES")
     abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
-    told = [f"{plural(len(gpus), 'device file')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"]
-    told += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
-    told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
-    found = ", ".join(told)
+    parts = [f"{plural(len(gpus), 'device file')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"]
+    parts += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
+    parts += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
+    found = ", ".join(parts)
     if visible is not None and visible.strip().lower() in NO_GPU:
         fix = "set NVIDIA_VISIBLE_DEVICES to `all` or to the UUIDs of the server's GPUs"
         return Check("gpu.container", "fail", found, fix)
@@ -45,13 +45,12 @@ def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: 
     """Check whether NVML answers, with how many GPUs, and how fast (`None`: a simulated server has no driver)."""
     if not devices:
         why, _, fix = (gaps[0].reason if gaps else "the NVIDIA driver lists no GPU").partition("; ")
-        fix = fix or f"{RUN_IN_CONTAINER}utility"
-        return Check("gpu.driver", "fail", why, fix)
+        return Check("gpu.driver", "fail", why, fix or f"{RUN_IN_CONTAINER}utility")
     names = dict.fromkeys(device.name for device in devices)
     found = f"{plural(len(devices), 'device', 'devices')} ({', '.join(names)})"
     if took_seconds is None:
         return Check("gpu.driver", "pass", found)
-    found += f", read in {took_seconds * 1e3:.1f} ms"
+    found += f", read in {format_duration(took_seconds)}"
     if took_seconds > SLOW_SECONDS:
         fix = "the driver is slow: start nvidia-persistenced and check `dmesg` for Xid errors"
         return Check("gpu.driver", "warn", found, fix)
@@ -64,12 +63,11 @@ def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
         return Check("gpu.memory", "skip", "no GPU visible")
     blind = [device for device in without_mig_parents(tuple(devices)) if device.memory is None]
     if blind:
-        reasons = "; ".join(gap.reason for gap in gaps)
-        told = reasons or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
-        return Check("gpu.memory", "fail", told, "check whether `nvidia-smi -q -d MEMORY` reads it on the host")
+        reason = "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} GPUs report no memory"
+        return Check("gpu.memory", "fail", reason, "check whether `nvidia-smi -q -d MEMORY` reads it on the host")
     seen = [device.memory for device in devices if device.memory is not None]
     used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
-    found = f"{used / 2**30:,.1f} of {total / 2**30:,.1f} GiB used"
+    found = f"{format_bytes(used)} of {format_bytes(total)} used"
     if any(one.driver_reserved_bytes is None for one in seen):
         fix = "upgrade the driver to R510 or newer: older ones count their own reservation as used memory"
         return Check("gpu.memory", "warn", found, fix)
@@ -87,12 +85,10 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
     listed = [process for one in lists for process in one]
     used = sum((device.memory.used_bytes for device in devices if device.memory is not None), 0)
     if not listed:
-        found = f"no process listed, {used / 2**30:,.1f} GiB used"
+        found = f"no process listed, {format_bytes(used)} used"
         if used < IDLE_BYTES * len(devices):
             return Check("gpu.processes", "pass", found)
-        fix = (
-            "the processes are hidden: share the server's PID namespace (shareProcessNamespace: true, or hostPID: true)"
-        )
+        fix = "share the server's PID namespace (shareProcessNamespace: true, or hostPID: true) to list them"
         return Check("gpu.processes", "warn", found, fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)

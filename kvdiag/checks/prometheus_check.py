@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from kvdiag.checks.check import Check
 
-APART_SECONDS = 5.0
-"""A window that ends now would miss the newest samples, or show times to come."""
-
 
 def answers(url: str, problem: str | None) -> Check:
     """Whether the address has a Prometheus API."""
@@ -14,16 +11,6 @@ def answers(url: str, problem: str | None) -> Check:
         fix = "check the address, with its path prefix, and --user or --token-file"
         return Check("prometheus.answers", "fail", f"{url}: {problem}", fix)
     return Check("prometheus.answers", "pass", url)
-
-
-def clock(apart_seconds: float | None) -> Check:
-    """Whether its clock is ours, of which it is `apart_seconds` behind."""
-    if apart_seconds is None:
-        return Check("prometheus.clock", "skip", "no Prometheus reachable")
-    if abs(apart_seconds) > APART_SECONDS:
-        found = f"its clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
-        return Check("prometheus.clock", "warn", found, "synchronise both clocks with NTP (chrony)")
-    return Check("prometheus.clock", "pass", "its clock matches this host's")
 
 
 MISSING = {

@@ -1,7 +1,9 @@
 """The command line: one module per command, listed here and imported only when called, so that `--help` stays fast.
 
 `main` is the only place where errors become exit codes. They follow the monitoring plugins: 0 ok, 1 suspect, 2 fault,
-3 unknown, inconclusive, could not run, or wrong usage.
+3 unknown, inconclusive, could not run, or wrong usage. As 1 and 2 are verdicts, nothing else may end with them: not
+click, a closed stdout or an unforeseen error. Options come from the command line, then the environment, then the
+file of --config, whose names and types are all checked, since click would accept wrong ones.
 """
 
 from __future__ import annotations
@@ -22,21 +24,26 @@ import click
 
 import kvdiag
 from kvdiag.errors import KvdiagError
+from kvdiag.files import opened
+from kvdiag.formatting import one_line
+
+MAX_FILE_BYTES = 2**20
+"""Of --config."""
 
 EXIT_UNKNOWN = 3
 
 COMMANDS: Mapping[str, str] = {
     "run": "Run load tests against a server and diagnose its memory.",
-    "serve": "Watch a server as a daemon; serve metrics and a live diagnosis.",
+    "serve": "Monitor a server; serve metrics and a live diagnosis.",
     "top": "Show a live view of memory and findings in the terminal.",
-    "audit": "Show where the GPU memory is, line by line, summing to the total.",
+    "audit": "Show where the GPU memory is; the lines add up to the total.",
     "fit": "Compute a model's KV-cache cost and whether it fits a GPU.",
     "diagnose": "Diagnose a recorded trace, a Prometheus history, or a crash.",
-    "baseline": "Compare two engine versions or configurations; the exit code suits CI.",
+    "baseline": "Compare two engine versions or configurations, for CI.",
     "doctor": "Check access to GPUs, server, agents and Prometheus.",
     "explain": "Explain a verdict or an alert, or print its runbook.",
-    "alerts": "Print the Prometheus alerting rules, with links to your runbooks and Grafana.",
-    "agent": "Install the agent that reports torch's memory from inside a server.",
+    "alerts": "Print the Prometheus alerting rules.",
+    "agent": "Install the agent that reports torch's memory.",
     "drill": "Run a simulated server with a chosen fault.",
 }
 """One-line help by name. A command's module is `kvdiag/commands/NAME.py`; its click command is called `command`."""
@@ -89,7 +96,7 @@ class _LazyGroup(CommandGroup):
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="TOML file with a table of options per command; flags and environment win.",
+    help="TOML file of options, with a table for each command.",
 )
 @click.option("-v", "--verbose", count=True, help="Log events to stderr; -vv also logs each failed read.")
 @click.pass_context
@@ -102,7 +109,8 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     kvdiag audit --url http://127.0.0.1:8000    show where the memory is
 
     Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can also be set as an environment
-    variable, such as KVDIAG_RUN_URL.
+    variable, such as KVDIAG_RUN_URL, or in the file
+    of --config; flags override the environment, which overrides the file.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if verbose or context.invoked_subcommand not in SILENT:
         importlib.import_module("kvdiag.commands.logging_setup").configure(verbose)
@@ -117,11 +125,14 @@ def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
         KvdiagError: a name or value is invalid, or the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            found = tomllib.load(file)
+        with opened(path) as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise KvdiagError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB, too large for options")
+        found = tomllib.loads(text.decode())
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise KvdiagError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise KvdiagError(f"{path} is not valid TOML: nested too deeply") from error
@@ -179,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return error.exit_code
     except SystemExit:
-        # click exits with 1 when the reader of stdout is gone (`kvdiag run | head`), which would read as a verdict.
+        # click exits with 1 when the reader of stdout has exited (`kvdiag run | head`), which would read as a verdict.
         close_stdout()
     except Exception as error:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
@@ -216,16 +227,11 @@ def close_stdout() -> None:
 
 
 def _complain(message: str) -> None:
-    """Print one line, whatever a server or a file put into the message."""
-    _say(f"kvdiag: {' '.join(_shown(message).split())}")
+    """Print one line, even if a server or a file put line ends into the message."""
+    _say(f"kvdiag: {' '.join(one_line(message).split())}")
 
 
 def _say(line: str) -> None:
     """Write to stderr if that is possible."""
     with contextlib.suppress(OSError):
-        click.echo(_shown(line), err=True)
-
-
-def _shown(text: str) -> str:
-    """Return the printable part: nothing in it moves a terminal's cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)
+        click.echo(one_line(line), err=True)

@@ -22,7 +22,7 @@ SITE = "sitecustomize"
 ENTRY_POINTS = f"[vllm.general_plugins]\n{PACKAGE} = {PACKAGE}:register\n"
 METADATA = f"Metadata-Version: 2.1\nName: {PACKAGE.replace('_', '-')}\nVersion: {kvdiag.__version__}\n"
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
-"""Whatever the umask: the server often runs as another user than the container that fills the folder."""
+"""Independent of the umask: the server often runs as another user than the container that copies the agent."""
 
 
 @click.group(cls=CommandGroup)

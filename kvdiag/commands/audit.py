@@ -95,7 +95,7 @@ async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
 async def _allocators(agents: ThreadedReader[AllocatorReading]) -> AllocatorReading:
     """Return what the agents report, once they have broken down reserved memory or the time for that is over.
 
-    The first reading requests the breakdown; a request within ten seconds of another gets the previous one.
+    The first read requests the breakdown; a request within ten seconds of another gets the previous one.
     """
     allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
     for _ in range(round(SPLIT_SECONDS / SPLIT_POLL_SECONDS)):

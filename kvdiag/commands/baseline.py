@@ -76,12 +76,12 @@ def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
     else:
         print_text(comparison_text.render(old, new, changes))
     outcomes = {one.outcome for one in changes}
-    return WORSE if "worse" in outcomes else UNKNOWN if "not seen" in outcomes else SAME
+    return WORSE if "worse" in outcomes else UNKNOWN if "missing" in outcomes else SAME
 
 
 def _of(path: Path) -> Baseline:
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         document = decode(content) if len(content) <= MAX_FILE_BYTES else None
     except OSError as error:

@@ -1,7 +1,10 @@
 """Connect to a server: find it, identify it, and choose the NVML that shows its GPU.
 
-Without an address the usual ports of this host are searched. A daemon's `Finder` searches again and again, and keeps
-one client for each address; `connect` is one search for the commands that need one server now.
+Without an address the usual ports of this host are searched, and the first server that answers is taken; its answer
+shows the engine, its facts, and whether it is a drill, which has its own GPU. NVML of this machine is used only for a
+server on it. A key goes only to an address that the user named, because any process can listen on a usual port. A
+daemon's `Finder` searches again and again, and keeps one client for each address; `connect` is one search for the
+commands that need one server now.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
-from kvdiag.feeds.live.server_facts import gather_facts, host_reader
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.host import PORTS, candidates
-from kvdiag.sources.http import HttpReader
+from kvdiag.sources.http import HttpReader, no_cookies
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -106,7 +109,7 @@ class Finder:
         self._readers: dict[str, HttpReader] = {}
         self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
         self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
-        self._host = host_reader()
+        self._host = ThreadedReader(read_facts, "host")
         if self._url is not None:
             self.client(self._url)
 
@@ -164,6 +167,7 @@ def open_client(url: str, access: ServerAccess) -> httpx2.AsyncClient:
         base_url=url,
         headers=headers,
         verify=_trust(url, access),
+        cookies=no_cookies(),
         trust_env=False,
         timeout=httpx2.Timeout(CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=None),

@@ -1,4 +1,4 @@
-"""`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or what a crashed server left behind."""
+"""`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or the artifacts of a crash."""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 

@@ -1,4 +1,10 @@
-"""`kvdiag doctor`: whether kvdiag can read what it needs from where it runs, and what to change if not."""
+"""`kvdiag doctor`: whether kvdiag can read what it needs from where it runs, and what to change if not.
+
+This module collects; the pure functions of kvdiag/checks decide. The server is asked first, because its answer shows
+whether it is a drill, whose simulated driver is then checked instead of this host's; the list begins with the GPUs.
+The driver, the agents' folder and every HTTP answer have a time limit, and one that exceeds it fails its own checks
+alone. Checks of a part that is missing are skipped with the reason: a skipped check never counts as passed.
+"""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
@@ -14,7 +20,8 @@ from pathlib import Path
 import click
 import psutil
 
-from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, skipped, worst
+from kvdiag.checks import agent_check, engine_check, gpu_check, prometheus_check
+from kvdiag.checks.check import Check, Outcome, clock_check, skipped, worst
 from kvdiag.commands.connect import (
     DRILL_HEADER,
     agent_reader,
@@ -29,6 +36,7 @@ from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import ENGINES, recognise
 from kvdiag.feeds.live.sampling import read_agents
+from kvdiag.formatting import format_duration
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
@@ -113,12 +121,12 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     reader = device_reader(url, drill=drill)
     try:
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
-        # The first reading starts the driver's library, which is no measure of the others.
+        # The first read starts the driver's library, which is no measure of the others.
         begun_seconds = time.perf_counter()
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
     except ReadTimeout as busy:
         devices, begun_seconds = None, time.perf_counter()
-        reason = f"the driver has not responded for {busy.since_seconds:.0f} s; check `dmesg` for Xid errors"
+        reason = f"the driver has not responded for {format_duration(busy.since_seconds)}; check `dmesg` for Xid errors"
         gaps = (Gap(source="nvml", kind="failed", reason=reason),)
     finally:
         reader.close()
@@ -219,7 +227,7 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
         ]
     return [
         prometheus_check.answers(url, None),
-        prometheus_check.clock(apart_seconds),
+        clock_check("prometheus.clock", "its", apart_seconds),
         *(prometheus_check.scraped(title, now, lately) for title, now, lately in found),
     ]
 

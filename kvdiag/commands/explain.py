@@ -22,7 +22,7 @@ from kvdiag.outputs.terminal import explanation
 def command(name: str | None, output: str, *, whole: bool) -> None:
     """Explain a verdict: symptom, likely cause, how to confirm it, what to change. Without ID, list all.
 
-    ALERT is an alert's name, WORD a part of an id, such as `oom`. An alert without a verdict shows its runbook.
+    ALERT is an alert's name, WORD a part of an id, such as `host`. An alert without a verdict shows its runbook.
     """
     if name is None:
         if whole:
@@ -51,5 +51,5 @@ def _found(name: str) -> str:
     if found:
         raise KvdiagError(f"{name!r} matches several ids: {', '.join(found)}; give one of them")
     near = get_close_matches(name, known, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = f" (did you mean {near[0]}?)" if near else ""
     raise KvdiagError(f"unknown verdict {name!r}{meant}; kvdiag explain lists all")

@@ -1,4 +1,10 @@
-"""`kvdiag fit`: whether a model fits on a GPU, the most that fits, and what to change where it does not."""
+"""`kvdiag fit`: whether a model fits on a GPU, the most that fits, and what to change where it does not.
+
+The options decide among three answers: --calibrate and --from-log compare a prediction with an engine's own report
+(`fitting/calibrate`, imported only then); --kv-pool-bytes asks the capacity model alone, where weights do not matter;
+everything else makes a plan. A plan takes the GPU memory and the overheads of a measured profile where one matches, and
+estimates them otherwise. Changes are searched unless the plan fits with room to spare. All arithmetic is in kvdiag/kv.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +30,20 @@ from kvdiag.commands.fitting.fit_inputs import (
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.formatting import format_bytes, plural
+from kvdiag.formatting import format_bytes, format_number, plural
 from kvdiag.kv.calibration.profiles import Profile
-from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, unsupported_levers
 from kvdiag.kv.fit.overheads import ESTIMATE, GENERIC_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
-from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
+from kvdiag.kv.fit.scenario import (
+    DEMAND_LEVERS,
+    Scenario,
+    block_waste_ratio,
+    demand_grid,
+    find_combinations,
+    find_levers,
+    scenario_plan,
+)
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
@@ -41,6 +55,7 @@ from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 GRID_REQUESTS = (1, 4, 16, 64, 256)
+TRAFFIC = "At this rate, at most {} run at once 99 % of the time"
 MEASURE = "; --calibrate URL measures them on a running server"
 
 
@@ -73,8 +88,11 @@ def command(model: str | None, options: FitOptions) -> int:
         return result
     if model is None:
         raise click.UsageError("MODEL is missing: pass a folder, a config.json, a Hub id, or a name from --list")
-    files = read_model(model, offline=options.offline)
-    return _fit(files, options) if options.kv_pool_bytes is None else _capacity(files, options)
+    if options.kv_pool_bytes is not None:
+        return _capacity(read_model(model, offline=options.offline), options)
+    if options.gpu is None:
+        raise click.UsageError("--gpu is missing: pass a GPU's name, such as h100, or its memory, such as 80GB")
+    return _fit(read_model(model, offline=options.offline), options, options.gpu)
 
 
 def _capacity(files: ModelFiles, options: FitOptions) -> int:
@@ -114,24 +132,27 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
 
 def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
     per_token = document["kv_bytes_per_token"]
+    size = format_bytes(document["bytes_per_block"])
     blocks, request = plural(document["num_blocks"], "block"), plural(document["blocks_per_request"], "block")
     return (
-        f"{blocks} of {document['bytes_per_block']:,} bytes, in {plural(document['groups'], 'group')}",
-        f"{request} per request, {document['max_concurrency']:.2f} requests at once",
+        f"{blocks} of {document['block_size']} tokens, {size} each, in {plural(document['groups'], 'KV-cache group')}",
+        f"{request} per request, {format_number(document['max_concurrency'])} requests at once",
         f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM will report it",
-        "bytes per token depend on request length" if per_token is None else f"{per_token:,} bytes per token and GPU",
+        "bytes per token depend on request length"
+        if per_token is None
+        else f"{format_bytes(per_token)} per token on each GPU",
         *document["notes"],
     )
 
 
-def _fit(files: ModelFiles, options: FitOptions) -> int:
+def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
     architecture = architecture_of(files, options)
-    total = gpu_bytes(options.gpu)
+    total = gpu_bytes(gpu)
     chosen = options
-    profile = profile_of(files, architecture, deployment_of(architecture, options), options)
+    profile = profile_of(files, architecture, deployment_of(architecture, options), options, gpu)
     if chosen.max_num_batched_tokens is None and chosen.max_in_flight_tokens is None:
         measured_with = None if profile is None else profile.max_num_batched_tokens
-        batched = measured_with or default_batched_tokens(total, options.gpu)
+        batched = measured_with or default_batched_tokens(total, gpu)
         chosen = replace(options, max_num_batched_tokens=batched)
     deployment = deployment_of(architecture, chosen)
     check_settings(architecture, deployment, options)
@@ -146,13 +167,20 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
         weights=weights_of(files, architecture, options),
         overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
         demand=demand_of(architecture, options),
+        unsupported_levers=unsupported_levers(gpu),
         most_context_tokens=architecture.max_context_tokens,
     )
     plan = scenario_plan(scenario)
     estimated = scenario.overheads.source == ESTIMATE
-    levers = find_levers(scenario, plan) if plan.outcome is not Outcome.FITS else ()
+    fits = plan.outcome is Outcome.FITS
+    levers = () if fits else find_levers(scenario, plan)
+    if options.request_rate is not None:
+        # Fewer or shorter requests than arrive are no way to serve them: the queue would grow for as long as they come.
+        levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
+    combinations = () if fits else find_combinations(scenario, plan)
     notes = [
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
+        *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
         *filter(
             None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]
@@ -161,7 +189,9 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
     waste = block_waste_ratio(scenario) if plan.keeps_cache else None
     rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options.grid else ()
     if options.output == "json":
-        document = fit_document(scenario, plan, levers, origin=files.origin, notes=notes, block_waste_ratio=waste)
+        document = fit_document(
+            scenario, plan, levers, combinations, origin=files.origin, notes=notes, block_waste_ratio=waste
+        )
         if rows:
             document["grid"] = grid_document(rows)
         print_json(document)
@@ -171,6 +201,7 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
                 scenario,
                 plan,
                 levers,
+                combinations,
                 origin=files.origin,
                 notes=notes,
                 block_waste_ratio=waste,

@@ -1,4 +1,11 @@
-"""`kvdiag diagnose --prometheus`: every replica read and judged, some side by side, and shown with the worst first."""
+"""`kvdiag diagnose --prometheus`: reads and judges every replica, several at a time, and shows the worst first.
+
+In this order: one survey finds all replicas; portions of them are read and diagnosed by as many processes as there are
+processors; each replica's diagnosis and summary are kept and its samples are dropped, which bounds the memory; the
+summaries are then compared by version. If no replica of a portion can be read, the rest is not read either, so that a
+Prometheus in trouble is not queried for hundreds more: those replicas are unknown with that reason. It is an error only
+if no replica at all has samples. A report reads the history of the replicas that it draws again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from kvdiag.commands.options.prometheus_options import PrometheusAccess
@@ -33,14 +39,8 @@ from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import SOURCE
 from kvdiag.sources.prometheus_api import PrometheusSource
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The replicas that one process diagnosed; `problem` is why none of them could be read."""
-
-    judged: tuple[Judged, ...]
-    summaries: tuple[ReplicaSummary, ...]
-    problem: str | None
+Results = tuple[list[Judged], list[ReplicaSummary], str | None]
+"""Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
 
 
 def examine_history(
@@ -107,22 +107,18 @@ async def _survey(access: PrometheusAccess, match: str, window: Window) -> Surve
         return await survey(PrometheusSource(client, access.options.timeout), match, window)
 
 
-def _all(
-    access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits
-) -> tuple[list[Judged], list[ReplicaSummary], str | None]:
-    """Every replica's diagnosis, their summaries for the comparison, and why some could not be read."""
+def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits) -> Results:
     portions = [replicas[at : at + REPLICAS_AT_ONCE] for at in range(0, len(replicas), REPLICAS_AT_ONCE)]
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
     with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as show_progress:
-        for done in results:
-            judged += done.judged
-            summaries += done.summaries
+        for diagnosed, summarised, problem in results:
+            judged += diagnosed
+            summaries += summarised
             show_progress(len(judged), len(replicas))
-            if done.problem is not None:
+            if problem is not None:
                 # A Prometheus that no longer answers is not queried for hundreds of further replicas.
-                problem = done.problem
                 break
     known = {one.key for one in judged}
     judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]
@@ -131,8 +127,8 @@ def _all(
 
 @contextmanager
 def _several(
-    work: Callable[[Sequence[Replica]], Done], portions: Sequence[Sequence[Replica]]
-) -> Iterator[Iterator[Done]]:
+    work: Callable[[Sequence[Replica]], Results], portions: Sequence[Sequence[Replica]]
+) -> Iterator[Iterator[Results]]:
     """The results in any order, made by as many processes as there are processors."""
     processors = len(os.sched_getaffinity(0))
     if len(portions) == 1 or processors == 1:
@@ -140,7 +136,10 @@ def _several(
         return
     # Forked before anything here has a thread: nothing is imported again, and what was surveyed is shared.
     pool = ProcessPoolExecutor(
-        min(processors, len(portions)), mp_context=multiprocessing.get_context("fork"), initializer=_ignore_interrupt
+        min(processors, len(portions)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=signal.signal,  # Ctrl-C is left to the process that waits for the others
+        initargs=(signal.SIGINT, signal.SIG_IGN),
     )
     try:
         yield (done.result() for done in as_completed([pool.submit(work, portion) for portion in portions]))
@@ -152,12 +151,7 @@ def _several(
         pool.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
-    """Leave Ctrl-C to the process that waits for the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Done:
+def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:
     """Read and judge some replicas."""
     # Half a million samples are as many small lists and values without a cycle among them: looking for cycles again and
     # again takes a third of the time.
@@ -168,7 +162,7 @@ def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Se
         gc.enable()
 
 
-async def _judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Done:
+async def _judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:
     judged, summaries = [], []
     problems: list[str] = []
     async with access.client() as client:
@@ -182,8 +176,7 @@ async def _judge(access: PrometheusAccess, window: Window, limits: Limits, repli
                 summaries.append(summarise(timeline, facts, limits, replica=replica.key, version=version))
             problems += [gap.reason for gap in facts.gaps if gap.source == SOURCE and gap.kind == "failed"]
     nothing = not any(one.diagnosis.samples for one in judged)
-    found = problems[0] if nothing and problems else None
-    return Done(judged=tuple(judged), summaries=tuple(summaries), problem=found)
+    return judged, summaries, problems[0] if nothing and problems else None
 
 
 def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:

@@ -1,4 +1,11 @@
-"""`kvdiag run`: the test steps against a server, and the verdict."""
+"""`kvdiag run`: runs the test steps against a server, and prints the verdict on them.
+
+In this order: options that exclude one another and files that cannot be written are refused; the server is found, or a
+simulated one is started; a dry run prints the plan and ends; else the active feed runs the steps and the soak, or the
+isolation probe, while a sampler reads the server; the timeline of both is then diagnosed. The trace's file is replaced
+only when the load begins, so that a refused run leaves an earlier trace as it was. SIGTERM acts as Ctrl-C: requests are
+cancelled, the trace is closed, and there is no verdict on half a test.
+"""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
@@ -42,9 +49,8 @@ from kvdiag.feeds.active.step_plan import plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_count, format_duration, plural
 from kvdiag.model import Facts, Timeline
-from kvdiag.sim import SCENARIOS
 
 T = TypeVar("T")
 
@@ -57,13 +63,13 @@ class RunOptions:
     """The options of one run."""
 
     url: str | None = given_by("Server to diagnose, such as http://127.0.0.1:8000.")
-    simulate: str | None = given_by(f"Diagnose a simulated server: {', '.join(SCENARIOS)}.", metavar="SCENARIO")
+    simulate: str | None = given_by("Diagnose a simulated server instead of --url.", metavar="SCENARIO")
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
     force: bool = given_by("Run despite other traffic; affected checks become unknown.")
     record: Path | None = given_by("Record the trace to this file; .gz compresses it.")
     soak: float | None = given_by(
-        "Look for slow leaks after the steps, for 5m to 2h [default: 12m].",
+        "Also look for slow leaks, for 5m to 2h [default: 12m].",
         type=Duration(MIN_SECONDS, MAX_SECONDS),
         is_flag=False,
         flag_value="12m",
@@ -92,6 +98,9 @@ def command(options: RunOptions) -> int:
     Takes about a minute; the server should have no other traffic. --soak adds a step that alternates load and
     idle cycles, for leaks too slow to show in a minute. --isolation replaces the steps: two tenants send the same
     prompts, with and without cache_salt.
+
+    Scenarios of --simulate: healthy, kv-leak, device-leak, fragmentation, foreign-memory, duplicate-model,
+    concurrency-thrash, long-context-oom, warmup, salt-ignored; `kvdiag drill --help` describes them.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, simulate = either(("url", options.url), ("simulate", options.simulate))
     report, record, isolation = options.report, options.record, options.isolation
@@ -169,7 +178,6 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 async def _run(
     url: str, options: RunOptions, recording: _Recording, other_headers: dict[str, str] | None
 ) -> tuple[Timeline, Facts] | None:
-    """Run the steps; `None` after a dry run."""
     async with connect(url, options.access, forced=options.force) as connection:
         facts = connection.facts
         soak = (
@@ -192,7 +200,7 @@ async def _run(
                 stack.callback(agents.close)
             tokens = await token_ids(connection.client, facts.model)
             requests = Requests(connection.client, facts.model, tokens, engine=connection.engine.engine)
-            clock, recorder = Clock(), TimelineBuilder()
+            recorder = TimelineBuilder()
             sampler = Sampler(
                 engine=connection.engine,
                 nvml=connection.nvml,
@@ -200,7 +208,7 @@ async def _run(
                 facts=facts,
                 record=recorder.add,
                 pace=Pace(),
-                clock=clock,
+                clock=Clock(),
                 load=requests.load,
             )
             probe = None
@@ -209,20 +217,16 @@ async def _run(
                     title = connection.engine.engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = IsolationFeed(
-                    facts=facts,
                     sampler=sampler,
                     requests=requests,
                     recorder=recorder,
-                    clock=clock,
                     other_headers=other_headers,
                 ).run
             feed = ActiveFeed(
                 steps=STEPS,
-                facts=facts,
                 sampler=sampler,
                 requests=requests,
                 recorder=recorder,
-                clock=clock,
                 progress=progress,
                 begin=partial(recording.begin, recorder, facts, stack),
                 soak=soak,
@@ -236,9 +240,9 @@ def _print_plan(facts: Facts) -> None:
         load = planned.workload
         cycles, requests = plural(planned.cycles, "cycle"), plural(load.requests, "request")
         what = (
-            f"{cycles} of {requests} of {load.prompt_tokens:,} tokens, {load.max_tokens} generated"
+            f"{cycles} of {requests} of {format_count(load.prompt_tokens)} tokens, {load.max_tokens} generated"
             if load.requests
-            else f"no requests for {load.hold_seconds:g} s"
+            else f"no requests for {format_duration(load.hold_seconds)}"
         )
         click.echo(f"{number} {planned.step.id}: {what}")
         for note in planned.notes:
@@ -250,7 +254,7 @@ def _print_isolation(facts: Facts, *, other_key: bool) -> None:
     shape = probe.requests[0]
     click.echo(
         f"1 {ISOLATION.id}: {len(probe.requests)} requests of {shape.prompt_tokens:,} tokens, {shape.max_tokens} "
-        f"generated, one at a time; {probe.tokens:,} tokens in total"
+        f"generated, one at a time; {format_count(probe.tokens)} tokens in total"
     )
     click.echo(f"  each prompt from two tenants, with and without salts, with {'two keys' if other_key else 'one key'}")
     for note in probe.notes:
@@ -263,12 +267,12 @@ def _print_soak(soak: SoakPlan) -> None:
     *doses, largest = sorted({one.requests for one in new})
     click.echo(
         f"{len(STEPS) + 1} {SOAK.id}: {len(new)} cycles of {', '.join(map(str, doses))} or {largest} requests of "
-        f"{new[0].prompt_tokens:,} tokens, {new[0].max_tokens} generated, "
+        f"{format_count(new[0].prompt_tokens)} tokens, {new[0].max_tokens} generated, "
         f"then {len(repeated)} cycles of {repeated[0].requests} with repeated prompts"
     )
     click.echo(
-        f"  {len(soak.cycles) - len(loads)} idle cycles between them; {soak.cycle_seconds:.3g} s per load or idle "
-        f"cycle, {soak.seconds / 60:.3g} min; the step sends {soak.requests:,} requests and {soak.tokens:,} tokens"
+        f"  {len(soak.cycles) - len(loads)} idle cycles between them, {format_duration(soak.cycle_seconds)} per cycle; "
+        f"the step takes {format_duration(soak.seconds)} and sends {soak.requests:,} requests, {soak.tokens:,} tokens"
     )
     for note in soak.notes:
         click.echo(f"  {note}")

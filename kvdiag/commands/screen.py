@@ -1,4 +1,4 @@
-"""The terminal of a live view: its alternate screen, its keys and signals; given back as it was, whatever happens."""
+"""The terminal of a live view: its alternate screen, its keys and signals; given back as it was, after errors too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import termios
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -42,13 +41,11 @@ class Screen:
         try:
             self._enter()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
         loop = asyncio.get_running_loop()
         for number in (*ENDING, signal.SIGWINCH, signal.SIGTSTP):
@@ -65,7 +62,7 @@ class Screen:
         return columns or 80, rows or 24
 
     def draw(self, content: RenderableType) -> None:
-        """Show this and nothing else. A terminal that is gone ends the view."""
+        """Show this and nothing else. A terminal that has closed ends the view."""
         if self._live is None:
             return
         # Rich would keep to COLUMNS and LINES where a shell has exported them.

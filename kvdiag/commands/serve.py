@@ -1,7 +1,9 @@
-"""`kvdiag serve`: the daemon beside a server: it samples, diagnoses, records, and serves the results over HTTP.
+"""`kvdiag serve`: the daemon next to a server: it samples, diagnoses, records, and serves the results over HTTP.
 
-`Daemon` puts watch, recorder and HTTP server together. SIGHUP reads the options again: an invalid configuration changes
-nothing, and what needs a restart is logged. SIGTERM ends it. Nothing of a reload may lower protection.
+`Daemon` puts watch, recorder and HTTP server together. In this order: files, certificates and the recording are opened,
+so that a wrong option ends the start at once; the port is opened; then the watch runs until SIGTERM, whether or not the
+server is there. SIGHUP reads the options again: all that may fail comes first, so that an invalid configuration changes
+nothing; what needs a restart is logged. Nothing of a reload may lower protection.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /metrics              Prometheus metrics
     /api/v1/diagnosis     newest diagnosis, as printed by `kvdiag run --output json`
     /api/v1/ledger        current memory ledger
+    /api/v1/history       last ten minutes
     /api/v1/snapshot      the data that `kvdiag top` shows
     /runbooks             what to do about each verdict and alert: /runbooks/ID
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready
 
     It can start before the server, survives server restarts and reconnects. It sends no load. SIGTERM ends it.
-    Pressure is KV-pool usage, or device usage without free KV, whichever is larger.
+    Pressure is KV-pool usage (100 % while requests wait) or device usage without the pool's free bytes, whichever is
+    larger.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     # A daemon logs events by default.
     configure(max(1, context.find_root().params.get("verbose") or 0))
@@ -81,13 +85,16 @@ class Daemon:
         self._recorder = _recorder(options)
         self._finder = Finder(options.url, options.access, own_port=options.address[1])
         self._agents = agent_reader(options.agent_dir)
+        schedule: Callable[..., DiagnosisSchedule] = DiagnosisSchedule
+        if options.tick_seconds is not None:  # a test's, which wants a diagnosis that often at any cost
+            schedule = partial(DiagnosisSchedule, every_seconds=options.tick_seconds, cpu_ratio=1.0)
         self._watch = Watch(
             self._finder,
             agents=self._agents,
             limits=options.limits,
             tick_seconds=options.tick_seconds or 1.0,
             recorder=self._recorder,
-            schedule=_schedule(options.tick_seconds),
+            schedule=schedule,
         )
         self._web = WebServer(Pages(newest=self._watch.snapshot, history=self._watch.history))
         self._passwords: Passwords
@@ -130,7 +137,9 @@ class Daemon:
         try:
             port = await self._web.start(host, wanted, self._tls)
         except OSError as error:
-            raise KvdiagError(f"cannot listen on {host}:{wanted}: {_reason(error)}; give another --listen") from error
+            # asyncio's own text repeats the address
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+            raise KvdiagError(f"cannot listen on {host}:{wanted}: {reason.lower()}; give another --listen") from error
         scheme = "http" if self._tls is None else "https"
         where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         _log.info("listening", address=where, version=kvdiag.__version__)
@@ -149,7 +158,7 @@ class Daemon:
     def _change(self) -> None:
         try:
             options = self._reread()
-            if options.insecure and not self._options.insecure:
+            if options.access.insecure and not self._options.access.insecure:
                 raise KvdiagError("--insecure needs a restart: it would stop certificate checks")  # noqa: TRY301
             elsewhere = (options.url, options.access) != (self._options.url, self._options.access)
             finder = Finder(options.url, options.access, own_port=self._options.address[1]) if elsewhere else None
@@ -206,23 +215,10 @@ def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
 
 
-def _schedule(tick_seconds: float | None) -> Callable[..., DiagnosisSchedule]:
-    """Return the usual schedule; a test that sets its own interval wants a diagnosis that often, whatever it costs."""
-    if tick_seconds is None:
-        return DiagnosisSchedule
-    return partial(DiagnosisSchedule, every_seconds=tick_seconds, cpu_ratio=1.0)
-
-
 def _recorder(options: ServeOptions) -> DiskRecorder | None:
-    """Return the recorder, with what its directory holds of earlier runs."""
     if options.record_dir is None:
         return None
     url = None if options.url is None else without_credentials(base_url(options.url))
     segments = SegmentStore(options.record_dir, max_bytes=options.record_max_size)
     before = reload(options.record_dir, now_seconds=time.time(), url=url)
     return DiskRecorder(segments, before)
-
-
-def _reason(error: OSError) -> str:
-    """Return the system's reason alone: asyncio adds the address, which the message has already."""
-    return (os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)).lower()

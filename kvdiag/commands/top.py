@@ -1,4 +1,11 @@
-"""`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself."""
+"""`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself.
+
+A daemon is preferred, because it has the last hours: the given address, or else the usual one, is first read as a
+daemon's. If none is there, this command samples a server with the `Watch` of `kvdiag serve`. Either is a `Feed`, and
+the same view draws both. If no new sample has come for `SHOWN_SECONDS` by this command's own clock, no figures are
+drawn, rather than old ones. A password goes only to an address that the user named. Without a terminal one frame is
+printed and the verdict is the exit code; after a view, which showed it, the exit code is 0.
+"""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
@@ -31,15 +38,16 @@ from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, pri
 from kvdiag.commands.screen import Screen
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
-from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
 from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import ticks
+from kvdiag.formatting import format_duration
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample, Snapshot
+from kvdiag.outputs.current_verdict import SILENT_SECONDS
 from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
 from kvdiag.outputs.terminal.top_frame import View, frame, verdict
 from kvdiag.outputs.terminal.top_memory import Room
-from kvdiag.sources.daemon_client import DaemonReading, read_daemon
+from kvdiag.sources.daemon_client import DaemonReading, read_daemon, read_history
 from kvdiag.sources.http import HttpReader, Unreadable
 
 REFRESH_SECONDS = 1.0
@@ -50,22 +58,30 @@ MAX_DIAGNOSIS_RATIO = 0.03
 """Share of one core for diagnoses while the view is open: with a day of eight GPUs, one every half minute."""
 
 ONCE_SECONDS = 5.0
-"""Longest wait of a single frame for a verdict: the first readings of a healthy server take two seconds."""
+"""Longest wait of a single frame for a verdict: the first samples of a healthy server take two seconds."""
 
 NO_SERVER_SECONDS = 0.5
 """Longest wait if no server answers: the GPUs can be shown all the same."""
 
-SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/-/healthy", "/-/ready")
+SUFFIXES = (
+    "/metrics",
+    *(f"/api/v1/{name}" for name in ("diagnosis", "ledger", "snapshot", "history")),
+    *("/-/healthy", "/-/ready"),
+)
 
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """Where frames come from: `run` until cancelled keeps `newest` new, which has no trends yet."""
+    """Where frames come from: `run` until cancelled keeps `newest` new, which has no trends yet.
+
+    `before` are the samples from before the view began.
+    """
 
     run: Callable[[], Awaitable[None]]
     newest: Callable[[], View]
+    before: tuple[Sample, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +89,14 @@ class Viewer:
     """Makes views of a feed, which remember what the ones before showed."""
 
     feed: Feed
-    _trail: tuple[Point, ...] = ()
+    _points: tuple[Point, ...] = ()
     _newest_at_seconds: float = 0.0
     _advanced_seconds: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Begin with the daemon's samples."""
+        for sample in self.feed.before:
+            self._points = longer(self._points, point(sample))
 
     def view(self) -> View:
         """What is to be shown now."""
@@ -85,11 +106,15 @@ class Viewer:
         if at_seconds != self._newest_at_seconds:
             self._newest_at_seconds, self._advanced_seconds = at_seconds, now_seconds
         silent_seconds = now_seconds - self._advanced_seconds
-        if silent_seconds > SHOWN_SECONDS:
-            problem = view.problem or f"no new sample for {silent_seconds:.0f} s"
+        if silent_seconds > SILENT_SECONDS:
+            problem = view.problem or f"no new sample for {format_duration(silent_seconds)}"
             return replace(view, snapshot=NOTHING, lines=(), problem=problem)
-        self._trail = longer(self._trail, point(view.snapshot))
-        return replace(view, trends=trends(self._trail))
+        diagnosis = view.snapshot.diagnosis
+        began_seconds = diagnosis.lives[-1].start_seconds if diagnosis is not None and diagnosis.lives else 0.0
+        # What another process had used is no trend of this one.
+        points = [one for one in self._points if one.at_seconds >= began_seconds]
+        self._points = longer(points, point(view.snapshot.newest))
+        return replace(view, trends=trends(self._points))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +148,11 @@ def command(options: TopOptions) -> int:
     \b
     kvdiag top                                  the daemon on this host, or a server found here
     kvdiag top --attach http://127.0.0.1:9743   a running `kvdiag serve`
-    kvdiag top --url http://127.0.0.1:8000      a server sampled by this command, or a daemon
+    kvdiag top --url http://127.0.0.1:8000      a server (sampled by this command) or a daemon
 
     q or Ctrl-C quits with exit code 0. Without a terminal, or with --once, it prints one frame and exits with the
-    verdict's code. It sends no load. Pressure is KV-pool usage, or device usage without free KV, whichever is larger.
+    verdict's code. It sends no load. Pressure is KV-pool usage (100 % while requests wait) or device usage without the
+    pool's free bytes, whichever is larger.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, attach = either(("url", options.url), ("attach", options.attach))
     tick_seconds = options.tick_seconds
@@ -153,7 +179,7 @@ def command(options: TopOptions) -> int:
                 await daemon.read()
                 # At an address other than the daemon's usual one, a proxy may be what requires a password.
                 if attach is not None or (daemon.is_there if url is None else daemon.has_answered):
-                    feed = Feed(run=daemon.run, newest=daemon.newest)
+                    feed = Feed(run=daemon.run, newest=daemon.newest, before=await daemon.history())
                     return await (_live(feed, console) if live else _once(feed, at_once=True))
         schedule = partial(
             DiagnosisSchedule,
@@ -168,7 +194,6 @@ def command(options: TopOptions) -> int:
 
 
 async def _live(feed: Feed, console: Console) -> int:
-    """Show frames until the user leaves."""
     viewer = Viewer(feed=feed)
     running = asyncio.ensure_future(feed.run())
     try:
@@ -192,7 +217,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
         running = asyncio.ensure_future(feed.run())
         try:
             begun_seconds = time.monotonic()
-            while verdict(view)[0] == "unknown" and not running.done():
+            while verdict(view).status == "unknown" and not running.done():
                 refused = any(gap.source == "engine" for gap in view.snapshot.newest.gaps)
                 no_server = refused and view.snapshot.state == "starting"
                 if time.monotonic() - begun_seconds > (NO_SERVER_SECONDS if no_server else ONCE_SECONDS):
@@ -203,7 +228,10 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
             await _stopped(running)
     columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH
     print_text(frame(view, Room(columns=columns or PIPED_WIDTH, ascii_only=is_ascii_only())))
-    return EXIT_CODES[verdict(view)[0]]
+    now, diagnosis = verdict(view), view.snapshot.diagnosis
+    # No alarm for what a restart has ended.
+    over = diagnosis is not None and diagnosis.worst_past_life is not None and now.holds and not now.down
+    return EXIT_CODES[diagnosis.present_worst if diagnosis is not None and over else now.status]
 
 
 async def _stopped(running: asyncio.Future[None]) -> None:
@@ -217,7 +245,7 @@ def open_daemon(url: str, user: DaemonUser, access: ServerAccess) -> httpx2.Asyn
     refusal = f"{url.rpartition('@')[2]!r} is not a daemon address: give one such as http://127.0.0.1:9743"
     parts = pasted(url, SUFFIXES, refusal)
     authorization = basic_authorization(parts, user.user, user.password, user.password_file)
-    # A server's key is not for the daemon beside it.
+    # A server's key is not for its daemon.
     client = open_client(urlunsplit(without_user(parts)), replace(access, api_key=None))
     if authorization:
         client.headers["Authorization"] = authorization
@@ -238,6 +266,9 @@ class _Daemon:
     async def run(self) -> None:
         async for _ in ticks(self._pace_seconds):
             await self.read()
+
+    async def history(self) -> tuple[Sample, ...]:
+        return await read_history(self._http) if self.has_answered else ()
 
     async def read(self) -> None:
         try:

@@ -1,7 +1,9 @@
 """`diagnose`: the only place where a timeline is judged. Pure: no clock, no I/O, no torch.
 
-In this order: the test steps that the timeline's marks name, every rule, the knowledge of each finding, the memory
-ledger of the newest samples, and from all of these the worst status.
+In this order: the test steps that the timeline's marks name; every rule, for each life of the server by itself, and the
+knowledge of each finding; faults that rest on unverified agent files alone are lowered to suspects (`trust`). The
+status is the worst of steps and findings, in the order of `_worst`; a fault or suspect of an earlier life remains the
+worst, since a restart explains nothing. The memory ledger of the newest samples and all gaps are reported with it.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
-from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.knowledge import KNOWLEDGE, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.lives import Lifetime, lifetimes
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS, Step
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
-from kvdiag.model import Diagnosis, Facts, Finding, Sample, Status, StepResult, Timeline
+from kvdiag.model import Diagnosis, Facts, Finding, Life, Sample, Status, StepResult, Timeline
 
 __all__ = ["diagnose", "informed"]
 
@@ -41,12 +44,19 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     def judged(timeline: Timeline) -> Judged:
         stepped = bool(timeline.marks) or _cut_off(facts)
         steps = tuple(step.judge(timeline, facts, limits) for step in _marked(timeline)) if stepped else ()
-        return steps, tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+        return steps, _findings(lifetimes(timeline, facts, limits)[-1], limits)
 
     steps, findings = weighed(timeline, judged(timeline), judged)
+    *ended, present = lifetimes(timeline, facts, limits)
+    present_worst = _worst(timeline, facts, steps, findings, limits)
+    # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
+    last_worst = present_worst if present.life.end_seconds is None else _status(steps, findings)
+    lives = (*(_life(one, limits) for one in ended), _lived(present, last_worst, findings))
+    # A restart explains nothing away.
+    worst = next((one for one in ("fault", "suspect") if one in {life.worst for life in lives}), present_worst)
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
-        worst=_worst(timeline, facts, steps, findings, limits),
+        worst=worst,
         facts=facts,
         start_seconds=min(times, default=0.0),
         end_seconds=max(times, default=0.0),
@@ -55,7 +65,31 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         findings=findings,
         ledger=ledger(_newest(timeline, limits), facts),
         gaps=tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps)))),
+        lives=lives,
     )
+
+
+def _findings(one: Lifetime, limits: Limits) -> tuple[Finding, ...]:
+    """What every rule finds in one life."""
+    last = one.timeline.samples[-1].at_seconds if one.timeline.samples else None
+    seen = last if one.life.end_seconds is None else one.life.end_seconds
+    found = (finding for rule in RULES for finding in rule(one.timeline, one.facts, limits))
+    return tuple(informed(replace(finding, last_seen_seconds=seen), one.facts.engine_name) for finding in found)
+
+
+def _life(one: Lifetime, limits: Limits) -> Life:
+    """The judgement of a life that is over: nothing in it is lost, for its server has exited."""
+
+    def judged(timeline: Timeline) -> Judged:
+        return (), _findings(one._replace(timeline=timeline), limits)
+
+    _, findings = weighed(one.timeline, judged(one.timeline), judged)
+    return _lived(one, _status((), findings), findings)
+
+
+def _lived(one: Lifetime, worst: Status, findings: tuple[Finding, ...]) -> Life:
+    problems = tuple(finding for finding in findings if finding.status in ("fault", "suspect"))
+    return replace(one.life, worst=worst, findings=problems)
 
 
 def _marked(timeline: Timeline) -> tuple[Step, ...]:
@@ -65,14 +99,14 @@ def _marked(timeline: Timeline) -> tuple[Step, ...]:
     return (*STEPS, SOAK) if marked & {SOAK.id, SOAK_WARMUP} else STEPS
 
 
-def informed(finding: Finding) -> Finding:
-    """The finding with the knowledge of its verdict, where the rule did not bring its own."""
+def informed(finding: Finding, engine_name: str | None = None) -> Finding:
+    """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words."""
     entry = KNOWLEDGE[finding.id]
     return replace(
         finding,
-        likely_cause=finding.likely_cause or entry.likely_cause,
-        confirm=finding.confirm or entry.confirm,
-        remedy=finding.remedy or entry.remedy,
+        likely_cause=worded(finding.likely_cause or entry.likely_cause, engine_name),
+        confirm=worded(finding.confirm or entry.confirm, engine_name),
+        remedy=worded(finding.remedy or entry.remedy, engine_name),
         runbook=finding.runbook or entry.runbook,
     )
 
@@ -88,14 +122,18 @@ def _worst(
     3. `ok`. A finding that is unknown because something does not exist here (no GPU, no allocator statistics) changes
        nothing: it is listed, and the outputs name what the verdict leaves out.
     """
+    status = _status(steps, findings)
+    return "unknown" if status == "ok" and _lost(timeline, facts, limits) else status
+
+
+def _status(steps: tuple[StepResult, ...], findings: tuple[Finding, ...]) -> Status:
     statuses = {step.status for step in steps} | {one.status for one in findings if one.status != "unknown"}
     for status in ("fault", "suspect"):
         if status in statuses:
             return status
     blocks = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
-    undecided = any(one.id.startswith("leak.") and one.status == "unknown" and one.evidence for one in findings)
-    blind = _lost(timeline, facts, limits) or "unknown" in statuses or (not steps and blocks == {"unknown"})
-    return "unknown" if blind or undecided else "ok"
+    undecided = any(one.is_undecided_leak for one in findings)
+    return "unknown" if undecided or "unknown" in statuses or (not steps and blocks == {"unknown"}) else "ok"
 
 
 def _cut_off(facts: Facts) -> bool:
@@ -110,7 +148,7 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"engine": [], "nvml": []}
     for sample in timeline.samples:
-        failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
+        failed = {gap.source for gap in sample.gaps if gap.kind != "absent"}
         absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
         # A server that never answered is starting; one that answered before and is absent now is lost.
         if sample.engines is not None or "engine" in failed or ("engine" in absent and readings["engine"]):
@@ -136,8 +174,8 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     devices = None if newest is None else newest.devices
     # The allocators' sample nearest to the devices', if it is near enough.
     at_seconds = math.inf if newest is None else newest.at_seconds
-    beside = [(abs(one.at_seconds - at_seconds), one.allocators) for one in timeline.samples if one.allocators]
-    apart, allocators = min(beside, key=lambda one: one[0], default=(math.inf, None))
+    published = [(abs(one.at_seconds - at_seconds), one.allocators) for one in timeline.samples if one.allocators]
+    apart, allocators = min(published, key=lambda one: one[0], default=(math.inf, None))
     if apart > limits.process_lists_seconds:
         allocators = None
     return replace(timeline.samples[-1], engines=engines, devices=devices, allocators=allocators)

@@ -1,6 +1,9 @@
 """Every threshold that judges, each with its reason: `Limits`, with a section for each rule.
 
-Those of growth are nested (growth/growth_limits.py), as are those of a fleet; admission has its own.
+They stand together so that two rules cannot use two figures for one thing, and are passed to every rule, so that tests
+and benchmarks can vary them; users set only the few of `commands/options/thresholds`. A docstring says what a value
+separates and where it comes from: the engine's source, a measurement, or reports. Those of growth are nested
+(growth/growth_limits.py), as are those of a fleet; admission has its own.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class FleetLimits:
     first_seconds: float = 3600.0
     """Uptime of each replica that is left out: after an hour 9 % of a 25-minute warm-up are still to come."""
 
-    least_seconds: float = 6 * 3600.0
+    min_seconds: float = 6 * 3600.0
     """Uptime after that hour without which a replica is not compared: a warm-up has ended by its later half."""
 
     certain_seconds: float = 20 * 3600.0
@@ -38,16 +41,16 @@ class FleetLimits:
     idle_settle_seconds: float = 5.0
     """Time after the last request from which a sample counts as idle: freed memory is returned late."""
 
-    blocks: int = 48
+    bins: int = 48
     """Bins of a replica's uptime, each with its median: half hours of a day, each of 60 samples at a scrape in 30 s."""
 
-    idle_blocks_ratio: float = 0.25
+    idle_filled_ratio: float = 0.25
     """Share of them that must have idle samples, for blocks held at idle: they are exact, and nights are enough."""
 
-    least_bytes_per_hour: float = 2e6
+    min_bytes_per_hour: float = 2e6
     """Growth of the later half from which it counts: random drift of a day stays below it in the median of six."""
 
-    least_blocks_per_hour: float = 0.25
+    min_blocks_per_hour: float = 0.25
     """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
 
     steps_p: float = 0.01
@@ -77,10 +80,10 @@ class AdmissionLimits:
     reserve_ratio: float = 0.05
     """Share of the pool that stays free: requests finish in bursts, and the newest sample is a second old."""
 
-    least_finished: int = 20
+    min_finished: int = 20
     """Finished requests needed before their lengths are used: with fewer, one long request decides the quantile."""
 
-    most_queued_ratio: float = 1.0
+    max_queued_ratio: float = 1.0
     """Shed when the queue needs more than this share of the pool: a request would wait for a whole turnover."""
 
     stale_seconds: float = 5.0
@@ -94,7 +97,7 @@ ADMISSION_LIMITS = AdmissionLimits()
 class Limits:
     """What is still normal. Every verdict takes its thresholds from here."""
 
-    # All rules: samples
+    # All rules: samples, and where a life of the server ends
     idle_samples: int = 2
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
@@ -103,6 +106,12 @@ class Limits:
 
     lost_readings: int = 3
     """Failed samples in a row at the end from which a source counts as lost: one may be late on a busy machine."""
+
+    exit_seconds: float = 90.0
+    """Time after a server's last answer in which its memory is freed: a scrape a minute, and a late one."""
+
+    noticed_seconds: float = 60.0
+    """Time after its first answer in which a new process is noticed: host and facts are read less often."""
 
     process_lists_seconds: float = 15.0
     """Age up to which the ledger prefers a device sample with process lists to a newer one without: they come every 5
@@ -119,13 +128,11 @@ class Limits:
     """Share of the pool that is reported if it is released later, or stays in use at a busy server's lowest load."""
 
     late_blocks_fault_ratio: float = 0.25
-    """Share of the pool that is a fault if it is released later twice: the server has three quarters of its pool for
-    minutes."""
+    """Share of the pool that is a fault if it is released later twice: three quarters are left for minutes."""
 
     connector_timeout_seconds: float = 480.0
     """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
-    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
-    """
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
 
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
@@ -136,8 +143,11 @@ class Limits:
     busy_floor_ratio: float = 0.05
     """Detection limit, as a share of the pool, up to which a busy server is called flat."""
 
-    busy_floor_cells: int = 60
+    busy_floor_bins: int = 60
     """Bins of that time, each with its lowest sample: enough to test a slope, wide enough to hold a low one."""
+
+    busy_floor_last_ratio: float = 1.0 / 3.0
+    """Share of them, the newest, of which the lowest bounds a leak: a leak of earlier would still be in it."""
 
     busy_floor_errors: float = 2.0
     """Standard errors of a slope, within which it lies with 95 %."""
@@ -254,14 +264,13 @@ class Limits:
     """Time since the start from which memory left over from loading, unused by any request, is a fault."""
 
     begun_seconds: float = 300.0
-    """Traffic before the first sample, as time at the later rate, up to which a server counts as observed since its
-    start."""
+    """Traffic before the first sample, as time at the later rate, up to which a server was observed from its start."""
 
     # baseline.*: what a server may use
     context_bytes: int = 1100 * MIB
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
 
-    least_context_bytes: int = 250 * MIB
+    min_context_bytes: int = 250 * MIB
     """Lower end of the same: memory beyond pool, weights and this is something else."""
 
     activation_ratio: float = 0.08
@@ -277,7 +286,7 @@ class Limits:
     foreign_fault_ratio: float = 0.02
     """Share of the device that other processes may use before it costs the server a noticeable part of its pool."""
 
-    neighbour_seconds: float = 60.0
+    process_lists_apart_seconds: float = 60.0
     """Time between two process lists that must both show another process: launchers of a server exit soon."""
 
     unlisted_bytes: int = 2 * GIB
@@ -287,6 +296,9 @@ class Limits:
     # baseline.duplicate_model
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
+
+    max_extra_copies: int = 4
+    """Copies of the weights beyond the first that are plausible; memory of more of them is something else."""
 
     copy_size_ratio: float = 0.03
     """How far a step may differ from the checkpoint's size and still be a copy of it: padding, scales, and pages."""
@@ -310,7 +322,7 @@ class Limits:
     exit_freed_ratio: float = 0.1
     """Share of a device that is freed when a server exits; a context and activations alone are less."""
 
-    least_fraction_ratio: float = 0.1
+    min_fraction_ratio: float = 0.1
     """Smallest memory fraction that is advised: a tenth of a device rarely holds weights, activations and a pool."""
 
     max_fraction_ratio: float = 0.97
@@ -318,7 +330,9 @@ class Limits:
 
     # capacity.*
     preempted_room_ratio: float = 0.25
-    """A pool with this share free on both sides of a preemption did not fill and empty within a sample of a second."""
+    preempted_room_requests: float = 2.0
+    """A pool with this share free, and room for so many mean requests, on both sides of a preemption did not fill and
+    empty within a sample of a second."""
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting for room, from which it counts: admission takes some steps."""
@@ -330,8 +344,7 @@ class Limits:
     """Throughput while requests wait for room, over that at other times: a full server has more, not half."""
 
     stuck_seconds: float = 120.0
-    """Time without a token in which a request that has all of the pool is stuck: a step of the longest prefill takes
-    seconds."""
+    """Time without a token in which a request that has all of the pool is stuck: the longest prefill takes seconds."""
 
     # imbalance.rank
     imbalance_ratio: float = 0.02
@@ -354,8 +367,7 @@ class Limits:
 
     # isolation.prefix_cache
     isolation_rounds: int = 3
-    """Requests of each kind of the isolation probe without which it does not decide: a request that reaches another
-    replica or engine misses in any case."""
+    """Requests of each kind without which the isolation probe does not decide: on another replica one misses anyway."""
 
     isolation_significance: float = 0.01
     """p-value of the difference between times to first token (Mann-Whitney): with six new prompts and six repeated ones
@@ -363,11 +375,13 @@ class Limits:
 
     # Post-mortem
     same_ratio: float = 0.01
-    same_bytes: int = 11 * MIB
-    """How far figures of one failure may differ between sources: texts print two decimals, of GiB ten MiB."""
+    """How far figures of one failure may differ between sources: texts print two decimals, of the smallest GiB 1 %."""
 
     last_seconds: float = 600.0
     """The end of a trace that may show what led to a crash."""
+
+    last_samples: int = 30
+    """Samples at the end of a trace of which one with a running request shows that the server was serving."""
 
     host_limit_factor: float = 1.2
     """Host memory limit that is advised, over the one that was reached: the same would be reached again."""
@@ -375,6 +389,9 @@ class Limits:
     # Alerts
     pressure: PressureThresholds = PRESSURE
     """Memory pressure above normal: displayed, and used by alerts; no verdict depends on it."""
+
+    full_device_ratio: float = 0.98
+    """Used share of a device from which it is full, even if a pool has free blocks: an engine leaves 8 % by default."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,9 +1,20 @@
-"""Requests of our own that failed because device memory ran out, with the figures of torch's message."""
+"""Requests of our own that failed because device memory ran out, with the figures of torch's message.
+
+A failed request counts as short of memory only by torch's own message in the response, never by its status. The
+message's unallocated bytes separate fragmentation (alone they were enough) from lack of memory (with the free bytes
+they were not); in between, and where the free bytes alone were enough, it is unknown. Live servers and post-mortems are
+judged by this one rule.
+"""
 
 from __future__ import annotations
 
-from kvdiag.model import Evidence, Span, Timeline
-from kvdiag.oom.message import ANCHORS, Shortage, parse_shortage
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.formatting import format_bytes
+from kvdiag.model import Evidence, Outcome, Span, Timeline
+from kvdiag.oom.message import ANCHORS, SEGMENT_BYTES, Shortage, parse_shortage
 
 _TORCH = tuple(pattern for kind, pattern in ANCHORS if kind in {"torch", "limit", "async"})
 
@@ -19,6 +30,12 @@ def memory_failures(timeline: Timeline) -> tuple[tuple[Span, Shortage], ...]:
     return tuple(failures)
 
 
+def oom_error(outcome: Outcome | None) -> str | None:
+    """The first error of a load that says that device memory ran out, with or without figures."""
+    errors = () if outcome is None else outcome.errors
+    return next((error for error in errors if "out of memory" in error.lower()), None)
+
+
 def parse_oom(text: str) -> Shortage | None:
     """The figures of torch's out-of-memory message in a failed response; `None` where the text has none."""
     begins = [found.start() for pattern in _TORCH if (found := pattern.search(text)) is not None]
@@ -26,16 +43,53 @@ def parse_oom(text: str) -> Shortage | None:
     return None if shortage is None or shortage.asked_bytes is None else shortage
 
 
-def enough_room(shortage: Shortage) -> bool | None:
-    """Whether free and unallocated bytes together were enough for the request that failed.
+SNAPSHOT = "for the next failure, install the agent: it records the largest free block (`kvdiag agent install`)"
 
-    `None` where a figure is missing, and where the free bytes alone were enough: then other processes released memory
-    before the message was made, or another limit refused it, and fragmentation has no part in it.
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """Whether fragmentation explains the failure, and the figures; `slight` where the device was almost full."""
+
+    state: Literal["confirmed", "slight", "none", "unknown"]
+    reason: str
+    figures: str = ""
+
+    @property
+    def explain_it(self) -> bool:
+        """Whether they do, as far as the figures show."""
+        return self.state in ("confirmed", "slight")
+
+
+def holes_in_message(shortage: Shortage, limits: Limits) -> Holes:
+    """Judge fragmentation by the figures of torch's message.
+
+    Before torch gives up it has released every whole free segment, so what its message calls unallocated lay between
+    live blocks, or waited for another stream. Free and unallocated bytes do not join to one block: only unallocated
+    bytes that alone would have been enough speak for holes.
     """
     asked, free, unallocated = shortage.asked_bytes, shortage.free_bytes, shortage.unallocated_bytes
-    if asked is None or free is None or unallocated is None or free >= asked:
-        return None
-    return asked <= free + unallocated
+    if shortage.kind != "torch" or asked is None:
+        return Holes("unknown", f"the failure has no torch figures; {SNAPSHOT}")
+    if unallocated is None or free is None:
+        sizes = {"free": free, "reserved-but-unallocated": unallocated}
+        missing = " or ".join(name for name, size in sizes.items() if size is None)
+        return Holes("unknown", f"the message has no figure for {missing} memory; {SNAPSHOT}")
+    known = f"{format_bytes(asked)} requested, {format_bytes(free)} free"
+    figures = f"{known}, {format_bytes(unallocated)} reserved but unallocated"
+    if free >= asked:
+        late = "other processes released memory before the message was written, or another limit refused it"
+        return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
+    if unallocated >= asked == SEGMENT_BYTES:
+        # What torch prints is the segment that it wanted, and small blocks have segments of their own.
+        return Holes("unknown", f"a small allocation, which torch serves only from small blocks; {SNAPSHOT}", figures)
+    if unallocated >= asked:
+        slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
+        reason = "the unallocated bytes would be enough if they were in one piece"
+        return Holes("slight" if slight else "confirmed", reason, figures)
+    if free + unallocated < asked:
+        return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
+    both = "enough only if added up, and one allocation cannot use both"
+    return Holes("unknown", f"{both}; {SNAPSHOT}", figures)
 
 
 def shortage_evidence(shortage: Shortage) -> tuple[Evidence, ...]:

@@ -1,9 +1,11 @@
-"""Three states in which reserved bytes that are not live are, or may become, a problem. Pure.
+"""States in which reserved bytes that are not live are, or may become, a problem. Pure.
 
 A, confirmed: an allocation failed, its size is known, what was free, stranded and releasable was enough for it, and no
-free block was. B, likely: torch flushed its cache to go on within five minutes in which the server worked, and more
+free block was. B, likely: torch flushed its cache to continue within five minutes in which the server worked, and more
 than a tenth of what it has reserved lies stranded. C, to be watched: through ten minutes without a request more lies
-unused, graph pools apart, than activations explain and a gigabyte (or 2 % of the device) beyond.
+unused, graph pools apart, than activations explain and a gigabyte (or 2 % of the device) beyond. The three are in the
+order of their certainty. Besides, `kept_since_start`: bytes that no request has used since the server began, which
+loading the weights left behind and the pool lacks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from kvdiag.model import Allocator, FailedAllocation, Memory, Sample, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentReadings:
-    """One process's readings with their times, the samples of the engines beside them, and its device's memory."""
+    """One process's samples with their times, the samples of the engines at that time, and its device's memory."""
 
     readings: tuple[tuple[float, Allocator], ...]
     engines: tuple[Sample, ...]
     memory: Memory | None
 
     def since(self, seconds: float) -> tuple[tuple[float, Allocator], ...]:
-        """The readings of the last so many seconds."""
+        """The samples of the last so many seconds."""
         end_seconds = self.readings[-1][0]
         return tuple(each for each in self.readings if end_seconds - each[0] <= seconds)
 
@@ -35,19 +37,19 @@ class RecentReadings:
         return None if first is None or last is None else max(last - first, 0)
 
     def tokens(self, seconds: float) -> int | None:
-        """Tokens that the engines generated within so many seconds of the last reading; `None` where not counted."""
+        """Tokens that the engines generated within so many seconds of the last sample; `None` where not counted."""
         end_seconds = self.readings[-1][0]
         counts = [
-            sum(engine.generation_tokens_total or 0 for engine in sample.engines or ())
+            count
             for sample in self.engines
             if 0 <= end_seconds - sample.at_seconds <= seconds
-            and all(engine.generation_tokens_total is not None for engine in sample.engines or ())
+            and (count := sample.total("generation_tokens_total")) is not None
         ]
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
 
 def recent_readings(timeline: Timeline, last: Allocator, limits: Limits) -> RecentReadings:
-    """What is known of the process that a reading is of, as far back as any state looks."""
+    """What is known of the process that a sample is of, as far back as any state looks."""
     end_seconds = next(sample.at_seconds for sample in reversed(timeline.samples) if sample.allocators)
     # A day of eight GPUs has 86,400 samples, of which the last minutes count.
     back_seconds = max(limits.retry_window_seconds, limits.idle_gap_seconds) + limits.window_margin_seconds
@@ -133,9 +135,7 @@ def kept_since_start(timeline: Timeline, last: Allocator, limits: Limits) -> tup
 def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
     """Whether the engines had served next to nothing at first, by the rate at which they did later."""
     counted = [
-        (sample.at_seconds, sum(engine.prompt_tokens_total or 0 for engine in sample.engines))
-        for sample in samples
-        if sample.engines and all(engine.prompt_tokens_total is not None for engine in sample.engines)
+        (sample.at_seconds, count) for sample in samples if (count := sample.total("prompt_tokens_total")) is not None
     ]
     if not counted:
         return False
@@ -144,22 +144,22 @@ def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
 
 
 def _usual_bytes(memory: Memory, limits: Limits) -> float:
-    """What may lie unused beside activations."""
+    """What may lie unused in addition to activations."""
     total = memory.total_bytes
     return limits.activation_ratio * total + max(limits.idle_gap_bytes, limits.idle_gap_ratio * total)
 
 
 def _shared_gap_bytes(allocator: Allocator) -> int | None:
-    """Reserved and not live, without the pools of graphs, which nobody else can use."""
+    """Reserved and not live, without the pools of graphs, which nothing else can use."""
     if allocator.split is None:
         # What is pending passes, and is of no account.
         releasable, stranded = allocator.releasable_bytes, allocator.stranded_bytes
         return None if releasable is None or stranded is None else releasable + stranded
-    return allocator.reserved_bytes - allocator.allocated_bytes - allocator.split.private_bytes
+    return allocator.unallocated_bytes - allocator.split.private_bytes
 
 
 def stranded_bytes(allocator: Allocator) -> int | None:
-    """Free bytes beside live ones: by the blocks, or by torch's count, which leaves expandable segments out."""
+    """Free bytes between live ones: by the blocks, or by torch's count, which leaves expandable segments out."""
     if allocator.split is not None:
         return allocator.split.stranded_bytes
     if allocator.stranded_bytes is not None:

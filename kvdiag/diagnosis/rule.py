@@ -1,4 +1,8 @@
-"""What a rule is: a pure function from a timeline to the findings of one verdict family."""
+"""What a rule is: a pure function from a timeline to the findings of one verdict family.
+
+Rules know nothing of each other: what two of them must agree on stands in `timeline_queries` or is decided by a module
+that both ask. So each can be read, tested and replaced alone, and their order is that of the output.
+"""
 
 from __future__ import annotations
 

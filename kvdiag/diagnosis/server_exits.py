@@ -1,7 +1,8 @@
 """When a server stopped answering, and how little of its devices was free just before. Judges nothing.
 
 An exit is an engine that no longer answers together with a tenth of a device (`exit_freed_ratio`) that became free:
-a metrics endpoint that fails for a moment is none.
+a metrics endpoint that fails for a moment is none. The least free bytes since the last start are kept, because an
+allocation that fails is over before the next sample. `answered_before` separates a start that failed from a crash.
 """
 
 from __future__ import annotations

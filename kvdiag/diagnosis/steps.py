@@ -2,9 +2,9 @@
 
 1. Baseline: nothing runs. Blocks in use while idle are a fault; used bytes beyond what pool, weights and an allowance
    explain are suspect; memory that a GPU of the server failed to report makes the step unknown.
-2. One request, several times: its blocks must match its tokens and all be released. Judged on the later cycles: the
-   first ones load kernels and workspaces lazily that are never released, so comparing memory before and after a single
-   request is wrong for 47 to 100 % of healthy servers.
+2. One request, several times: its blocks must match its tokens and all be released, and device memory must stay flat,
+   as the leak rules judge it. Judged on the later cycles: the first ones load kernels and workspaces lazily that are
+   never released, so comparing memory before and after a single request is wrong for 47 to 100 % of healthy servers.
 3. Ten requests of 2K tokens at once: blocks in use must match what their tokens need.
 4. One request of 16K tokens: usage must grow linearly; for windowed layers it must follow their own curve.
 
@@ -24,15 +24,14 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     NOT_RUN,
     blind_spot,
     compare,
-    fill_quantity,
     floor_after,
     floor_before,
     highest_blocks,
     judge_load,
     last_span,
+    load_figures,
     measure,
-    nominal_need,
-    quantities,
+    nominal_blocks,
     refused,
     unknown,
 )
@@ -45,10 +44,22 @@ from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION as ISOLATION_ID
 from kvdiag.diagnosis.rules.isolation_prefix_cache import probed, timing
 from kvdiag.diagnosis.rules.isolation_prefix_cache import verdict as isolation_verdict
+from kvdiag.diagnosis.rules.leak_device import leak_of_cycles
 from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.kv.calibration.running_server import all_pools_bytes
-from kvdiag.model import Device, Facts, Probe, Quantity, Sample, Status, StepResult, Timeline, Workload
+from kvdiag.model import (
+    Device,
+    Facts,
+    MeasuredFigures,
+    Probe,
+    Sample,
+    Status,
+    StepFigures,
+    StepResult,
+    Timeline,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +88,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     used = sum(device.memory.used_bytes for device in devices if device.memory is not None)
     # Where the server's GPUs are not known, other tenants' bytes cannot be explained.
     explained = explained_bytes(devices, facts, limits) if own or len(devices) == 1 else None
-    expected = (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", explained, "bytes"))
-    measured = (
-        Quantity("blocks", floor.blocks, "blocks"),
-        Quantity("device_used_bytes", used if devices and not dark else None, "bytes"),
-    )
+    expected = StepFigures(blocks=0, device_used_bytes=explained)
+    measured = MeasuredFigures(blocks=floor.blocks, device_used_bytes=used if devices and not dark else None)
     status: Status = "ok"
     parts: list[str] = []
     if floor.blocks is None:
@@ -100,7 +108,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        more = f"at least {format_bytes(used - explained)} more than pool, weights and usual overhead"
+        more = f"at least {format_bytes(used - explained)} more than pool, weights and the highest usual overhead"
         parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
@@ -156,16 +164,16 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         return unknown("single_request", next(filter(None, problems), NOT_RUN), spans[-1] if spans else None)
     first, last = floor_before(timeline, facts, judged[0], limits), floor_after(timeline, facts, judged[-1], limits)
     peaks = [
-        growth
+        peak
         for span in judged
         if (floor := floor_before(timeline, facts, span, limits)) is not None
-        and (growth := measure(timeline, facts, span, floor)) is not None
+        and (peak := measure(timeline, facts, span, floor)) is not None
     ]
     if first is None or last is None or not peaks:
         return unknown(
             "single_request", "the pool did not settle between the requests; pause other traffic", judged[-1]
         )
-    peak = max(peaks, key=lambda growth: abs(growth.excess_blocks))
+    peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
     status, sentence = compare(peak, limits)
     kept = last - first
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
@@ -180,18 +188,25 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
         sentence = f"all blocks released (detection limit 1 block over {loads}); {sentence}"
-    expected = quantities(facts, peak, peak.need.most_blocks, Quantity("blocks_kept", 0, "blocks"))
-    measured = quantities(
-        facts,
-        peak,
-        peak.held_blocks,
-        Quantity("blocks_kept", kept, "blocks"),
-        fill_quantity(peak),
-        Quantity("cycles_judged", len(judged), "cycles"),
-        # Detection limit: one block over all requests.
-        Quantity("smallest_detectable_leak", round(1 / max(requests, 1), 3), "blocks per request"),
+    if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
+        status = "fault"
+        each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_cycle"))
+        sentence = f"device memory grows {format_bytes(each)} with each request ({leak.title}); {sentence}"
+    expected, measured = load_figures(facts, peak)
+    return StepResult(
+        "single_request",
+        status,
+        sentence,
+        expected=replace(expected, blocks_kept=0),
+        measured=replace(
+            measured,
+            blocks_kept=kept,
+            cycles_judged=len(judged),
+            # Detection limit: one block over all requests.
+            smallest_detectable_leak=round(1 / max(requests, 1), 3),
+        ),
+        notes=judged[-1].notes,
     )
-    return StepResult("single_request", status, sentence, expected=expected, measured=measured, notes=judged[-1].notes)
 
 
 SINGLE_REQUEST = Step(
@@ -222,7 +237,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     span = last_span(timeline, "long_context")
     if result.status == "unknown" or span is None or refused(span) is not None:
         return result
-    highest, most = highest_blocks(timeline, facts, span, limits), nominal_need(facts, span)
+    highest, most = highest_blocks(timeline, facts, span, limits), nominal_blocks(facts, span)
     if highest is None or most is None or not grows_with_every_token(facts):
         return result
     overshoot = highest - most.most_blocks
@@ -233,8 +248,8 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
         result,
         status=result.status if linear or result.status == "fault" else "suspect",
         summary=f"{result.summary}; {sentence}",
-        expected=(*result.expected, Quantity("highest_blocks", most.most_blocks, "blocks")),
-        measured=(*result.measured, Quantity("highest_blocks", highest, "blocks")),
+        expected=replace(result.expected, highest_blocks=most.most_blocks),
+        measured=replace(result.measured, highest_blocks=highest),
     )
 
 
@@ -255,16 +270,16 @@ def _judge_isolation(timeline: Timeline, facts: Facts, limits: Limits) -> StepRe
         return unknown(ISOLATION_ID, NOT_RUN, spans[0] if spans else None)
     status, summary = isolation_verdict(found, limits)
     note = timing(found, limits)
-    shares = (("other_salt_hit_ratio", found.salted), ("other_unsalted_hit_ratio", found.unsalted))
     return StepResult(
         ISOLATION_ID,
         status,
         summary,
-        expected=tuple(Quantity(name, 0.0, "ratio") for name, _ in shares),
-        measured=(
-            Quantity("requests", sum(one.problem is None for one in found.answers), "requests"),
-            Quantity("own_hit_ratio", found.own.hit_ratio, "ratio"),
-            *(Quantity(name, arm.hit_ratio, "ratio") for name, arm in shares),
+        expected=StepFigures(other_salt_hit_ratio=0.0, other_unsalted_hit_ratio=0.0),
+        measured=MeasuredFigures(
+            requests=sum(one.problem is None for one in found.answers),
+            own_hit_ratio=found.own.hit_ratio,
+            other_salt_hit_ratio=found.salted.hit_ratio,
+            other_unsalted_hit_ratio=found.unsalted.hit_ratio,
         ),
         notes=(*spans[0].notes, *(() if note is None else (note,))),
     )
@@ -283,24 +298,25 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     """The worst verdict of all components; a note per kind gives its verdict or its detection limit."""
     found = soaked(timeline, facts, limits)
     spans = timeline.spans(SOAK_ID)
-    if found is None or found.problem is not None:
-        return unknown(SOAK_ID, found.problem if found and found.problem else NOT_RUN, spans[0] if spans else None)
+    if found.problem is not None:
+        return unknown(SOAK_ID, found.problem, spans[0] if spans else None)
     first = worst(found.components, limits)
     judged = [soak_verdict(one, limits) for one in found.components]
     status = max((one for one, _ in judged), key=SEVERITY.index)
-    summary = f"no leak found over {_length(found)}"
+    most = max(one.soaked.load_cycles for one in found.components)
+    summary = f"no leak found over {_length(found)}; judged: {most} load cycles, without warm-up and repeated content"
     if first is not None and status != "ok":
         summary = soak_verdict(first, limits)[1]
     kept = found.blocks_kept
     if kept is not None and kept > 0:
-        status, summary = "fault", f"{kept:,} KV blocks are still in use after {_length(found)}"
-    measured = (
-        Quantity("requests", found.requests, "requests"),
-        Quantity("blocks_kept", kept, "blocks"),
-        Quantity("cycles_judged", max(one.soaked.load_cycles for one in found.components), "cycles"),
-        Quantity("idle_cycles_judged", max(one.soaked.idle_cycles for one in found.components), "cycles"),
+        status, summary = "fault", f"{format_count(kept)} KV blocks are still in use after {_length(found)}"
+    measured = MeasuredFigures(
+        requests=found.requests,
+        blocks_kept=kept,
+        cycles_judged=most,
+        idle_cycles_judged=max(one.soaked.idle_cycles for one in found.components),
     )
-    expected = (Quantity("blocks_kept", 0, "blocks"),)
+    expected = StepFigures(blocks_kept=0)
     notes = (*spans[0].notes, *_notes(found, limits))
     return StepResult(SOAK_ID, status, summary, expected=expected, measured=measured, notes=notes)
 
@@ -308,14 +324,14 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
 def _length(found: Soak) -> str:
     load = sum(cycle.clean and cycle.requests > 0 for cycle in found.cycles)
     idle = sum(cycle.clean and not cycle.requests for cycle in found.cycles)
-    return f"{load} load and {idle} idle cycles, {found.requests:,} requests"
+    return f"{load} load and {idle} idle cycles, {format_count(found.requests)} requests"
 
 
 def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
     """The worst verdict of each kind; the detection limit where all are flat."""
     notes = []
     if found.blocks_kept == 0:
-        notes.append(f"KV blocks: all released (detection limit 1 block over {found.requests:,} requests)")
+        notes.append(f"KV blocks: all released (detection limit 1 block over {format_count(found.requests)} requests)")
     problems = [cycle.problem for cycle in found.cycles if cycle.problem is not None]
     if problems:
         notes.append(f"{len(problems)} of {len(found.cycles)} cycles left out: {problems[0]}")

@@ -1,4 +1,10 @@
-"""What a timeline shows, as numbers: blocks in use, idle floors, samples under load, device bytes. Judges nothing."""
+"""What a timeline shows, as numbers: blocks in use, idle floors, samples under load, device bytes. Judges nothing.
+
+Rules share these queries so that the same word means the same everywhere: idle is idle for as many samples in a row,
+a server's bytes are those of its own processes on its own devices, and what one engine or process does not report is
+`None`, never a sum of the others. Parts of a sample are read at different rates, so each query takes the samples that
+have its part. Results that several rules ask for are kept with the timeline (`Timeline.once`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,8 @@ from kvdiag.model import (
     without_mig_parents,
 )
 
-NO_POOL = "the engine does not report its KV pool; check why /metrics lacks vllm:cache_config_info (`kvdiag doctor`)"
+NO_POOL = "the engine does not report its KV pool; `kvdiag doctor` shows what /metrics lacks"
+NO_DEVICES = "no device memory was read; run kvdiag where NVML works"
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -39,7 +46,7 @@ def held_blocks(sample: Sample, facts: Facts) -> int | None:
 
 
 def readings_of(timeline: Timeline, label: str) -> Iterator[tuple[float, Engine]]:
-    """The times and readings of one engine, by its label."""
+    """The times and samples of one engine, by its label."""
     for sample in timeline.samples:
         for engine in sample.engines or ():
             if engine.engine == label:
@@ -59,6 +66,7 @@ class IdleFloor:
     samples have them); `None` where it has none. `allocators` are the newest that were published within it.
     """
 
+    begin_seconds: float
     at_seconds: float
     blocks: int | None
     devices: tuple[Device, ...] | None
@@ -71,7 +79,7 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
         samples = (sample for sample in timeline.samples if sample.engines is not None)
-        intervals = [tuple(group) for idle, group in groupby(samples, _is_idle) if idle]
+        intervals = [tuple(group) for idle, group in groupby(samples, is_idle) if idle]
         return tuple(floor for each in intervals if (floor := _floor(each, timeline, facts, limits)) is not None)
 
     return timeline.once(("idle_floors", facts.pools, limits.idle_samples), floors)
@@ -84,10 +92,11 @@ def floor_within(
     if start_seconds is None or end_seconds is None:
         return None
     newest_first = (one for one in reversed(timeline.between(start_seconds, end_seconds)) if one.engines is not None)
-    return _floor(tuple(takewhile(_is_idle, newest_first))[::-1], timeline, facts, limits)
+    return _floor(tuple(takewhile(is_idle, newest_first))[::-1], timeline, facts, limits)
 
 
-def _is_idle(sample: Sample) -> bool:
+def is_idle(sample: Sample) -> bool:
+    """Whether every engine is idle, and no request of ours is open."""
     return sample.engines_idle is True and (sample.load is None or sample.load.requests == 0)
 
 
@@ -100,6 +109,7 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
     listed = (each for each in devices if any(device.processes is not None for device in each))
     published = (one.allocators for one in newest_first if one.allocators and published_since(one, begin_seconds))
     return IdleFloor(
+        begin_seconds=begin_seconds,
         at_seconds=end_seconds,
         blocks=_settled([held_blocks(sample, facts) for sample in interval[-limits.idle_samples :]]),
         devices=next(listed, devices[0] if devices else None),
@@ -142,15 +152,8 @@ def under_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
 def tokens_taken(timeline: Timeline, span: Span, sample: Sample) -> int | None:
     """Prompt and generated tokens that the engines counted from a span's begin to one of its samples, all together."""
     first = next((one for one in timeline.between(span.begin_seconds, sample.at_seconds) if one.engines), None)
-    counts = [_tokens_counted(one) for one in (first, sample)]
-    return None if counts[0] is None or counts[1] is None else counts[1] - counts[0]
-
-
-def _tokens_counted(sample: Sample | None) -> int | None:
-    engines = (sample.engines if sample is not None else None) or ()
-    counts = [count for engine in engines for count in (engine.prompt_tokens_total, engine.generation_tokens_total)]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
+    begun, ended = None if first is None else first.tokens_total, sample.tokens_total
+    return None if begun is None or ended is None else ended - begun
 
 
 def most_requests(timeline: Timeline, span: Span, gauge: Literal["requests_running", "requests_waiting"]) -> int:
@@ -211,36 +214,36 @@ def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> t
 
 
 def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, Allocator], ...]:
-    """The first and the last reading of each of the server's allocators that was there to the end."""
+    """The first and the last sample of each of the server's allocators that was there to the end."""
     readings = [sample.allocators for sample in timeline.samples if sample.allocators]
     first = {each.identity: each for allocators in reversed(readings) for each in reversed(allocators)}
     return tuple((first[one.identity], one) for one in (readings or [()])[-1] if one.may_be_of(facts.server_pids))
 
 
 def pool_tokens(pool: KvPool) -> int:
-    """Tokens that a pool holds, as reported, else by its blocks; at most what a count can be."""
-    by_blocks = min(pool.usable_blocks * pool.block_tokens, MAX_COUNT)
-    return by_blocks if pool.capacity_tokens is None else pool.capacity_tokens
+    """Tokens that a pool's usable blocks hold, by the reported capacity, else by their size; at most MAX_COUNT."""
+    tokens = pool.capacity_tokens or pool.total_blocks * pool.block_tokens
+    return min(tokens * pool.usable_blocks // pool.total_blocks, MAX_COUNT)
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:
-    """The last reading of the devices, `None` where there never was one."""
+    """The last sample of the devices, `None` where there never was one."""
     return next((sample.devices for sample in reversed(timeline.samples) if sample.devices is not None), None)
 
 
 def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
-    """The first reading of the devices, before any load of ours; `None` where there never was one."""
+    """The first sample of the devices, before any load of ours; `None` where there never was one."""
     return next((sample.devices for sample in timeline.samples if sample.devices is not None), None)
 
 
 def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
-    """The first reading of the devices since the engines answered awake, else of all: what a server starts with.
+    """The first sample of the devices since the engines answered awake, else of all: what a server starts with.
 
     Before an engine answers, its weights are still being loaded, or another server's are still there; one that sleeps
     has given its own away.
     """
     answers = [sample for sample in timeline.samples if sample.engines]
-    awake = (sample.at_seconds for sample in answers if not any(engine.asleep for engine in sample.engines or ()))
+    awake = (sample.at_seconds for sample in answers if not sample.asleep)
     begin_seconds = next(awake, None)
     if begin_seconds is None:
         return None if answers else first_devices(timeline)

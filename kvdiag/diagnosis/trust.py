@@ -37,7 +37,10 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
 
 
 def _faults(judged: Judged) -> set[str]:
-    return {one.id for part in judged for one in part if one.status == "fault"}
+    """The ids of faults; growth that may be torch's or not has both, and agents only say which."""
+    steps, findings = judged
+    found = {name for one in findings if one.status == "fault" for name in (one.id, one.or_id or one.id)}
+    return found | {step.id for step in steps if step.status == "fault"}
 
 
 def verified(sample: Sample) -> Sample:

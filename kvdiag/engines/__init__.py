@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from kvdiag.engines import vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.sources.http import HttpReader, Unreadable
+from kvdiag.sources.log_file import read_long_log
 from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
@@ -17,6 +23,11 @@ DEFAULT = ENGINES[0]
 
 OTHER_IMAGES = ("sglang",)
 """Engines that are recognised by the name of their image alone: their host caches are known, their metrics are not."""
+
+_OTHER_LOGS = {
+    "sglang": re.compile(r"\bsglang[/.](srt|launch)|--mem-fraction-static|\bin (event_loop|forward_(ext|bat))")
+}
+"""What stands in the logs of those: their files, flags and functions."""
 
 ENGINE_METRICS: Mapping[str, Meaning] = MappingProxyType(
     {name: meaning for engine in ENGINES for name, meaning in engine.metrics.items()}
@@ -48,6 +59,31 @@ def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
     return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_IMAGES) if name in text), None)
+
+
+def engine_of_log(text: str) -> str | None:
+    """The name of an engine whose log shows no memory report that is known, by its files and flags."""
+    return next((name for name, wording in _OTHER_LOGS.items() if wording.search(text)), None)
+
+
+def read_startup_log(path: Path) -> EngineReport:
+    """The report of a log file; `-` is standard input. Of a long file its two ends are read, which a note then says.
+
+    Raises:
+        KvdiagError: it cannot be read, or no engine prints such a log when it starts.
+    """
+    content, whole = read_long_log(path)
+    text = content.decode("utf-8", "replace")
+    notes = () if whole else ("the log is long: only its beginning and its end were read",)
+    refused = []
+    for engine in ENGINES:
+        try:
+            report = engine.parse_startup_log(text)
+        except KvdiagError as error:
+            refused.append(str(error))
+        else:
+            return replace(report, engine_name=engine.name, notes=(*report.notes, *notes))
+    raise KvdiagError(f"{path}: {'; '.join(refused)}")
 
 
 def is_server_title(title: str) -> bool:

@@ -92,13 +92,13 @@ class EngineAdapter:
     """The name in texts."""
 
     has_usage: bool
-    """Reports the share of its KV pool in use."""
+    """Reports which share of its KV pool requests use."""
 
     has_blocks: bool
-    """Reports its KV pool in blocks of a known number of tokens."""
+    """Reports its KV pool in blocks, so that those in use can be counted."""
 
     has_sleep: bool
-    """Has a sleep mode, in which its memory is given back."""
+    """Reports whether it sleeps: its memory is released then, while its process stays."""
 
     has_salt: bool
     """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
@@ -118,7 +118,7 @@ class EngineAdapter:
     polled_metrics: tuple[str, ...]
     """Requested at each tick, by `name[]`; empty where the server cannot filter, and all of it is read."""
 
-    needed_metrics: Mapping[str, tuple[str, ...]]
+    needed_metrics: Mapping[str, Sequence[str]]
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
     tested_versions: tuple[tuple[int, int], tuple[int, int]]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
+from kvdiag.formatting import format_duration
 from kvdiag.model import MAX_COUNT, Gap, Lengths
 from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
@@ -48,7 +49,7 @@ async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: floa
             return page
         spent_seconds += time.thread_time() - begun_seconds
         if spent_seconds > max_seconds:
-            raise TooLargeError(f"parsing takes more than {max_seconds:g} s of CPU time")
+            raise TooLargeError(f"parsing takes more than {format_duration(max_seconds)} of CPU time")
         await asyncio.sleep(0)
 
 
@@ -94,15 +95,15 @@ class OpenAIClient:
         path, params = self.engine.metrics_path, [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
         if "html" in answer.content_type:
-            raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
+            raise Unreadable("refused", "it returned a web page instead of metrics: check the URL")
         try:
             return await cooperatively(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
         except TooLargeError as error:
-            reason = f"the metrics page is too large: {error}"
+            reason = f"the response of the metrics endpoint is too large: {error}"
             self._http.rest(path, params, reason)
-            raise TooMuchError("failed", reason) from error
+            raise TooMuchError("refused", reason) from error
         except ValueError as error:
-            raise Unreadable("failed", f"the metrics are malformed: {str(error)[:120]}") from error
+            raise Unreadable("refused", f"the metrics are malformed: {str(error)[:120]}") from error
 
     async def read(self) -> EngineReading:
         """The engines now, or a gap with the reason why not."""

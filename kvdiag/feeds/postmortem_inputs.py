@@ -1,4 +1,11 @@
-"""What a server leaves when it dies, black boxes, a trace, its log or the bare message, made into one `Case`."""
+"""Reads the files of a crashed server, such as black boxes, a trace, logs or a bare message, into one `Case`.
+
+A file's kind is detected from its content and not from its name: a folder is the agents', JSON with kvdiag's mark is a
+trace or a black box, any other text is a log. What a log prints before its first failure is the report of the start.
+Of several black boxes the one that agrees with a failure in a log is taken, else the oldest, since later failures are
+its consequences. A log without a failure is noted as such. A file that cannot be read is an error and not a gap: the
+user named it. The causes are judged by `diagnosis.postmortem`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
-from kvdiag.engines import DEFAULT, ENGINES
+from kvdiag.engines import DEFAULT, ENGINES, engine_of_log
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
@@ -54,6 +61,8 @@ def gather(
         elif kind == "log":
             case = _with_log(case, path)
         elif path.is_dir():
+            if any(path.glob("kvdiag-*.jsonl.gz")):
+                raise KvdiagError(f"{path} is a recording of `kvdiag serve`: read it with `kvdiag diagnose {path}`")
             read, gaps = read_folder(path)
             if not read:
                 reason = gaps[0].reason if gaps else "no allocation failed under an agent, or it is the wrong folder"
@@ -143,7 +152,7 @@ def _with_report(case: Case, text: str) -> Case:
             if settings != EngineSettings():
                 report = EngineReport(settings=settings)
                 return replace(case, report=report, engine_name=engine.name, flags=engine.flags)
-    return case
+    return replace(case, engine_name=case.engine_name or engine_of_log(text))
 
 
 def _with_box(case: Case, boxes: list[Account]) -> Case:

@@ -32,8 +32,11 @@ from kvdiag.model.verdicts import (
     GrowthFigures,
     ImbalanceFigures,
     LedgerLine,
+    Life,
+    LifeEnd,
+    MeasuredFigures,
     Provenance,
-    Quantity,
     Status,
+    StepFigures,
     StepResult,
 )

@@ -40,7 +40,7 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
 
     Args:
         kind: the class, a dataclass of the model; its annotations say what its fields must be.
-        plain: what `json.loads` returned, of whatever origin.
+        plain: what `json.loads` returned, of any origin.
         lenient: skip fields that are not known, for documents that are shown and not judged.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.model.readings import Gap
+from kvdiag.model.readings import Device, Gap, Process
 from kvdiag.model.validation import MAX_COUNT, Checked
 
 MAX_RANKS = 4096
@@ -106,3 +106,7 @@ class Facts(Checked):
     def pool(self, engine: str) -> KvPool | None:
         """The pool of one engine, `None` where it did not report one."""
         return next((pool for pool in self.pools if pool.engine == engine), None)
+
+    def own_processes(self, device: Device) -> tuple[Process, ...]:
+        """The server's own among the processes on a device; none where either is not known."""
+        return tuple(process for process in device.processes or () if process.pid in (self.server_pids or ()))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvdiag.model.validation import MAX_BYTES, Checked
 
-GapKind = Literal["absent", "failed"]
+GapKind = Literal["absent", "failed", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Gap:
     """Something that could not be read.
 
     `absent`: it does not exist here (no GPU, no such metric). `failed`: it should be there and did not answer.
+    `refused`: it answered, and its answer was not used (too large, malformed, no permission).
     """
 
     source: str
@@ -113,6 +114,7 @@ class Engine(Checked):
     preemptions_total: int | None = None
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
+    requests_finished_total: int | None = None
     prefix_queries_total: int | None = None
     prefix_hits_total: int | None = None
     asleep: bool | None = None

@@ -52,8 +52,9 @@ class Snapshot:
 
     `newest` holds the last sample of each part, `None` if it is too old or the newest read failed. `diagnosis` is
     `None` before the first one; `diagnosed_seconds` is its time. `engines_seconds` is when the engines of `newest` were
-    read, `lengths` the length distribution of their finished requests. `pressure_thresholds` are the configured ones,
-    `None` if not configured. `refused_total` counts connections closed without an answer because all places were taken.
+    read, `lengths` the length distribution of their finished requests. `down_since_seconds` is the last answer of a
+    server that no longer answers. `pressure_thresholds` are the configured ones, `None` if not configured.
+    `refused_total` counts connections closed without an answer because all places were taken.
     """
 
     state: ServerState
@@ -64,5 +65,6 @@ class Snapshot:
     diagnosed_seconds: float | None = None
     engines_seconds: float | None = None
     lengths: Lengths | None = None
+    down_since_seconds: float | None = None
     pressure_thresholds: PressureThresholds | None = None
     refused_total: int | None = None

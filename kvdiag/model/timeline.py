@@ -1,4 +1,10 @@
-"""Timelines, which the diagnosis judges: samples and the marks of the test steps, in ascending time."""
+"""Timelines, which the diagnosis judges: samples and the marks of the test steps, in ascending time.
+
+Every feed makes this one type, so that live runs, recordings and Prometheus histories are judged by the same rules. In
+a sample, a part that was not due is `None` and one that could not be read is a `Gap`: only the second is a problem.
+Marks are moments and not intervals, so that a run that was killed still has its beginnings; `spans` puts them together.
+A timeline never changes, so that results computed from it can be kept with it (`Timeline.once`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
+from kvdiag.model.facts import Facts
 from kvdiag.model.readings import Device, Engine, Gap, HostProcess
 from kvdiag.model.torch_memory import Allocator
 from kvdiag.model.validation import Checked
@@ -40,7 +47,19 @@ class Load(Checked):
 
 
 PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
-"""The part of a `Sample` that each source fills. What keeps, thins and shows samples goes through these."""
+"""The part of a `Sample` that each source provides. What keeps, thins and shows samples goes through these."""
+
+
+EngineCount = Literal[
+    "requests_running",
+    "requests_waiting",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "requests_finished_total",
+    "prefix_queries_total",
+    "prefix_hits_total",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +79,39 @@ class Sample(Checked):
     gaps: tuple[Gap, ...] = ()
 
     @property
+    def engine_refused(self) -> str | None:
+        """Why the engines' answer was not used; `None` where it was, or none came."""
+        if self.engines is not None:
+            return None
+        return next((gap.reason for gap in self.gaps if gap.source == "engine" and gap.kind == "refused"), None)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the engines answered, be the answer used or refused."""
+        return self.engines is not None or self.engine_refused is not None
+
+    @property
     def engines_idle(self) -> bool | None:
         """Whether every engine is idle; `None` if one does not report it or was not read."""
         idle = [engine.idle for engine in self.engines or ()]
         if False in idle:
             return False
         return True if idle and None not in idle else None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether any engine sleeps."""
+        return True in [engine.asleep for engine in self.engines or ()]
+
+    def total(self, *names: EngineCount) -> int | None:
+        """The sum of some figures of all engines; `None` where one is not reported, or no engine was read."""
+        counts = [getattr(engine, name) for engine in self.engines or () for name in names]
+        return sum(counts) if counts and None not in counts else None
+
+    @property
+    def tokens_total(self) -> int | None:
+        """Prompt and generated tokens of all engines; `None` where one is not reported."""
+        return self.total("prompt_tokens_total", "generation_tokens_total")
 
     @property
     def open_requests(self) -> int:
@@ -135,7 +181,11 @@ class Outcome(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark(Checked):
-    """A moment of a test step: its lead-in begins, its load is offered, its last request is over, it has settled."""
+    """A moment of a test step, by its phase.
+
+    `begin`: its lead-in begins; `offer`: its load is offered; `release`: its last request is over; `end`: it has
+    settled.
+    """
 
     at_seconds: float
     step: str
@@ -168,10 +218,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Samples and marks in ascending time: the input of the diagnosis, from any feed."""
+    """Samples and marks in ascending time: the input of the diagnosis, from any feed.
+
+    `earlier_facts` are facts that differed, each with the time until which they held.
+    """
 
     samples: tuple[Sample, ...]
     marks: tuple[Mark, ...] = ()
+    earlier_facts: tuple[tuple[float, Facts], ...] = ()
     _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _known: dict[Hashable, object] = field(init=False, repr=False, compare=False)
 

@@ -121,6 +121,11 @@ class Allocator(Checked):
         return pids is None or not self.pid_seen or self.pid in pids
 
     @property
+    def unallocated_bytes(self) -> int:
+        """Reserved by torch and in no tensor: its cache, graph pools, and what is stranded."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
     def outside_driver(self) -> bool | None:
         """Whether torch counts more than its process holds: a pluggable allocator, or pages that sleep mode unmapped.
 

@@ -1,4 +1,10 @@
-"""The result of a diagnosis: findings, step results, ledger lines, and the `Diagnosis` that holds them."""
+"""The result of a diagnosis: findings, step results, ledger lines, and the `Diagnosis` that holds them.
+
+Outputs show these values and judge nothing. Each figure has a name and a unit, so that text, HTML and JSON agree on it;
+figures that alerts need are typed fields (`GrowthFigures`) rather than rows of evidence. `unknown` is a status and not
+the lack of one. `Diagnosis.worst` covers all lives of the server and `present_worst` the last one, because a restart
+ends a problem and must not hide it.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +16,62 @@ from kvdiag.model.readings import Gap
 
 Status = Literal["ok", "suspect", "fault", "unknown"]
 Provenance = Literal["measured", "reported", "computed"]
+LifeEnd = Literal["exited", "unreachable", "restarted"]
+"""No answer, and its device memory was freed; no answer; a new process without an outage that was observed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
-    """A named number with its unit; `value` is `None` where it is not known."""
+class Evidence:
+    """One figure behind a finding, for people: its unit, and its source; `value` is `None` where it is not known."""
 
     name: str
     value: float | str | None
     unit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence(Quantity):
-    """One figure behind a finding, and the source that measured it."""
-
     source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What a step compares, expected or measured; `None` where a figure is unknown, or not one of the step's.
+
+    `blocks` and their `bytes`, per rank, are those in use at the peak of the load, of the baseline while idle;
+    `highest_blocks` those at any time of the load; `blocks_kept` those not released after it, negative if older ones
+    were.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    blocks: int | None = None
+    bytes: int | None = None
+    device_used_bytes: int | None = None
+    blocks_kept: int | None = None
+    highest_blocks: int | None = None
+    other_salt_hit_ratio: float | None = None
+    other_unsalted_hit_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredFigures(StepFigures):
+    """What a step measured, with figures that have no expectation. The smallest detectable leak: blocks per request."""
+
+    filled_ratio: float | None = None
+    samples_of_whole_load: int | None = None
+    cycles_judged: int | None = None
+    idle_cycles_judged: int | None = None
+    smallest_detectable_leak: float | None = None
+    own_hit_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The verdict of one test step: expected and measured quantities."""
+    """The verdict of one test step: expected and measured figures."""
 
     id: str
     status: Status
     summary: str
     _: KW_ONLY
-    expected: tuple[Quantity, ...] = ()
-    measured: tuple[Quantity, ...] = ()
+    expected: StepFigures = StepFigures()
+    measured: MeasuredFigures = MeasuredFigures()
     notes: tuple[str, ...] = ()
 
 
@@ -71,7 +105,9 @@ class Finding:
     """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
 
     `holder` names the process or device whose memory it is about, if it is one. Outputs read `growth` and
-    `imbalance`, never a row of the evidence by its name.
+    `imbalance`, never a row of the evidence by its name. `since_seconds` is when it was first true, as far as observed;
+    `last_seen_seconds` is the newest sample that it holds for. `or_id` is the verdict that it may be as well, where no
+    source separates the two: nothing shown may then name one culprit.
     """
 
     id: str
@@ -80,21 +116,49 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     _: KW_ONLY
     holder: str | None = None
+    since_seconds: float | None = None
+    last_seen_seconds: float | None = None
     growth: GrowthFigures | None = None
     imbalance: ImbalanceFigures | None = None
     likely_cause: str | None = None
     confirm: str | None = None
     remedy: str | None = None
     runbook: str | None = None
+    or_id: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is called in texts: both ids where it may be either."""
+        return self.id if self.or_id is None else f"{self.id} or {self.or_id}"
+
+    @property
+    def is_undecided_leak(self) -> bool:
+        """Whether this is growth that stays unknown with all its evidence: then nothing is healthy."""
+        return self.id.startswith("leak.") and self.status == "unknown" and bool(self.evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One life of a server, from a start of its process to its last answer, judged by itself.
+
+    `end_seconds` and `end` are `None` while the server answers. `findings` are its suspects and faults.
+    """
+
+    start_seconds: float
+    end_seconds: float | None = None
+    end: LifeEnd | None = None
+    end_detail: str | None = None
+    worst: Status
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
     """One part of a device's used bytes. The lines of a device add up to its used bytes exactly.
 
-    Only a residual (`unaccounted`, `server_other`, `torch_other`) may be negative: then a reported or computed line
-    claims more than was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` if no device was
-    observed.
+    Only a residual (`unaccounted`, `server_other`, `torch_other` or `torch_with_kv_pool`) may be negative: then a
+    reported or computed line claims more than was measured, and hiding that would hide an error. `gpu` and `uuid` are
+    `None` if no device was observed.
     """
 
     gpu: int | None
@@ -107,7 +171,10 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The judgement of one timeline: all that the outputs show."""
+    """The judgement of one timeline: all that the outputs show.
+
+    `findings` are those of the last of the `lives`, `worst` is the worst of all of them.
+    """
 
     worst: Status
     facts: Facts
@@ -118,3 +185,21 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     ledger: tuple[LedgerLine, ...]
     gaps: tuple[Gap, ...]
+    lives: tuple[Life, ...] = ()
+
+    @property
+    def present_worst(self) -> Status:
+        """The verdict on the last life alone, if it is over as of its end: a restart ended what those before it had."""
+        return self.lives[-1].worst if self.lives else self.worst
+
+    @property
+    def down_since_seconds(self) -> float | None:
+        """When the server stopped answering, `None` if it answers or never did."""
+        return self.lives[-1].end_seconds if self.lives else None
+
+    @property
+    def worst_past_life(self) -> Life | None:
+        """The newest of the worst earlier lives, if it was worse than the last one."""
+        order = ("fault", "suspect", self.present_worst)
+        past = [life for life in self.lives[:-1] if life.worst in order[: order.index(self.present_worst)]]
+        return min(reversed(past), key=lambda life: order.index(life.worst), default=None)

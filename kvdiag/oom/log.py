@@ -1,7 +1,9 @@
 """Finds the first out-of-memory failure in an engine's log: the message, its process, and the work in progress.
 
-Pure. Each process's lines are read separately, so that ranks that print at once do not mix. The first failure counts:
-later ones, in other ranks and in the processes that wait for them, are its consequences.
+In this order: the lines are sorted by process, so that ranks that print at once do not mix; every message in them is
+found; the first one by line counts, since later ones, in other ranks and in the processes that wait for them, are its
+consequences; then the phase and the scheduled work come from what stands around it, and load and settings from what
+stands before. Lines that quote users' requests are no evidence. Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _PREFIX = re.compile(
     r"(?:.{0,120}?\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]{1,3}"
     r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)"
 )
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
 """Lines that quote what users write, who may write anything."""
 
@@ -135,7 +137,7 @@ def _lines(text: str) -> list[str]:
     for raw in re.split(r"\r\n|\n|\r", text)[:MAX_LINES]:
         line = raw[:MAX_LINE_CHARACTERS]
         if "\x1b" in line:
-            line = _ANSI.sub("", line)
+            line = ANSI.sub("", line)
         lines.append("" if REQUEST_LINE.search(line) else line)
     return lines
 
@@ -198,8 +200,8 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
     """Whether two anchors so near each other stand in one message: no figures of the first lie between them."""
     if "Traceback" in between or (first == second == "host"):
         return first == second == "host"
-    told = "Tried to allocate" in " ".join(between.split())
-    return not told and first in _RANKED and second in _RANKED
+    has_size = "Tried to allocate" in " ".join(between.split())
+    return not has_size and first in _RANKED and second in _RANKED
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:

@@ -146,7 +146,7 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
 
 
 def _squeezed(pattern: str) -> re.Pattern[str]:
-    """A pattern as it has to be where every blank has gone, and with it where one word ends."""
+    """A pattern as it has to be where every blank is removed, and with it where one word ends."""
     return re.compile(re.sub(r" (?:\?|\{\d+,\d+\})?", "", pattern).replace(r"(?!\w)", "").replace(r"\b", ""))
 
 
@@ -157,7 +157,7 @@ def _figure(field: str, form: str, wording: str) -> tuple[str, str, re.Pattern[s
 
 _FIGURES = {kind: tuple(_figure(*row) for row in rows) for kind, rows in WORDINGS["figures"].items()}
 """Field of `Shortage`, form and wordings of it, by kind; the kinds that are not listed are allocations. torch up to 1.3
-prints what is cached beside what is allocated, vLLM V0 prints plain bytes in its profiling error.
+prints what is cached next to what is allocated, vLLM V0 prints plain bytes in its profiling error.
 """
 
 _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"

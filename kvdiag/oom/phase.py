@@ -38,13 +38,7 @@ _NEARBY, _PROGRESS = (
 the progress.
 """
 
-_OF_REFUSALS: dict[Kind, Phase] = {
-    "warmup": "warmup",
-    "profiling": "profile",
-    "blocks": "kv_pool",
-    "context": "kv_pool",
-    "budget": "startup",
-}
+_OF_REFUSALS: dict[Kind, Phase] = WORDINGS["refusals"]
 
 
 def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) -> tuple[Phase | None, str | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Diagnosis, Gap, Status
-from kvdiag.outputs.presentation import ORDER, headline, problems_of
+from kvdiag.outputs.presentation import ORDER, headline, problems_of, sentence
 
 NAMES = ("cluster", "namespace", "pod")
 GPU_NAMES = ("Hostname", "gpu", "UUID", "uuid")
@@ -65,11 +65,12 @@ class Judged:
     def summary(self) -> str:
         """The replica's result in one sentence."""
         diagnosis = self.diagnosis
-        found = headline(diagnosis.findings)
-        if found:
-            return found
+        if headline(diagnosis.findings) or diagnosis.worst_past_life or diagnosis.down_since_seconds:
+            return sentence(diagnosis)
         if diagnosis.worst == "unknown":
-            return _undecided(diagnosis)
+            failed = [gap.reason for gap in diagnosis.gaps if gap.kind != "absent"]
+            no_samples = [] if diagnosis.samples else ["no samples in this time range; widen --window"]
+            return (*failed, *no_samples, sentence(diagnosis))[0]
         count = Counter(one.status for one in diagnosis.findings)
         unknown = f", {count['unknown']} unknown" if count["unknown"] else ""
         return f"no fault found; {count['ok']} of {len(diagnosis.findings)} checks ok{unknown}"
@@ -106,17 +107,5 @@ class FleetDiagnosis:
         """The result in one sentence."""
         counts = ", ".join(f"{count} {status}" for status, count in self.by_worst.items() if count)
         called = problems_of(self.fleet.findings)
-        together = f"; all replicas compared: {called[0].id}" if called else ""
+        together = f"; all replicas compared: {called[0].title}" if called else ""
         return f"{plural(len(self.judged), 'replica')}: {counts}{together}"
-
-
-def _undecided(diagnosis: Diagnosis) -> str:
-    """Why there is no verdict, the most informative reason first."""
-    failed = [gap.reason for gap in diagnosis.gaps if gap.kind == "failed"]
-    if failed:
-        return failed[0]
-    if not diagnosis.samples:
-        return "no samples in this time range"
-    unknown = [one for one in diagnosis.findings if one.status == "unknown" and one.id.startswith("leak.")]
-    unknown.sort(key=lambda one: not one.evidence)
-    return f"{unknown[0].id}: {unknown[0].summary}" if unknown else "not enough data for a verdict"

@@ -1,29 +1,39 @@
-"""What terminal and HTML share: the order of findings, the verdict in one sentence, figures in their units. Pure."""
+"""What terminal and HTML share: the order of findings, the verdict in one sentence, figures in their units. Pure.
+
+The sentence is the line that everyone reads, so its order is fixed: since when the server is down, with the last
+verdict; an earlier life that was worse; the present verdict. A verdict is given by the worst finding, else by the step
+with that status, else by the reason why it is unknown. Nothing is judged here, and layout and colours are each
+output's own. Texts from outside go through `printable`.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvdiag.formatting import (
     format_bytes,
-    format_count,
     format_duration,
     format_holder,
+    format_number,
     format_p_value,
     format_rate,
     format_ratio,
+    format_time,
     plural,
 )
 
 if TYPE_CHECKING:
-    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Life, Memory, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
 
 WORDS: Mapping[Status, str] = {"ok": "OK", "suspect": "SUSPECT", "fault": "FAULT", "unknown": "UNKNOWN"}
+
+OLD_SECONDS = 60.0
+"""Age from which a finding says when it was last seen."""
 
 NOT_REPORTED = "not reported"
 
@@ -52,29 +62,30 @@ def problems_of(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=lambda finding: ORDER.index(finding.status))
 
 
-def explained_of(diagnosis: Diagnosis) -> list[Finding]:
-    """The findings that explain growth which is no fault."""
-    return [one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence]
-
-
 EXPLAINED, HEALTHY, UNKNOWN = "Explained", "Checked, not found", "Unknown"
 
 
 def sections(diagnosis: Diagnosis) -> list[tuple[str, list[Finding]]]:
     """The findings that are no problem, in the order in which they are read, under their titles; none is empty."""
-    explained = explained_of(diagnosis)
-    healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
-    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    passed = [one for one in diagnosis.findings if one.status == "ok"]
+    explained = [one for one in passed if one.id.startswith("benign.") and one.evidence]
+    healthy = [one for one in passed if one not in explained]
+    unknown = unknown_of(diagnosis.findings)
     found = ((EXPLAINED, explained), (HEALTHY, healthy), (UNKNOWN, unknown))
     return [(title, findings) for title, findings in found if findings]
+
+
+def unknown_of(findings: Sequence[Finding]) -> list[Finding]:
+    """The unknown findings, but for those of which a problem's title speaks as well: growth that either may be."""
+    named = {one.or_id for one in problems_of(findings)}
+    return [one for one in findings if one.status == "unknown" and one.id not in named]
 
 
 def unknown_by_reason(findings: Iterable[Finding]) -> dict[str, list[str]]:
     """The ids of the unknown verdicts by their reason: what lacks the same thing stands together."""
     reasons: dict[str, list[str]] = {}
     for one in findings:
-        if one.status == "unknown":
-            reasons.setdefault(one.summary, []).append(one.id)
+        reasons.setdefault(one.summary, []).append(one.id)
     return reasons
 
 
@@ -84,22 +95,92 @@ def headline(findings: Iterable[Finding]) -> str:
     if not problems:
         return ""
     more = f" (and {plural(len(problems) - 1, 'more finding')})" if len(problems) > 1 else ""
-    return f"{problems[0].id}: {problems[0].summary}{more}"
+    return f"{problems[0].title}: {problems[0].summary}{more}"
+
+
+DOWN = "DOWN"
+"""Stands in place of the status where the server no longer answers: the verdict below is as of its last answer."""
+
+POSTMORTEM = "to find out why, run `kvdiag diagnose --postmortem LOG`"
+
+
+def word(diagnosis: Diagnosis) -> str:
+    """What a result begins with: its status, or that the server is down."""
+    return WORDS[diagnosis.worst] if diagnosis.down_since_seconds is None else DOWN
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """The verdict in one sentence: the worst finding, else the step that failed or is unknown."""
+    """The verdict in one sentence: since when the server is down, the worst of its lives and when, the present one."""
+    past, down_seconds = diagnosis.worst_past_life, diagnosis.down_since_seconds
+    present, status = _sentence(diagnosis), diagnosis.present_worst
+    parts = []
+    if down_seconds is not None:
+        parts.append(f"{since(down_seconds, diagnosis.lives[-1].end_detail)}; {POSTMORTEM}")
+        parts.append(f"last verdict: {WORDS[status]}, {present}")
+    if past is not None:
+        when = f"before the server stopped at {format_time(past.end_seconds or 0.0)}: {headline(past.findings)}"
+        parts.append(when if not parts else f"{WORDS[past.worst]} {when}")
+        if down_seconds is None:
+            began = format_time(diagnosis.lives[-1].start_seconds)
+            shown = "" if status == "ok" else f" ({present})"
+            parts.append(f"since it started again at {began}: {WORDS[status]}{shown}")
+    elif down_seconds is None and (restarts := len(diagnosis.lives[1:])) > 1:  # a single one is an update
+        planned = f"the server restarted {restarts} times; where that was not planned, {POSTMORTEM}"
+        parts = [present, planned]
+    return "; ".join(parts) or present
+
+
+def since(down_seconds: float, reason: str | None) -> str:
+    """Since when a server is down, and the reason: `since 2026-11-23T20:14:03Z (connection refused)`."""
+    return f"since {format_time(down_seconds)}" + (f" ({reason})" if reason else "")
+
+
+def life_rows(diagnosis: Diagnosis) -> list[tuple[Status, str, str]]:
+    """Each life with its verdict, its time and how it ended; none where there is just the present one."""
+    if len(diagnosis.lives) == 1 and diagnosis.down_since_seconds is None:
+        return []
+    return [(life.worst, _time_of(life), headline(life.findings)) for life in diagnosis.lives]
+
+
+def _time_of(life: Life) -> str:
+    start = format_time(life.start_seconds)
+    if life.end_seconds is None:
+        return f"since {start}"
+    how = life.end if life.end != "unreachable" or life.end_detail is None else life.end_detail
+    detail = f": {life.end_detail}" if life.end == "exited" and life.end_detail else ""
+    return f"{start} to {format_time(life.end_seconds)}, then {how}{detail}"
+
+
+def time_span(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Since when a finding has been true, and when it last was, where that is not now; empty where neither is known."""
+    last_seconds = finding.last_seen_seconds
+    parts = [] if finding.since_seconds is None else [f"since {format_time(finding.since_seconds)}"]
+    over = diagnosis.down_since_seconds is not None or finding not in diagnosis.findings
+    if last_seconds is not None and (over or last_seconds < diagnosis.end_seconds - OLD_SECONDS):
+        ended = "" if finding in diagnosis.findings else ", before a restart of the server"
+        parts.append(f"last seen {format_time(last_seconds)}{ended}")
+    return ", ".join(parts)
+
+
+def problems_shown(diagnosis: Diagnosis) -> list[Finding]:
+    """The suspects and faults to show: those of the last life, and of the earlier one that is worse."""
+    past = diagnosis.worst_past_life
+    return [*problems_of(diagnosis.findings), *(problems_of(past.findings) if past is not None else ())]
+
+
+def _sentence(diagnosis: Diagnosis) -> str:
+    """The verdict on the last life: the worst finding, else the step that failed or is unknown."""
     found = headline(diagnosis.findings)
     if found:
         return found
-    step = next((step for step in diagnosis.steps if step.status == diagnosis.worst != "ok"), None)
+    step = next((step for step in diagnosis.steps if step.status == diagnosis.present_worst != "ok"), None)
     if step is not None:
         return f"step {step.id}: {step.summary}"
-    if diagnosis.worst == "unknown":
-        reasons = unknown_by_reason(diagnosis.findings)
-        if len(reasons) == 1:
-            return next(iter(reasons))
-        return "not enough data for a verdict; the unknown checks list what is missing"
+    if diagnosis.present_worst == "unknown":
+        undecided = [one for one in diagnosis.findings if one.is_undecided_leak]
+        reasons = unknown_by_reason(undecided or unknown_of(diagnosis.findings))
+        missing = next(iter(reasons), "nothing was judged")  # in the order of the rules, causes first
+        return missing if undecided or len(reasons) == 1 else f"not enough data for a verdict: {missing}"
     blind = "; device memory not observed" if all(part.gpu is None for part in diagnosis.ledger) else ""
     return f"no fault found{blind}"
 
@@ -122,23 +203,20 @@ def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
 
 
 def spaced(name: str) -> str:
-    """A name of ours as words: `torch_other` as `torch other`, `kv_pool` as `KV pool`."""
+    """A name of ours as words: `torch_other` as `torch other`, `kv_pool` as `KV pool`, `kv_held` as `KV used`."""
+    if name == "kv_held":
+        return "KV used"
     return " ".join("KV" if word == "kv" else word for word in name.split("_"))
-
-
-def signed(text: str) -> str:
-    """A formatted figure with its sign: `+6.00 GiB`."""
-    return text if text.startswith(("-", "<", ">")) else f"+{text}"
 
 
 def evidence_value(evidence: Evidence) -> str:
     """The value of a piece of evidence, in its unit."""
     value, unit = evidence.value, evidence.unit
     if value is None:
-        return "unknown"
+        return NOT_REPORTED
     if isinstance(value, str):
-        return format_holder(value) if evidence.name in ("process", "holder") else value
-    if unit in ("bytes per hour", "bytes/hour", "bytes/h"):
+        return format_holder(value) if unit == "holder" else value
+    if unit == "bytes per hour":
         return format_rate(value)
     if unit.startswith("bytes"):
         return f"{format_bytes(value)}{unit.removeprefix('bytes')}"
@@ -146,13 +224,11 @@ def evidence_value(evidence: Evidence) -> str:
         return format_ratio(value)
     if unit == "p-value":
         return format_p_value(value)
-    if unit in ("s", "seconds"):
-        return format_duration(value)
-    if unit == "index":
-        return f"{value:.0f}"
-    shown = f"{value:,.4g}" if value % 1 else format_count(value)
-    if unit == "times" or unit in evidence.name.split("_"):
-        return shown  # the label beside it says what is counted
+    if unit in ("s", "seconds", "hours"):
+        return format_duration(3600.0 * value if unit == "hours" else value)
+    shown = format_number(value)
+    if unit in ("times", "index") or unit in evidence.name.split("_"):
+        return shown  # its label says what is counted
     return f"{shown} {_singular(unit) if shown == '1' else unit}".rstrip()
 
 

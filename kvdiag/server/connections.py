@@ -2,7 +2,8 @@
 
 A connection is `receiving` (a TLS handshake or a request), then `answering`, then `idle` until its next request, as
 scrapers expect. When all places are taken, a new client gets the place of the connection that has been idle longest,
-else of the one that has been receiving longest and slowly; else it is refused. Nobody loses an answer in progress.
+else of the one that has been receiving longest and slowly, else of one that does not read its answer; else it is
+refused. A client that reads never loses an answer in progress.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import ipaddress
 import re
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -28,6 +30,8 @@ from kvdiag.server.request import BadRequestError, Request, parse_request
 _log = structlog.get_logger()
 
 MAX_HEAD_BYTES = 16 * 2**10
+"""Of a request's line and headers, as in h11 and IIS."""
+
 REQUEST_SECONDS = 5.0
 """For a whole request; as long again for its answer."""
 
@@ -45,6 +49,9 @@ MAX_CONNECTIONS = 256
 
 MAX_TLS_CONNECTIONS = 64
 """The same with TLS, where Python keeps some 280 KiB for each: 256 of them would exceed the manifests' memory limit."""
+
+MAX_UNSENT_BYTES = 16 * 2**20
+"""Of answers that clients do not read, all together: two of the largest histories."""
 
 MAX_BROKEN_HANDSHAKES = 32
 """Until garbage is collected: each leaves 280 KiB in reference cycles, which Python by itself collects rarely."""
@@ -71,6 +78,7 @@ class _Connection:
 
     task: asyncio.Task[None]
     transport: asyncio.WriteTransport
+    address: str
     state: Literal["receiving", "answering", "idle"] = "receiving"
     since_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -180,11 +188,12 @@ class WebServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or not self._has_room():
+        address = str(writer.get_extra_info("peername", ("",))[0])
+        if task is None or not self._has_room(address):
             self._pages.refused_total += 1
             writer.transport.abort()
             return
-        connection = _Connection(task, writer.transport)
+        connection = _Connection(task, writer.transport, address)
         self._connections.append(connection)
         try:
             if self._tls is not None:
@@ -215,20 +224,42 @@ class WebServer:
                 self._broken_handshakes = in_progress
                 gc.collect()
 
-    def _has_room(self) -> bool:
-        """Whether one more connection may be served; the one that was idle or slow for longest makes room for it."""
+    def _has_room(self, address: str) -> bool:
+        """Whether one more connection may be served; the one that was idle or slow for longest makes room for it.
+
+        If none is, an address that has more than half of all places makes room for another address.
+        """
         if len(self._connections) < self._most_connections:
             return True
         slow_seconds = asyncio.get_running_loop().time() - self._slow_seconds
         idle = [one for one in self._connections if one.state == "idle"]
         slow = [one for one in self._connections if one.state == "receiving" and one.since_seconds <= slow_seconds]
-        longest = min(idle or slow, key=lambda one: one.since_seconds, default=None)
+        unread = [one for one in self._unread() if one.since_seconds <= slow_seconds]
+        crowd, count = Counter(one.address for one in self._connections).most_common(1)[0]
+        receiving = [one for one in self._connections if one.state == "receiving" and one.address == crowd]
+        crowding = receiving if crowd != address and 2 * count > self._most_connections else []
+        longest = min(idle or slow or unread or crowding, key=lambda one: one.since_seconds, default=None)
         if longest is None:
             return False
         self._pages.refused_total += longest.state == "receiving"
         longest.hang_up()
         self._connections.remove(longest)
         return True
+
+    def _unread(self) -> list[_Connection]:
+        """The connections whose client has not read its answer, the longest waiting first."""
+        unread = (one for one in self._connections if one.transport.get_write_buffer_size())
+        return sorted(unread, key=lambda one: one.since_seconds)
+
+    def _drop_unread(self, more_bytes: int) -> None:
+        """Hang up on clients that do not read their answers until so much more fits into memory."""
+        unread = self._unread()
+        unsent_bytes = more_bytes + sum(one.transport.get_write_buffer_size() for one in unread)
+        for one in unread:
+            if unsent_bytes <= MAX_UNSENT_BYTES:
+                return
+            unsent_bytes -= one.transport.get_write_buffer_size()
+            one.hang_up()
 
     async def _exchange(
         self, connection: _Connection, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -241,16 +272,20 @@ class WebServer:
                 connection.become("answering")
                 request = parse_request(head)
                 bodiless = request.method == "HEAD"
-                address = str(writer.get_extra_info("peername", ("",))[0])
-                answer, keeps = await self._answer(request, address), request.keeps
-            except (BadRequestError, asyncio.LimitOverrunError):
+                answer, keeps = await self._answer(request, connection.address), request.keeps
+            except asyncio.LimitOverrunError:
+                reason = f"the headers exceed {MAX_HEAD_BYTES >> 10} KiB"
+                answer = problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
+            except BadRequestError:
                 answer = problem(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
             except (OSError, asyncio.IncompleteReadError):
                 raise
             except Exception:  # noqa: BLE001  an unforeseen error costs this answer alone
                 _log.error("internal error", exc_info=True)
                 answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the kvdiag log")
-        writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
+        sent = _head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body)
+        self._drop_unread(len(sent))
+        writer.write(sent)
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()
             # A client that pipelines many requests must not be answered all of them before others have a turn.

@@ -1,4 +1,13 @@
-"""The daemon's answers: from the newest snapshot, each page rendered once however often it is requested."""
+"""The daemon's answers: each path's page from the newest snapshot, rendered once however often it is requested.
+
+Nothing here samples, diagnoses or waits, so that no client can delay the daemon. The method is checked first (nothing
+can be changed over HTTP), then the path; an answer that does not exist yet is 503 with its reason. Metrics, diagnosis,
+ledger, snapshot and history are kept until the snapshot is another object; the status page, which shows ages, is kept
+for `STATUS_SECONDS`. What took long to make is kept for longer, so that a server with hundreds of engines and a client
+that asks again and again do not hold the event loop. Admission advice is computed for each request. Health needs only
+this code to run, readiness a first sample. Passwords and the limits on connections are decided before a request gets
+here.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +27,20 @@ from kvdiag.alert_files import runbooks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.model.codec import to_plain
+from kvdiag.outputs.current_verdict import as_of_now
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.html import status_page
 from kvdiag.outputs.metrics.exporter import registry
+from kvdiag.outputs.terminal.sparkline_history import history_samples
 from kvdiag.server.admission_api import Admissions
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 from kvdiag.sources.daemon_client import DaemonReading
 
 STATUS_SECONDS = 2.0
 """How long the rendered status page is reused."""
+
+KEPT_RATIO = 10.0
+"""How much longer than it took to make an answer is reused, also if there is a newer snapshot."""
 
 NOT_KEPT = ("Cache-Control", "no-store")
 """Admission advice is valid for one client at one moment."""
@@ -63,9 +77,8 @@ class Pages:
     """Connections that were closed without an answer because all places were taken."""
     _admissions: Admissions = field(init=False, default_factory=Admissions)
     _registry: CollectorRegistry = field(init=False)
-    _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
-    _of: Snapshot | None = field(init=False, default=None)
-    _status: tuple[float, Answer] | None = field(init=False, default=None)
+    _rendered: dict[tuple[str, bool], tuple[Snapshot, float, float, Answer]] = field(init=False, default_factory=dict)
+    """Of each page its snapshot, when it was made, for how many seconds it is reused at least, and the answer."""
 
     def __post_init__(self) -> None:
         """Make the registry once."""
@@ -78,17 +91,16 @@ class Pages:
         if request.path == "/metrics":
             return self._metrics(request)
         if request.path == "/api/v1/diagnosis":
-            diagnosis = self.newest().diagnosis
+            diagnosis = as_of_now(self.newest())
             if diagnosis is None:
                 return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
-            return _json(diagnosis_document.document(diagnosis))
+            return self._once((request.path, False), lambda: _json(diagnosis_document.document(diagnosis)))
         if request.path == "/api/v1/snapshot":
-            return self._snapshot()
+            return self._once((request.path, False), self._snapshot)
+        if request.path == "/api/v1/history":
+            return self._once((request.path, False), self._history_samples)
         if request.path == "/api/v1/ledger":
-            now = self.newest()
-            return _json(
-                diagnosis_document.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps)
-            )
+            return self._once((request.path, False), self._ledger)
         if request.path == "/api/v1/admission":
             try:
                 return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
@@ -105,19 +117,24 @@ class Pages:
             if runbook is not None:
                 return Answer(body=runbook.read_bytes())
         if request.path == "/":
-            return self._status_page()
+            return self._once((request.path, False), self._status_page, STATUS_SECONDS)
         return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total)
 
     def _status_page(self) -> Answer:
-        now_seconds = self.now_seconds()
-        if self._status is None or not 0.0 <= now_seconds - self._status[0] < STATUS_SECONDS:
-            body = status_page.page(self.newest(), self.history(), now_seconds).encode()
-            answer = Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
-            self._status = (now_seconds, answer)
-        return self._status[1]
+        body = status_page.page(self.newest(), self.history(), self.now_seconds()).encode()
+        return Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
+
+    def _ledger(self) -> Answer:
+        now = self.newest()
+        return _json(
+            diagnosis_document.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps)
+        )
+
+    def _history_samples(self) -> Answer:
+        return _json([to_plain(one) for one in history_samples(self.history(), self.now_seconds())])
 
     def _snapshot(self) -> Answer:
         """All that `kvdiag top` shows: the facts once, without the model's config.json and the lengths of requests."""
@@ -137,13 +154,22 @@ class Pages:
         )
         if request.names:
             return _page(encoder(registry(self._shown, request.names)), content_type, packed=False)
-        now, key = self.newest(), (content_type, request.packed)
-        if self._of is not now:
-            self._of = now
-            self._rendered.clear()
-        if key not in self._rendered:
-            self._rendered[key] = _page(encoder(self._registry), content_type, packed=request.packed)
-        return self._rendered[key]
+        return self._once(
+            (content_type, request.packed),
+            lambda: _page(encoder(self._registry), content_type, packed=request.packed),
+        )
+
+    def _once(self, key: tuple[str, bool], made: Callable[[], Answer], seconds: float = 0.0) -> Answer:
+        """An answer that is made once for each snapshot, or once in so many seconds, however many ask."""
+        now, now_seconds = self.newest(), self.now_seconds()
+        if (kept := self._rendered.get(key)) is not None:
+            of, at_seconds, kept_seconds, answer = kept
+            if (of is now and not seconds) or 0.0 <= now_seconds - at_seconds < kept_seconds:
+                return answer
+        answer = made()
+        kept_seconds = max(seconds, KEPT_RATIO * (self.now_seconds() - now_seconds))
+        self._rendered[key] = now, now_seconds, kept_seconds, answer
+        return answer
 
 
 def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:

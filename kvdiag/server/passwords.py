@@ -16,8 +16,9 @@ import importlib
 import ipaddress
 import re
 import secrets
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import ModuleType
 from weakref import WeakValueDictionary
 
@@ -36,6 +37,8 @@ WRONG_SECONDS = 1.0
 
 MAX_GUESSERS = 1024
 MAX_REMEMBERED = 100
+MAX_WAITING = 8
+"""Passwords of a user of one address that are checked or wait: many guesses at once would hold all connections."""
 MAX_PASSWORD_BYTES = 72
 """bcrypt reads no more of a password; its library refuses longer ones, as Go's does."""
 
@@ -62,6 +65,8 @@ class Passwords:
         self._hashing: ThreadedReader[bool] = ThreadedReader(self._right, "bcrypt")
         self._next_seconds: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Earliest time of the next check by client and user, after a wrong password."""
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        """Checks that are in progress or wait for their turn, by client and user."""
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     async def allow(self, authorization: str, address: str) -> bool | None:
@@ -82,11 +87,12 @@ class Passwords:
                 )
             except (ReadTimeout, TimeoutError):
                 return None
-            self._known[key] = right and user in self._users
+            known = self._known[key] = right and user in self._users
             if len(self._known) > MAX_REMEMBERED:
                 # Wrong guesses must not evict a right password.
                 wrong = next((each for each, known in self._known.items() if not known), next(iter(self._known)))
                 del self._known[wrong]
+            return known
         return self._known[key]
 
     async def _in_turn(self, origin: str, user: str, *, password: bytes, expected: str) -> bool:
@@ -96,7 +102,9 @@ class Passwords:
         client waits for at most one of them.
         """
         key, loop = (origin, user), asyncio.get_running_loop()
-        async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
+        if self._waiting[key] >= MAX_WAITING:
+            raise TimeoutError
+        async with asyncio.timeout(CHECK_SECONDS), self._waits(key), self._lock(*key):
             await asyncio.sleep(self._next_seconds.get(key, 0.0) - loop.time())
             async with self._lock(origin), self._lock():
                 try:
@@ -109,6 +117,16 @@ class Passwords:
             if right:
                 self._next_seconds.pop(key, None)
             return right
+
+    @asynccontextmanager
+    async def _waits(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        self._waiting[key] += 1
+        try:
+            yield
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     def _lock(self, *key: str) -> asyncio.Lock:
         """Return the lock of this key; it exists as long as it is held or waited for."""

@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import parse_qs, urlsplit
 
 import h11
 
 MAX_NAMES = 256
+
+MAX_KEPT_HEADS = 16
+"""Heads whose requests are kept: a scraper sends the same one each time, and h11 takes longer than the answer."""
 
 OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_VERSION = "1.0.0"
@@ -51,6 +55,11 @@ def parse_request(head: bytes) -> Request:
     Raises:
         BadRequestError: it is not a valid request.
     """
+    # A password is not kept for longer than its answer takes.
+    return _parsed(head) if b"authorization" in head.lower() else _kept(head)
+
+
+def _parsed(head: bytes) -> Request:
     # h11 accepts a bare line feed as the end of a line; a proxy in front may not, and then reads other headers.
     if head.count(b"\n") != head.count(b"\r\n"):
         raise BadRequestError
@@ -84,6 +93,9 @@ def parse_request(head: bytes) -> Request:
         packed=_takes(headers.get(b"accept-encoding", ""), "gzip"),
         keeps=isinstance(end, h11.EndOfMessage) and connection.their_state is h11.DONE,
     )
+
+
+_kept = lru_cache(MAX_KEPT_HEADS)(_parsed)
 
 
 def _takes(accepted: str, form: str, version: str | None = None) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
+from kvdiag.files import opened
 from kvdiag.server.connections import Access
 from kvdiag.server.passwords import HASH, Passwords, needed
 
@@ -111,7 +112,7 @@ class WebConfig:
             return
         for path in (self.certificate, self.key):
             try:
-                path.open("rb").close()
+                opened(path).close()
             except OSError as error:
                 raise KvdiagError(f"cannot read {path}: {(error.strerror or '').lower()}") from error
         try:
@@ -140,7 +141,7 @@ def read_web_config(path: Path) -> WebConfig:
         KvdiagError: it cannot be read, is not valid, or has an unsupported setting.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
@@ -150,6 +151,8 @@ def read_web_config(path: Path) -> WebConfig:
     try:
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise KvdiagError(f"{path} has YAML aliases, which are not supported: repeat the values instead")
+        if repeated := _repeated(yaml.compose(text, yaml.SafeLoader)):
+            raise KvdiagError(f"{path} has a key twice (line {repeated}): which of the two should count?")
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # The library quotes the line, which may contain a password hash: name the place only.
@@ -159,6 +162,14 @@ def read_web_config(path: Path) -> WebConfig:
     if not found:
         raise KvdiagError(f"{path} is empty: set basic_auth_users or tls_server_config, or leave out --web-config")
     return _parsed(found, path)
+
+
+def _repeated(node: Any) -> int:
+    """The line of a key that its mapping has already, 0 without one: of the two, YAML's readers take the last."""
+    pairs = node.value if getattr(node, "id", "") == "mapping" else ()
+    keys = [key.value for key, _ in pairs]
+    own = (key.start_mark.line + 1 for place, (key, _) in enumerate(pairs) if key.value in keys[:place])
+    return next(own, 0) or next(filter(None, (_repeated(value) for _, value in pairs)), 0)
 
 
 def lowered(before: WebConfig, now: WebConfig) -> str | None:
@@ -171,8 +182,16 @@ def lowered(before: WebConfig, now: WebConfig) -> str | None:
         return "it no longer requires client certificates (client_auth_type)"
     if now.least_version < before.least_version or now.most_version < before.most_version:
         return "it allows older TLS versions (min_version, max_version)"
-    gone = [name for name, _ in before.headers if name not in dict(now.headers)]
-    return f"it removes the headers {', '.join(gone)}" if gone else None
+    if min(map(_cost, now.users.values()), default=0) < min(map(_cost, before.users.values()), default=0):
+        return "it has cheaper password hashes (basic_auth_users)"
+    # Whether another value protects less is not judged: one word in a policy may open it.
+    changed = [name for name, value in before.headers if dict(now.headers).get(name) != value]
+    return f"it removes or changes the headers {', '.join(changed)}" if changed else None
+
+
+def _cost(hashed: str) -> int:
+    found = HASH.fullmatch(hashed)
+    return int(found[1]) if found else 0
 
 
 def _parsed(found: Any, path: Path) -> WebConfig:

@@ -1,4 +1,10 @@
-"""vLLM 0.32's HTTP routes over one simulated engine, and `GET /drill/nvml`, the state of the simulated driver."""
+"""vLLM 0.32's HTTP routes over one simulated engine, and `GET /drill/nvml`, the state of the simulated driver.
+
+A request passes the route (404), the method (405), the checks of `completions`, which rejects it in vLLM's words, and
+then the engine, as one request for each prompt. The behaviour is `engine_core`'s; here are the formats that kvdiag
+reads. A client that disconnects aborts its requests, which releases their blocks. An engine's failure is status 500,
+and in a stream an event, because the response has begun by then.
+"""
 
 from __future__ import annotations
 
@@ -92,11 +98,13 @@ class Api:
         completion = parse_completion(asked.body, self._limits)
         identity = f"cmpl-{secrets.token_hex(8)}"
         if completion.stream:
-            return Response(stream=self._stream(identity, completion, asked.gone), content_type=EVENT_STREAM_TYPE)
+            return Response(
+                stream=self._stream(identity, completion, asked.disconnected), content_type=EVENT_STREAM_TYPE
+            )
         texts = [""] * len(completion.prompts)
         reasons: list[str | None] = [None] * len(completion.prompts)
         generated = 0
-        async with contextlib.aclosing(self._run(identity, completion, asked.gone)) as outputs:
+        async with contextlib.aclosing(self._run(identity, completion, asked.disconnected)) as outputs:
             async for index, output in outputs:
                 if output.error is not None:
                     return Response.json(_failure(output.error), status=500)
@@ -106,9 +114,9 @@ class Api:
         choices = [_choice(index, text, reasons[index]) for index, text in enumerate(texts)]
         return Response.json({**self._envelope(identity, choices), "usage": _usage(completion, generated)})
 
-    async def _stream(self, identity: str, completion: Completion, gone: asyncio.Event) -> AsyncGenerator[str]:
+    async def _stream(self, identity: str, completion: Completion, disconnected: asyncio.Event) -> AsyncGenerator[str]:
         generated = 0
-        async with contextlib.aclosing(self._run(identity, completion, gone)) as outputs:
+        async with contextlib.aclosing(self._run(identity, completion, disconnected)) as outputs:
             async for index, output in outputs:
                 if output.error is not None:
                     yield _event(_failure(output.error))
@@ -123,7 +131,7 @@ class Api:
         yield DONE
 
     async def _run(
-        self, identity: str, completion: Completion, gone: asyncio.Event
+        self, identity: str, completion: Completion, disconnected: asyncio.Event
     ) -> AsyncGenerator[tuple[int, Output]]:
         """The engine's outputs, each with its prompt's index; ConnectionResetError if the client disconnects."""
         outputs: Outputs = asyncio.Queue()
@@ -140,7 +148,7 @@ class Api:
             ): index
             for index, prompt in enumerate(completion.prompts)
         }
-        watch = asyncio.create_task(_tell(gone, outputs))
+        watch = asyncio.create_task(_pass_on(disconnected, outputs))
         try:
             for request in requests:
                 self.engine.submit(request, outputs)
@@ -166,8 +174,8 @@ class Api:
         }
 
 
-async def _tell(gone: asyncio.Event, outputs: Outputs) -> None:
-    await gone.wait()
+async def _pass_on(disconnected: asyncio.Event, outputs: Outputs) -> None:
+    await disconnected.wait()
     outputs.put_nowait(None)
 
 

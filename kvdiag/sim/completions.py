@@ -1,6 +1,8 @@
 """POST /v1/completions and /tokenize as vLLM 0.32 reads them: a JSON body becomes a `Completion`, or vLLM's error.
 
-Pure. Text is tokenised byte by byte; the simulated model's tokens are random ids.
+Checked in this order: JSON, model, stream options, cache salt, prompts, max_tokens, min_tokens; the first error is the
+answer, in vLLM's words and status. Only fields that kvdiag or a test sends are read, others are ignored. Pure. Text is
+tokenised byte by byte; the simulated model's tokens are random ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The engine: a scheduler whose steps take time, and whose model, pool and activations take GPU memory.
 
-Single-threaded: it runs in the event loop that also serves HTTP. A scenario's faults are real: the engine or the
-scheduler keeps blocks or memory; counters only count.
+It takes its memory as vLLM does: context, weights, a profiled step, then a pool from what the fraction leaves. A step
+is scheduled, counted in the statistics, allocated, slept and completed; the statistics come before the results, as with
+async scheduling. An allocation that fails ends the step's requests with torch's message. Single-threaded: it runs in
+the event loop that also serves HTTP. A scenario's faults are real: the engine or the scheduler keeps blocks or memory;
+counters only count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A simulated GPU: the memory of its processes, and a caching allocator that behaves like torch's.
 
-Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`, so that NVML and the
-allocator cannot disagree; `tests/unit/sim/test_gpu.py` checks that as a property.
+An allocation takes the smallest hole that fits, else a new segment; if the device is full, free segments are returned
+and it is tried once more; then it fails with torch's message. Fragmentation, cache and retries thus arise as in torch,
+and no figure is made up. Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`,
+so that NVML and the allocator cannot disagree; `tests/unit/sim/test_gpu.py` checks that as a property.
 """
 
 from __future__ import annotations

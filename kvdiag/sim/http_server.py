@@ -1,6 +1,10 @@
 """HTTP/1.1 on asyncio streams for a server on loopback: whole bodies in, bodies or event streams out.
 
-h11 parses and frames; this module adds limits, connections and the detection of disconnected clients.
+h11 parses and frames; this module adds limits, connections and the detection of disconnected clients. Requests of one
+connection are answered one after the other: read whole, handled, written. A malformed or too large request is refused
+and ends its connection, since what follows it cannot be framed. When its client disconnects,
+`HttpRequest.disconnected` is set at once, even while the response is being made: vLLM aborts a request then. There is
+no TLS, compression or authentication.
 """
 
 from __future__ import annotations
@@ -25,13 +29,13 @@ SERVER_HEADER = "kvdiag-drill"
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A whole request. `gone` is set once its client has disconnected."""
+    """A whole request. `disconnected` is set once its client has disconnected."""
 
     method: str
     path: str
     query: tuple[tuple[str, str], ...]
     body: bytes
-    gone: asyncio.Event
+    disconnected: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,18 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class _Reader(asyncio.StreamReader):
-    """A stream that notices at once that the client has disconnected, even if nobody reads from it."""
+    """A stream that notices at once that the client has disconnected, even while nothing reads from it."""
 
     def __init__(self) -> None:
         super().__init__(limit=MAX_HEAD_BYTES)
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
     def feed_eof(self) -> None:
-        self.gone.set()
+        self.disconnected.set()
         super().feed_eof()
 
     def set_exception(self, exc: BaseException) -> None:
-        self.gone.set()
+        self.disconnected.set()
         super().set_exception(exc)  # type: ignore[arg-type]  # typeshed asks for Exception, asyncio passes any
 
 
@@ -161,7 +165,7 @@ async def _read_request(
         elif isinstance(event, h11.EndOfMessage) and head is not None:
             target = urlsplit(head.target.decode("latin-1"))
             query = tuple(parse_qsl(target.query, keep_blank_values=True))
-            return HttpRequest(head.method.decode(), target.path, query, bytes(body), reader.gone)
+            return HttpRequest(head.method.decode(), target.path, query, bytes(body), reader.disconnected)
         else:
             return None
 

@@ -1,6 +1,9 @@
 """The simulated GPU's NVML: `nvml_state` is the driver's state, `RemoteNvml` replaces pynvml in another process.
 
-Only functions that kvdiag's NVML source calls are simulated; constants, structs and error classes are pynvml's own.
+kvdiag reads a simulated GPU through the same code as a real one: only functions that its NVML source calls are
+simulated; constants, structs and error classes are pynvml's own, and any other function is not supported. Memory and
+process lists are read over HTTP at each call, identity once. The state is checked like any input, because any server
+can claim to be a drill, and a failed read is an NVML error.
 """
 
 # ruff: noqa: N802, N815 - the names are NVML's and pynvml's
@@ -110,7 +113,7 @@ class RemoteNvml:
     nvmlDeviceGetComputeRunningProcesses_v3 = nvmlDeviceGetComputeRunningProcesses
 
     def nvmlSystemGetProcessName(self, pid: int) -> Any:
-        """A process's name as of the last reading."""
+        """A process's name as of the last read."""
         for process in (process for device in self._known()["devices"] for process in device["processes"]):
             if process["pid"] == pid:
                 return process["name"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 from kvdiag.sim.gpu import GIB, KIB, MIB, GpuProcess
 from kvdiag.sim.model_folder import ModelShape
@@ -15,9 +18,6 @@ MODEL_NAME = "drill"
 
 THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_heads=8, head_dim=128, vocab=128256)
 """2.8 billion parameters: 5.2 GiB; 128 KiB of KV cache a token, 2 MiB a block of 16."""
-
-TEN_B = ModelShape(layers=36, hidden=5120, intermediate=13824, heads=40, kv_heads=8, head_dim=128, vocab=32000)
-"""10 billion parameters: 18.8 GiB; 144 KiB of KV cache a token, 2.25 MiB a block of 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,66 +66,27 @@ class Scenario(SchedulerLimits):
     """Blocks of a finished request's table that are never released."""
 
 
-_ALL = (
-    Scenario(name="healthy", summary="Everything that a request takes is released."),
-    Scenario(
-        name="kv-leak", summary="Each finished request leaves four of its KV blocks behind.", blocks_kept_per_request=4
-    ),
-    Scenario(
-        name="device-leak",
-        summary="Each request leaves 6 MiB of device memory behind, outside torch.",
-        kv_cache_memory_bytes=14 * GIB,
-        device_bytes_kept_per_request=6 * MIB,
-    ),
-    Scenario(
-        name="fragmentation",
-        summary="3 GiB of torch's memory is free in holes of 62 MiB: ten requests need 2.75 GiB in one piece.",
-        kv_cache_memory_bytes=11 * GIB + 512 * MIB,
-        max_batched_tokens=4096,
-        activation_bytes_per_batched_token=704 * KIB,
-        comb=Comb(teeth=48, hole_bytes=62 * MIB, tooth_bytes=2 * MIB),
-    ),
-    Scenario(
-        name="foreign-memory",
-        summary="Another program holds 6 GiB of the device.",
-        kv_cache_memory_bytes=10 * GIB,
-        foreign=(GpuProcess(pid=4_194_303, name="/usr/bin/python3 train.py", used_bytes=6 * GIB),),
-    ),
-    Scenario(
-        name="duplicate-model",
-        summary="The server's process holds the weights twice.",
-        kv_cache_memory_bytes=8 * GIB,
-        weight_copies=2,
-    ),
-    Scenario(
-        name="concurrency-thrash",
-        summary="The model leaves room for about 900 blocks: ten requests of 2K tokens do not fit, and are preempted.",
-        model=TEN_B,
-        max_model_len_tokens=8192,
-        max_batched_tokens=512,
-        reserve_full_prompt=False,
-        prefix_caching=False,
-        kv_cache_memory_bytes=None,
-        workspace_bytes=808 * MIB,
-    ),
-    Scenario(
-        name="long-context-oom",
-        summary="The prefill of a 16K prompt needs 3 GiB of workspace that the device does not have.",
-        kv_cache_memory_bytes=15 * GIB,
-        activation_bytes_per_context_token=192 * KIB,
-    ),
-    Scenario(
-        name="warmup",
-        summary="The first three requests load kernels, then device memory stays flat: nothing is wrong.",
-        kv_cache_memory_bytes=15 * GIB,
-        lazy_bytes=(180 * MIB, 120 * MIB, 60 * MIB),
-    ),
-    Scenario(
-        name="salt-ignored",
-        summary="cache_salt is dropped: one tenant's prefix cache answers another's request (run --isolation).",
-        salts_ignored=True,
-    ),
-)
+_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
+_KINDS = {"model": ModelShape, "comb": Comb, "foreign": GpuProcess}
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _ALL})
+
+def _value(field: str, written: Any) -> Any:
+    """The value of a field in scenarios.json, where sizes are written with their unit: `14 GiB`."""
+    match written:
+        case dict():
+            return _KINDS.get(field, Scenario)(**{name: _value(name, one) for name, one in written.items()})
+        case list():
+            return tuple(_value(field, one) for one in written)
+        case str() if "_bytes" in f"_{field}":
+            number, unit = written.split()
+            return int(float(number) * _UNITS[unit])
+    return written
+
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        name: _value("", {"name": name, **fields})
+        for name, fields in json.loads(resources.files("kvdiag.sim").joinpath("scenarios.json").read_bytes()).items()
+    }
+)
 """Every scenario by name, in the order shown to users."""

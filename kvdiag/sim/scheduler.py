@@ -1,6 +1,9 @@
 """Decides which requests run, with how many tokens and blocks, as vLLM 0.32 does (vllm/v1/core/sched/scheduler.py).
 
-Pure: the caller owns the clock and the device. A step is `schedule()`, the model's work, then `complete()` or `fail()`.
+A step gives running requests their tokens first; one without a free block preempts the last of them. Only if none was
+preempted, the queue is admitted in order, as long as the next request's whole prompt fits. A prefix-cache hit takes
+existing blocks, and the last token is always computed. Pure: the caller owns the clock and the device. A step is
+`schedule()`, the model's work, then `complete()` or `fail()`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import contextlib
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kvdiag.sim.api import Api
@@ -50,15 +49,13 @@ class Drill:
             raise TimeoutError(f"the drill did not start within {START_SECONDS:g} s")
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close all connections and remove the model's folder; raises an error of the drill."""
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        if self._failure is not None and exc is None:
+        if self._failure is not None and raised[0] is None:
             raise self._failure
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """The metrics of vLLM 0.32 (vllm/v1/metrics/loggers.py) for one engine, kept and written by prometheus_client.
 
-Gauges are as of the last step, counters and histograms since the start. What is constant on the metrics page stands in
-vllm_metrics.json: names, help texts, bucket bounds, and the constant labels of `cache_config_info`.
+Gauges are as of the last step, counters and histograms since the start. Constant parts stand in vllm_metrics.json:
+names, help texts, bucket bounds, and the constant labels of `cache_config_info`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Statistics:
         self._scheduler_totals = (0, 0, 0)
 
     def page(self, names: Collection[str] = ()) -> bytes:
-        """The metrics page; with `names` only the series of those exact names, as `name[]` selects them."""
+        """The metrics in text; with `names` only the series of those exact names, as `name[]` selects them."""
         return generate_latest(self._registry.restricted_registry(names) if names else self._registry)
 
     def see(self, scheduler: Scheduler) -> None:

@@ -11,6 +11,8 @@ import stat
 import time
 from typing import NamedTuple
 
+from kvdiag.formatting import format_duration
+
 MAX_NAMES = 4096
 MAX_FILE_BYTES = 256 * 2**10
 """A publication of one GPU has 3 KB, of eight 20."""
@@ -58,7 +60,7 @@ def content(folder: int, name: str) -> Written:
         if about.st_size > MAX_FILE_BYTES:
             raise RefusedError(f"{about.st_size} bytes, more than the limit of {MAX_FILE_BYTES}")
         if (ahead_seconds := about.st_mtime - time.time()) > FUTURE_SECONDS:
-            raise RefusedError(f"dated {ahead_seconds:.0f} s in the future: was the clock changed?")
+            raise RefusedError(f"dated {format_duration(ahead_seconds)} in the future: was the clock changed?")
         # The agent never writes into an existing file, so one read returns all of it.
         text = os.read(file, MAX_FILE_BYTES)
         return Written(text, about.st_mtime, bool(about.st_mode & stat.S_IWGRP), about.st_uid, around.st_uid)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
+from kvdiag.formatting import one_line
 from kvdiag.model import INSIDE, MAX_COUNT, Allocator, Device, Process
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
@@ -100,7 +101,7 @@ def check_format(reported: Mapping[str, Any], name: str, newest: int) -> None:
     if type(version) is not int or version < 1:
         raise ValueError(f"{name} is {str(version)[:40]}, not the number of a format")
     if version > newest:
-        raise ValueError(f"written in format {version}, this kvdiag reads {newest}: use a newer kvdiag")
+        raise ValueError(f"written in format {version}, but this kvdiag reads format {newest}: use a newer kvdiag")
 
 
 def devices_inside(allocators: tuple[Allocator, ...] | None) -> tuple[Device, ...] | None:
@@ -189,5 +190,5 @@ def _text(reported: Mapping[str, Any], name: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Text from outside as it may stand in a sentence."""
-    return "".join(character if character.isprintable() else " " for character in text)[:MAX_REASON_CHARACTERS]
+    """Text from outside as it may stand in a gap's reason."""
+    return one_line(text)[:MAX_REASON_CHARACTERS]

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, Gap
 from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, Written, content
 from kvdiag.sources.agent_publication import Publication, parse, plain
@@ -29,6 +30,10 @@ MAX_FILES = 128
 
 MAX_READ_BYTES = 8 * 2**20
 """Of all files together, at each read: 128 of them have 400 KB, and 8 MiB take 0.1 s to parse."""
+
+MAX_ALLOCATORS = 256
+MAX_GAPS = 256
+"""Of all files together: the daemon keeps five minutes of them in memory, one reading a second."""
 
 STALE_PERIODS = 3.0
 MIN_STALE_SECONDS = 3.0
@@ -76,6 +81,8 @@ class TorchAllocatorSource:
             present = sorted(entry.name for entry in islice(entries, MAX_NAMES))
         names = [name for name in present if NAME.fullmatch(name)]
         gaps: list[Gap] = []
+        if len(present) == MAX_NAMES:
+            gaps.append(Gap(SOURCE, "failed", f"{MAX_NAMES} or more files in the folder: the others are not read"))
         if len(names) > MAX_FILES:
             gaps.append(Gap(SOURCE, "failed", f"{len(names)} agent files, only the first {MAX_FILES} are read"))
         names = names[:MAX_FILES]
@@ -85,6 +92,9 @@ class TorchAllocatorSource:
         left_bytes = MAX_READ_BYTES
         owners: dict[tuple[int, int], int] = {}
         for name in names:
+            if len(found) > MAX_ALLOCATORS or len(gaps) > MAX_GAPS:
+                gaps.insert(0, Gap(SOURCE, "failed", f"more figures than a server has: {name} and later are not read"))
+                break
             try:
                 written = content(folder, name)
                 left_bytes -= len(written.text)
@@ -98,11 +108,14 @@ class TorchAllocatorSource:
                 continue
             who = f"{publication.title} {publication.pid}"
             if owner == ENDED:
-                gaps.append(Gap(SOURCE, "absent", f"{who} exited; its file is {age_seconds:.0f} s old"))
+                gaps.append(
+                    Gap(SOURCE, "absent", f"{who} exited; its file is {format_duration(age_seconds)} old; see its log")
+                )
                 continue
             if age_seconds > max(STALE_PERIODS * publication.period_seconds, MIN_STALE_SECONDS):
                 state = "exited, or its agent is stuck" if owner is None else "is running, but its agent is stuck"
-                gaps.append(Gap(SOURCE, "failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
+                silent = f"{who} has published nothing for {format_duration(age_seconds)}"
+                gaps.append(Gap(SOURCE, "failed", f"{silent}: it {state}; see its log"))
                 continue
             living += 1
             owners[publication.pid, publication.start_ticks] = written.owner
@@ -116,8 +129,9 @@ class TorchAllocatorSource:
                 )
                 for allocator in publication.allocators
             ]
+        del found[MAX_ALLOCATORS:], gaps[MAX_GAPS:]
         failures, refused = self._boxes.read(folder, present, owners)
-        gaps += refused
+        gaps += refused[:MAX_GAPS]
         found = [replace(each, failure=failures.get(each.identity)) for each in found]
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
             self._ask_for_splits(folder)

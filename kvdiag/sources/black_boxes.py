@@ -35,7 +35,7 @@ MAX_GPUS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box(Checked):
-    """The figures that torch passed to the agent, beside the document of the process."""
+    """The figures that torch passed to the agent, with the document of the process."""
 
     device: int
     asked_bytes: int
@@ -83,7 +83,7 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
             free_bytes=min(box.free_bytes, total) if total else box.free_bytes,
             total_bytes=total or None,
             allocated_bytes=None if allocator is None else allocator.allocated_bytes,
-            unallocated_bytes=None if allocator is None else allocator.reserved_bytes - allocator.allocated_bytes,
+            unallocated_bytes=None if allocator is None else allocator.unallocated_bytes,
             process_bytes=None if allocator is None else allocator.process_bytes,
         ),
         allocator=allocator,
@@ -135,7 +135,7 @@ class NewestBlackBoxes:
     def read(
         self, folder: int, names: Sequence[str], users: Mapping[tuple[int, int], int]
     ) -> tuple[dict[Owner, FailedAllocation], tuple[Gap, ...]]:
-        """The newest box of each of these processes; boxes of others, which may be long gone, are left alone.
+        """The newest box of each of these processes; boxes of others, which may have exited long ago, are ignored.
 
         `users` has, by id and start of a process, whose file its publication is: its boxes have to be the same user's.
         """
@@ -169,6 +169,8 @@ def _own(written: Written, name: str, user: int) -> Account:
     """A black box of the process in its name and of that process's user; RefusedError or ValueError if it is not."""
     if written.owner != user:
         raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
+    if written.group_writable:
+        raise RefusedError("its group may write it, so its author is unknown")
     box = parse(written.text, origin=f"the black box {name}")
     if box.allocator is not None and _process(name) != f"oom-{box.allocator.pid}-{box.allocator.start_ticks}-":
         raise RefusedError(f"it claims to be from process {box.allocator.pid}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.model import LedgerLine, Snapshot
+from kvdiag.model import LedgerLine, Sample, Snapshot
 from kvdiag.model.codec import from_plain
 from kvdiag.sources.http import HttpReader, Unreadable
 
-PATH = "/api/v1/snapshot"
+PATH, HISTORY_PATH = "/api/v1/snapshot", "/api/v1/history"
 FORMAT = 1
 MAX_SNAPSHOT_CHARACTERS = 2 * 2**20
 """Eight GPUs with their processes and verdicts take 60 KB."""
@@ -30,7 +30,17 @@ class DaemonReading:
     def __post_init__(self) -> None:
         """Refuse a document of a format that this kvdiag does not know."""
         if self.kvdiag_snapshot != FORMAT:
-            raise ValueError(f"its snapshot has format {self.kvdiag_snapshot}, this kvdiag reads {FORMAT}")
+            raise ValueError(f"its snapshot has format {self.kvdiag_snapshot}, but this kvdiag reads format {FORMAT}")
+
+
+async def read_history(http: HttpReader) -> tuple[Sample, ...]:
+    """What the daemon saw in the last minutes; nothing where it does not report them, as older ones do not."""
+    try:
+        answer = await http.get(HISTORY_PATH)
+        listed = http.decode(answer) if len(answer.text) <= MAX_SNAPSHOT_CHARACTERS else ()
+        return tuple(from_plain(Sample, one, lenient=True) for one in listed)
+    except (Unreadable, ValueError, TypeError):
+        return ()
 
 
 async def read_daemon(http: HttpReader) -> DaemonReading:

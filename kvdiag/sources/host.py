@@ -1,7 +1,9 @@
 """The server's processes on this host: open ports, the processes behind one, their memory and its limit.
 
-A server in another PID namespace or on another machine is not visible: that is a gap, and verdicts that depend on the
-server's processes are then unknown.
+The server's processes are found from its address: the listener, then its parents as long as they run the same program,
+then all their children, since any process of that family may leak. A process that cannot be read is left out. A server
+in another PID namespace or on another machine is not visible: that is a gap, and verdicts that depend on the server's
+processes are then unknown.
 """
 
 from __future__ import annotations
@@ -117,8 +119,10 @@ def _listener(hostname: str, port: int) -> psutil.Process | None:
         except psutil.Error:
             continue  # another user's process
         for found in connections:
-            address = found.laddr.ip.removeprefix("::ffff:") if found.status == psutil.CONN_LISTEN else ""
-            if address and found.laddr.port == port and (wanted is None or address in (*wanted, "0.0.0.0", "::")):  # noqa: S104 - read, not bound
+            if found.status != psutil.CONN_LISTEN or found.laddr.port != port:
+                continue
+            address = found.laddr.ip.removeprefix("::ffff:")
+            if wanted is None or address in (*wanted, "0.0.0.0", "::"):  # noqa: S104 - read, not bound
                 return process
     return None
 
@@ -154,7 +158,9 @@ def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap
     """Resident and anonymous bytes of the running processes; a gap if there are none."""
     found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
     if not found:
-        return None, (Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited"),)
+        return None, (
+            Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited; see its log"),
+        )
     return found, ()
 
 

@@ -1,6 +1,9 @@
 """Reads from untrusted HTTP servers: limited in size and time, no redirects, one-line errors.
 
-An answer that exceeds a limit is not requested again for a minute; readings then give the reason.
+In this order: an answer that exceeded a limit less than a minute ago is not requested again (reads then give the
+reason); the whole answer has one time limit; a status is either absent (404) or failed; a compressed body is
+refused, because it can unpack to any size; the body is read in chunks, limited in bytes and in number. Cookies are not
+kept. Every failure is an `Unreadable` with its cause and the next step, so that a source can make a gap of it.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
 
+from kvdiag.formatting import format_count, format_duration
 from kvdiag.model import GapKind
 from kvdiag.sources.bounded_json import TooManyValuesError, decode
 
@@ -43,8 +48,13 @@ UNPACKED = {"Accept-Encoding": "identity"}
 NO_ANSWER = "no answer in time: is the server hanging, or a firewall in between?"
 
 
+def no_cookies() -> CookieJar:
+    """A jar that keeps nothing: a server could fill it without end, and would get it back with each request."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
+
+
 class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent` is a fact about the server
-    """Why there is no answer, in one line, and whether it is `absent` or has `failed`."""
+    """Why there is no answer, in one line, and whether it is `absent`, has `failed`, or came and was `refused`."""
 
     def __init__(self, kind: GapKind, reason: str, *, status: int | None = None) -> None:
         """Keep the reason, and the HTTP status where there was one."""
@@ -94,7 +104,7 @@ class HttpReader:
         """
         until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
         if self._clock() < until_seconds:
-            raise TooMuchError("failed", f"{why}; the next attempt is {REST_SECONDS:.0f} s after the last")
+            raise TooMuchError("refused", f"{why}; the next attempt is {format_duration(REST_SECONDS)} after the last")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._get(path, params, body)
@@ -102,7 +112,8 @@ class HttpReader:
             self.rest(path, params, str(error))
             raise
         except TimeoutError as error:
-            raise Unreadable("failed", f"no complete answer within {self._seconds:g} s on {path}") from error
+            late = f"no complete answer within {format_duration(self._seconds)} on {path}"
+            raise Unreadable("failed", late) from error
         except httpx2.HTTPError as error:
             raise Unreadable("failed", explain(error)) from error
         except RuntimeError as error:
@@ -122,13 +133,16 @@ class HttpReader:
                 why = "the server requires an API key: set KVDIAG_API_KEY"
                 if "Authorization" in response.request.headers:
                     why = "the server rejected the API key"
-                raise Unreadable("failed", f"{response.status_code} on {path}: {why}", status=response.status_code)
+                raise Unreadable("refused", f"{response.status_code} on {path}: {why}", status=response.status_code)
             if response.status_code != httpx2.codes.OK:
-                kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"
-                reason = f"{response.status_code} on {path}: check the URL, is an LLM server there?"
+                # A proxy answers 502 to 504 for a server that is down.
+                kind: GapKind = "failed" if response.is_server_error else "refused"
+                if response.status_code == httpx2.codes.NOT_FOUND:
+                    kind = "absent"
+                reason = f"{response.status_code} on {path}: check the URL; is an LLM server there?"
                 raise Unreadable(kind, reason, status=response.status_code)
             async with aclosing(unpacked(response, path)) as chunks:
-                content = await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: not a metrics page")
+                content = await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: not a metrics endpoint")
             return Answer(
                 text=content.decode("utf-8", errors="replace"),
                 content_type=response.headers.get("content-type", "").lower(),
@@ -166,9 +180,9 @@ class HttpReader:
         try:
             return decode(answer.text)
         except TooManyValuesError as error:
-            raise TooMuchError("failed", str(error)) from error
+            raise TooMuchError("refused", str(error)) from error
         except ValueError as error:
-            raise Unreadable("failed", "the answer is not JSON: check the URL, is an LLM server there?") from error
+            raise Unreadable("failed", "the answer is not JSON: check the URL; is an LLM server there?") from error
 
 
 def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
@@ -180,7 +194,7 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
     packing = response.headers.get("content-encoding", "identity")
     if packing.lower() != "identity":
         raise Unreadable(
-            "failed", f"the answer on {path} is compressed ({packing[:40]}) although that was not requested"
+            "refused", f"the answer on {path} is compressed ({packing[:40]}) although that was not requested"
         )
     return response.aiter_raw()
 
@@ -197,9 +211,9 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
         content += chunk
         count += 1
         if len(content) > limit_bytes:
-            raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {where}")
+            raise TooMuchError("refused", f"more than {limit_bytes >> 20} MiB on {where}")
         if count > FREE_CHUNKS + len(content) // MIN_CHUNK_BYTES:
-            raise TooMuchError("failed", f"{count:,} chunks for {len(content):,} bytes on {where}")
+            raise TooMuchError("refused", f"{format_count(count)} chunks for {len(content):,} bytes on {where}")
         if count % FREE_CHUNKS == 0:
             await asyncio.sleep(0)
     return content
@@ -216,4 +230,4 @@ def explain(error: httpx2.HTTPError) -> str:
         return f"cannot connect ({text[:80]}): is the server up, and the URL right?"
     if isinstance(error, httpx2.TimeoutException):
         return NO_ANSWER
-    return f"the connection broke off ({text[:80]})"
+    return f"the connection was lost ({text[:80]})"

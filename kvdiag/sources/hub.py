@@ -10,7 +10,8 @@ from contextlib import aclosing
 import httpx2
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.http import UNPACKED, Unreadable, gathered, unpacked
+from kvdiag.formatting import format_duration
+from kvdiag.sources.http import UNPACKED, Unreadable, gathered, no_cookies, unpacked
 from kvdiag.sources.worker_thread import DaemonThreadPool
 
 HUB = "https://huggingface.co"
@@ -35,7 +36,7 @@ def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SE
         return url, asyncio.run(_fetched(url, headers, limit_bytes, whole_seconds))
     except TimeoutError as error:
         raise KvdiagError(
-            f"{endpoint} has not sent all of {model}'s config within {whole_seconds:.0f} s; "
+            f"{endpoint} has not sent all of {model}'s config within {format_duration(whole_seconds)}; "
             "give a folder or a config.json"
         ) from error
     except Unreadable as error:
@@ -50,7 +51,9 @@ async def _fetched(url: str, headers: Mapping[str, str], limit_bytes: int, whole
     asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     async with (
         asyncio.timeout(whole_seconds),
-        httpx2.AsyncClient(timeout=NETWORK_SECONDS, follow_redirects=True, headers=dict(headers)) as client,
+        httpx2.AsyncClient(
+            timeout=NETWORK_SECONDS, follow_redirects=True, headers=dict(headers), cookies=no_cookies()
+        ) as client,
         client.stream("GET", url, headers=UNPACKED) as response,
     ):
         if not response.is_success:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvdiag.errors import KvdiagError
+from kvdiag.formatting import format_duration
 from kvdiag.oom.log import MAX_LINE_CHARACTERS, REQUEST_LINE
 from kvdiag.oom.message import ANCHORS
 
@@ -86,7 +87,7 @@ def _chunks(file: int, name: str, silent_seconds: float, whole_seconds: float) -
     waits = os.get_blocking(file)
     while total < MAX_BYTES:
         if time.monotonic() - begun_seconds > whole_seconds:
-            raise KvdiagError(f"{name} has not ended within {whole_seconds / 60.0:.0f} minutes: give a log that ends")
+            raise KvdiagError(f"{name} has not ended within {format_duration(whole_seconds)}: give a log that ends")
         if waits:
             _wait(file, name, silent_seconds)
         try:
@@ -120,7 +121,7 @@ def _end(file: int) -> Iterator[bytes]:
 def _wait(file: int, name: str, silent_seconds: float) -> None:
     """Wait for a pipe's writer; KvdiagError if it stays silent."""
     if not select.select([file], [], [], silent_seconds)[0]:
-        raise KvdiagError(f"{name} has sent nothing for {silent_seconds:.0f} s: give a log that ends")
+        raise KvdiagError(f"{name} has sent nothing for {format_duration(silent_seconds)}: give a log that ends")
 
 
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:

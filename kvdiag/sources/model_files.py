@@ -1,7 +1,9 @@
-"""A model's config and tensor headers: from a folder, a file, the local Hub cache, or the Hub itself.
+"""A model's config and tensor headers: from a folder, a file, the catalogue, the local Hub cache, or the Hub itself.
 
-Nothing read is trusted: sizes, counts and times are bounded, and JSON is all that is ever parsed. Weights themselves
-are never read: a safetensors file begins with its header.
+Looked for in this order, the user's own files first and the network last. A folder's tensor headers come with its
+config: they give the weights exactly, where a config alone has them counted. Weights themselves are never read: a
+safetensors file begins with its header. Nothing read is trusted: sizes, counts and times are bounded, and JSON is all
+that is ever parsed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
+from kvdiag.files import opened
 from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
 from kvdiag.sources.bounded_json import TooManyValuesError, decode, decode_object, most_values
 
@@ -63,7 +66,7 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
         path = Path(model).expanduser()
         folder, file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError):
-        # A name too long for the system, a home that nobody has: no path.
+        # A name too long for the system, a home without a user: no path.
         path, folder, file = Path(), False, False
     if folder:
         return _folder(path)
@@ -100,14 +103,14 @@ def _folder(path: Path) -> ModelFiles:
     config = dict(_json_file(path / "config.json"))
     separate = path / "hf_quant_config.json"
     if "quantization_config" not in config and separate.is_file():
-        # ModelOpt writes its format beside the config; vLLM merges it (transformers_utils/config.py).
+        # ModelOpt writes its format next to the config; vLLM merges it (transformers_utils/config.py).
         config["quantization_config"] = {"quant_method": "modelopt", **_json_file(separate)}
     return ModelFiles(origin=str(path), config=config, headers=tuple(_headers(path)))
 
 
 def _json_file(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
@@ -149,7 +152,7 @@ def _headers(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 def _header(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
             if not 0 < length <= MAX_HEADER_BYTES:
                 raise KvdiagError(f"{path} does not begin with a safetensors header")

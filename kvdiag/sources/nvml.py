@@ -39,6 +39,8 @@ LIST_ATTEMPTS = 3
 
 
 class _Code(IntEnum):
+    """The values of nvmlReturn_t (nvml.h) that need an answer of their own."""
+
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
     NOT_SUPPORTED = 3
@@ -134,7 +136,7 @@ class NvmlSource:
     """Reads every GPU and MIG slice that NVML lists; no failure of NVML makes it raise.
 
     `library` is pynvml or an object with functions, constants and an `NVMLError` of the same names (a missing function
-    counts as one that the driver lacks). Without one, pynvml is imported at the first reading.
+    counts as one that the driver lacks). Without one, pynvml is imported at the first read.
     """
 
     def __init__(self, library: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,7 +168,7 @@ class NvmlSource:
     def close(self) -> None:
         """Release the GPUs, which cannot be reset while a process has handles (cadvisor#2035).
 
-        A later reading restarts NVML. A reading that hangs in the driver keeps the handles: nvmlShutdown would wait for
+        A later read restarts NVML. A read that hangs in the driver keeps the handles: nvmlShutdown would wait for
         it, and the end of the process releases them.
         """
         if self._reading.acquire(blocking=False):

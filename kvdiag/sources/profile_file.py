@@ -38,7 +38,7 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
         KvdiagError: it cannot be read, or does not hold profiles.
     """
     try:
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not required:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2
 
+from kvdiag.formatting import format_count, format_duration
 from kvdiag.sources.http import UNPACKED, TooMuchError, Unreadable, explain, gathered, unpacked
 from kvdiag.sources.prometheus_answers import (
     MAX_POINTS,
@@ -58,7 +59,7 @@ MIN_SECONDS = 300.0
 MAX_FAILURES = 3
 """Failed queries in a row, after which no further one is sent: a hung server would take hours."""
 
-PATIENCE_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 """Pause before a failed query is repeated."""
 
 
@@ -70,13 +71,13 @@ class PrometheusSource:
         client: httpx2.AsyncClient,
         seconds: float,
         *,
-        patience_seconds: float = PATIENCE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Query through `client`, with a time limit of `seconds` per answer."""
         self._client = client
         self._seconds = seconds
-        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
         self._clock = clock
         self._until_seconds = clock() + MAX_SECONDS
         self._listed: dict[Labels, Labels] = {}
@@ -92,9 +93,8 @@ class PrometheusSource:
     def gave_up(self) -> bool:
         """Whether no further query is sent: too many failed in a row, or the time limit is reached."""
         if self._clock() > self._until_seconds:
-            self._last = (
-                f"the queries have taken more than {MAX_SECONDS / 60.0:.0f} minutes: narrow --match or --window"
-            )
+            took = format_duration(MAX_SECONDS)
+            self._last = f"the queries have taken more than {took}: narrow --match or --window"
             return True
         return self._failures >= MAX_FAILURES
 
@@ -123,7 +123,7 @@ class PrometheusSource:
             if self._labels.setdefault(label, label) is label:
                 self._labels_bytes += LABEL_BYTES + sys.getsizeof(label[1])
         if len(self._listed) >= MAX_SERIES or self._labels_bytes > MAX_LABELS_BYTES:
-            what = f"{len(self._listed):,} series match, with {len(self._labels):,} labels"
+            what = f"{format_count(len(self._listed))} series match, with {format_count(len(self._labels))} labels"
             raise TooMuchError("failed", f"{what}, which is more than kvdiag reads: narrow --match")
         shared = tuple(self._labels[label] for label in series)
         self._listed[shared] = shared
@@ -137,7 +137,7 @@ class PrometheusSource:
             given_up = self.gave_up
             lost = LostHistory(start_seconds=start, end_seconds=end, reason=f"not queried: {self._last}")
             if into.is_full:
-                lost = replace(lost, reason=f"more than {MAX_POINTS:,} samples: shorten --window")
+                lost = replace(lost, reason=f"more than {format_count(MAX_POINTS)} samples: shorten --window")
             if given_up or into.is_full:
                 into.lost.append(lost)
                 continue
@@ -152,8 +152,8 @@ class PrometheusSource:
                     self._last = str(error)
                 # Half the interval may be small enough, or fast enough.
                 if (too_much or isinstance(error, TooSlowError)) and end - start > MIN_SECONDS and not self.gave_up:
-                    middle = (start + end) / 2.0
-                    left += [(middle, end), (start, middle)]
+                    midpoint = (start + end) / 2.0
+                    left += [(midpoint, end), (start, midpoint)]
                 else:
                     into.lost.append(replace(lost, reason=str(error)))
 
@@ -166,7 +166,7 @@ class PrometheusSource:
         except (TooMuchError, TooSlowError, RefusedError):
             raise
         except Unreadable:
-            await asyncio.sleep(self._patience_seconds)
+            await asyncio.sleep(self._retry_seconds)
             return await self._ask("/api/v1/query", form)
 
     async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
@@ -205,14 +205,14 @@ class PrometheusSource:
             async with asyncio.timeout(self._seconds):
                 status, body = await self._post(path, form)
         except TimeoutError as error:
-            reason = f"no complete answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
-            raise TooSlowError("failed", reason) from error
+            late = f"no complete answer within {format_duration(self._seconds)} on {path}"
+            raise TooSlowError("failed", f"{late}: narrow --match, or raise --timeout") from error
         except httpx2.HTTPError as error:
             ended = isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError)
             raise Unreadable("failed", explain(error) + (self._closed() if ended else "")) from error
         except OSError as error:
             # A certificate rejected after the handshake, which the client does not report as an HTTP error.
-            raise Unreadable("failed", f"the connection broke off{self._closed()}") from error
+            raise Unreadable("failed", f"the connection was lost{self._closed()}") from error
         self._answered = True
         decoded = decoded_answer(body, path)
         if status in (401, 403):

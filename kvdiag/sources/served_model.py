@@ -106,7 +106,7 @@ def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:
         if not root or not folder.is_absolute() or not folder.is_dir():
             return None, (not_visible("the model's files are not visible here: the weights' size is unknown"),)
         with os.scandir(folder) as entries:
-            sizes = {entry.name: entry.stat().st_size for entry in list(entries)[:MAX_WEIGHT_FILES] if entry.is_file()}
+            sizes = {entry.name: entry.stat().st_size for entry in islice(entries, MAX_WEIGHT_FILES) if entry.is_file()}
     except OSError as error:
         return None, (not_visible(f"the model's files cannot be read: {error.strerror}"),)
     for ending in (".safetensors", ".bin", ".pt", ".gguf"):

@@ -16,6 +16,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from kvdiag.formatting import format_duration
+
 T = TypeVar("T")
 
 MAX_THREADS = 32
@@ -32,7 +34,7 @@ class ReadTimeout(Exception):  # noqa: N818  it is a result ("not yet"), not an 
         self.since_seconds = since_seconds
 
     def __str__(self) -> str:
-        return f"{self.name} has not answered for {self.since_seconds:.1f} s"
+        return f"{self.name} has not answered for {format_duration(self.since_seconds)}"
 
 
 class ThreadedReader(Generic[T]):
@@ -45,6 +47,8 @@ class ThreadedReader(Generic[T]):
         self._call: _Call[T] | None = None
         self._thread = DaemonThreadPool(1, name)
         self._closed = False
+        self.answered = False
+        """Whether a read ever returned in time."""
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
         """What `read(**kwargs)` returns or raises; `ReadTimeout` where this call or an earlier one takes longer.
@@ -59,6 +63,7 @@ class ThreadedReader(Generic[T]):
         call = self._call = _Call(partial(self._read, **kwargs))
         self._thread.submit(call.run)
         await self._finish(call, deadline_seconds)
+        self.answered = True
         return call.outcome.result()
 
     def close(self) -> None:

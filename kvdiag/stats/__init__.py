@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvdiag.stats.jumps import Levelled, is_step, sensitivities, without_jumps
 from kvdiag.stats.series import (
     Interval,
-    blocks,
+    binned,
     deviation,
     evenly,
     exhaustion_seconds,
@@ -17,5 +17,5 @@ from kvdiag.stats.series import (
     quantile,
     theil_sen,
 )
-from kvdiag.stats.slopes import Slope, drift_tail, slope, slope_error
+from kvdiag.stats.slopes import Slope, clear_rate, drift_tail, slope, slope_error
 from kvdiag.stats.tails import binomial_tail, student_tail

@@ -15,8 +15,8 @@ from kvdiag.stats.series import FEWEST_FOR_CHANGE, deviation
 def is_step(values: Sequence[float]) -> bool:
     """Whether one level step explains more of a series than a straight line; not if it is flat or too short."""
     count = len(values)
-    middle = mean(values) if values else 0.0
-    centred = [value - middle for value in values]
+    average = mean(values) if values else 0.0
+    centred = [value - average for value in values]
     whole = sum(value * value for value in centred)
     if count < FEWEST_FOR_CHANGE or whole <= (1e-12 * max(abs(value) for value in values)) ** 2 * count:
         return False
@@ -82,9 +82,9 @@ def _moments(rises: Sequence[float], others: Sequence[float]) -> tuple[float, fl
     """The covariance of two series and their variances, each times their number."""
     if not rises:
         return 0.0, 0.0, 0.0
-    middle, other = mean(rises), mean(others)
+    average, other = mean(rises), mean(others)
     return (
-        sum((rise - middle) * (each - other) for rise, each in zip(rises, others, strict=True)),
-        sum((rise - middle) ** 2 for rise in rises),
+        sum((rise - average) * (each - other) for rise, each in zip(rises, others, strict=True)),
+        sum((rise - average) ** 2 for rise in rises),
         sum((each - other) ** 2 for each in others),
     )

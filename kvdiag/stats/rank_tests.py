@@ -1,7 +1,7 @@
 """Numbers in, numbers out: whether figures rise, lie above none, or above another group's, by their ranks alone.
 
 No figure's distribution is assumed, and none of them can decide by its size. What makes the tests here strong is that
-replicas do not depend on one another, which readings of one replica in a row do.
+replicas do not depend on one another, which samples of one replica in a row do.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def signed_rank_tail(values: Sequence[float]) -> float:
 
     A figure of 0 says nothing and is left out; equal sizes share their ranks.
     """
-    told = [value for value in values if value != 0.0]
-    count = len(told)
-    if not told:
+    nonzero = [value for value in values if value != 0.0]
+    count = len(nonzero)
+    if not nonzero:
         return 1.0
-    ranks = _double_ranks([abs(value) for value in told])
-    reached = sum(rank for rank, value in zip(ranks, told, strict=True) if value > 0.0)
+    ranks = _double_ranks([abs(value) for value in nonzero])
+    reached = sum(rank for rank, value in zip(ranks, nonzero, strict=True) if value > 0.0)
     if count <= EXACT_COUNT:
         ways = [1]
         for rank in ranks:
@@ -92,10 +92,10 @@ def rank_sum_tail(higher: Sequence[float], lower: Sequence[float]) -> float:
                 if ways[taken - 1]:
                     ways[taken] = _added(ways[taken], [0] * rank + ways[taken - 1])
         return sum(ways[first][reached:]) / math.comb(count, first)
-    middle = sum(ranks) / count
-    spread = sum((rank - middle) ** 2 for rank in ranks) / (count - 1)
+    average = sum(ranks) / count
+    spread = sum((rank - average) ** 2 for rank in ranks) / (count - 1)
     error = math.sqrt(spread * first * len(lower) / count)
-    return 1.0 - NORMAL.cdf((reached - first * middle - 1.0) / error) if error > 0.0 else 1.0
+    return 1.0 - NORMAL.cdf((reached - first * average - 1.0) / error) if error > 0.0 else 1.0
 
 
 def _added(one: list[int], other: list[int]) -> list[int]:
@@ -128,8 +128,8 @@ def median_interval(values: Sequence[float], ratio: float) -> Interval:
             out += 1
             tail += math.comb(count, out) * 2.0**-count
     if out == 0:
-        return Interval(low=-math.inf, middle=median(ordered), high=math.inf)
-    return Interval(low=ordered[out - 1], middle=median(ordered), high=ordered[count - out])
+        return Interval(low=-math.inf, estimate=median(ordered), high=math.inf)
+    return Interval(low=ordered[out - 1], estimate=median(ordered), high=ordered[count - out])
 
 
 def shift_interval(higher: Sequence[float], lower: Sequence[float], ratio: float) -> Interval:
@@ -139,8 +139,8 @@ def shift_interval(higher: Sequence[float], lower: Sequence[float], ratio: float
     spread = math.sqrt((len(higher) + len(lower) + 1) / (12.0 * len(higher) * len(lower)))
     out = math.floor(pairs * (0.5 - NORMAL.inv_cdf((1.0 + ratio) / 2.0) * spread))
     if out <= 0:
-        return Interval(low=-math.inf, middle=median(differences), high=math.inf)
-    return Interval(low=differences[out - 1], middle=median(differences), high=differences[pairs - out])
+        return Interval(low=-math.inf, estimate=median(differences), high=math.inf)
+    return Interval(low=differences[out - 1], estimate=median(differences), high=differences[pairs - out])
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ class Interval:
     """A figure between two bounds; `high` is infinite if there is no upper bound."""
 
     low: float
-    middle: float
+    estimate: float
     high: float
 
 
@@ -36,8 +36,8 @@ def quantile(values: Sequence[float], ratio: float) -> float:
 
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation, estimated from the median absolute deviation: outliers do not count."""
-    middle = median(values)
-    return MAD_TO_SD_RATIO * median([abs(value - middle) for value in values])
+    estimate = median(values)
+    return MAD_TO_SD_RATIO * median([abs(value - estimate) for value in values])
 
 
 def theil_sen(values: Sequence[float]) -> float:
@@ -70,13 +70,13 @@ def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...]
     return tuple(found)
 
 
-def blocks(
-    times: Sequence[float], values: Sequence[float], end_seconds: float, block_seconds: float, count: int
+def binned(
+    times: Sequence[float], values: Sequence[float], end_seconds: float, bin_seconds: float, count: int
 ) -> tuple[tuple[float, ...], ...]:
     """The samples in each of `count` equal bins that end at `end_seconds`, oldest first; a bin may be empty."""
-    start = end_seconds - count * block_seconds
+    start = end_seconds - count * bin_seconds
     # Counted back from the end, so that the newest sample is always in the last bin.
-    edges = [bisect_left(times, start + number * block_seconds) for number in range(1, count)]
+    edges = [bisect_left(times, start + number * bin_seconds) for number in range(1, count)]
     ends = [bisect_left(times, start), *edges, bisect_right(times, end_seconds)]
     return tuple(tuple(values[lower:upper]) for lower, upper in pairwise(ends))
 
@@ -99,4 +99,4 @@ def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: fl
         return None
     fast, slow = rate_per_second + errors * error_per_second, rate_per_second - errors * error_per_second
     left = max(room, 0.0)
-    return Interval(low=left / fast, middle=left / rate_per_second, high=left / slow if slow > 0.0 else math.inf)
+    return Interval(low=left / fast, estimate=left / rate_per_second, high=left / slow if slow > 0.0 else math.inf)

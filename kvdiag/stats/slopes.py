@@ -15,6 +15,7 @@ from itertools import pairwise
 from statistics import fmean as mean
 from statistics import median
 
+from kvdiag.stats.series import evenly
 from kvdiag.stats.tails import student_tail
 
 BANDWIDTH_FACTOR = 1.3
@@ -30,7 +31,7 @@ MAX_WIDENED_CORRELATION = 0.9
 """Lag-1 correlation up to which a slope's error is widened: beyond it the drift test decides, not the error."""
 
 WALK_RATIO = 1.5
-"""Variance of a walk's drift over that of as many independent increments: 1 + 2/4, both neighbours."""
+"""Variance of a walk's drift over that of as many independent increments: 1 + 2/4, both adjacent ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,17 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
     return Slope(per_step=per_step, error_per_step=error, p_rising=student_tail(per_step / error, freedom))
 
 
+def clear_rate(times: Sequence[float], values: Sequence[float], *, max_p: float, min_seconds: float) -> float | None:
+    """The change per second of a series of the last minutes; `None` if it is unclear, too short, or has ended."""
+    even = evenly(times, values) if times and times[-1] - times[0] >= min_seconds else None
+    found = None if even is None else slope(even)
+    if found is None or max_p < found.p_rising < 1.0 - max_p:
+        return None
+    # A step long ago has a slope as well.
+    newest = values[-1] - values[-1 - max(len(values) // 5, 1)]
+    return found.per_step * (len(values) - 1) / (times[-1] - times[0]) if newest * found.per_step > 0.0 else None
+
+
 def slope_error(values: Sequence[float], per_step: float) -> float:
     """The standard error of a slope, from the residuals of the series.
 
@@ -115,9 +127,9 @@ def _unexplained(values: list[float], basis: Sequence[Sequence[float]]) -> list[
 
 
 def _long_run_variance(scores: Sequence[float], lags: int) -> float:
-    """The variance of the scores' sum over n, whatever their correlation over a few steps.
+    """The variance of the scores' sum over n, with any correlation over a few steps.
 
-    Never less than that of independent scores: what a sample shows of negative correlation is mostly chance, and
+    Never less than that of independent scores: what a sample shows of negative correlation is mostly noise, and
     taken at its word it makes a quiet series' slope significant (2.7 % instead of 0.3 % at a nominal 1 %).
     """
     count = len(scores)

@@ -1,4 +1,4 @@
-"""The chance of a score as high, or higher, where nothing but chance makes it."""
+"""The p-value of a score: how often noise alone makes it as high, or higher."""
 
 from __future__ import annotations
 

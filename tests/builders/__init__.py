@@ -1,4 +1,4 @@
-"""What kvdiag would have seen of a server, as plain values: single ones, servers with knobs, whole runs.
+"""What kvdiag observes of a server, as plain values: single values, configurable servers, whole runs.
 
 Pure: no clock, no randomness, no I/O.
 """

@@ -1,8 +1,12 @@
 """What a diagnosis says of a verdict or a step, by name."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any, cast
 
-from kvdiag.model import Diagnosis, Finding, StepResult
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rule import Rule
+from kvdiag.model import Diagnosis, Facts, Finding, Life, StepFigures, StepResult, Timeline
 
 
 class _Containing(str):
@@ -37,6 +41,12 @@ def finding(diagnosis: Diagnosis, verdict: str) -> Finding:
     return found
 
 
+def only(judge: Rule, timeline: Timeline, known: Facts) -> Finding:
+    """The one finding of a rule on a timeline."""
+    (found,) = judge(timeline, known, DEFAULT_LIMITS)
+    return found
+
+
 def step(diagnosis: Diagnosis, name: str) -> StepResult:
     """The result of a step."""
     (found,) = [one for one in diagnosis.steps if one.id == name]
@@ -58,11 +68,27 @@ def rows(found: Finding) -> list[tuple[str, object, str, str]]:
     return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
 
 
-def expected(result: StepResult) -> dict[str, float | str | None]:
-    """Expected values of a step by name."""
-    return {one.name: one.value for one in result.expected}
+def later(diagnosis: Diagnosis, seconds: float) -> Diagnosis:
+    """The same diagnosis of what happened so much later."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(moved, value))
+        if not isinstance(value, Diagnosis | Life | Finding):
+            return value
+        times = ("start_seconds", "end_seconds", "since_seconds", "last_seen_seconds")
+        parts = {one.name: getattr(value, one.name) for one in fields(value)}
+        return replace(
+            value,
+            **{
+                name: part + seconds if name in times and part is not None else moved(part)
+                for name, part in parts.items()
+            },
+        )
+
+    return cast("Diagnosis", moved(diagnosis))
 
 
-def measured(result: StepResult) -> dict[str, float | str | None]:
-    """Measured values of a step by name."""
-    return {one.name: one.value for one in result.measured}
+def known(figures: StepFigures) -> dict[str, float]:
+    """The figures of one side of a step that are known, by name."""
+    return {name: value for name, value in asdict(figures).items() if value is not None}

@@ -18,7 +18,7 @@ def rank_allocator(world: World, index: int, *, requests: int) -> Allocator:
         pid=SERVER_PID + index,
         allocated_bytes=live,
         reserved_bytes=live + 100 * MIB + grown * world.cache_growth_bytes,
-        process_bytes=own if world.outside_told else None,
+        process_bytes=own if world.outside_reported else None,
         title=f"VLLM::Worker_TP{index}",
         tensor_rank=index,
     )
@@ -32,7 +32,7 @@ def gpu(world: World, index: int, *, requests: int, run_centiseconds: int, proce
     if index < world.gpus:
         own = _server_bytes(world, index, requests)
         used += own
-        running.append(process(SERVER_PID + index, own if world.server_bytes_told else None, "VLLM::EngineCore"))
+        running.append(process(SERVER_PID + index, own if world.server_bytes_reported else None, "VLLM::EngineCore"))
     for number, other in enumerate(world.foreign.get(index, ())):
         grown = world.foreign_growth_bytes.get(index, 0) * run_centiseconds // 100 if number == 0 else 0
         used += (other.used_bytes or 0) + grown
@@ -41,10 +41,10 @@ def gpu(world: World, index: int, *, requests: int, run_centiseconds: int, proce
     used += world.zombie_bytes if index == 0 else 0
     return device(
         index,
-        used_bytes=used if world.memory_told else None,
+        used_bytes=used if world.memory_reported else None,
         total_bytes=world.device_bytes,
         driver_reserved_bytes=reserved,
-        processes=tuple(running) if processes and world.processes_told else None,
+        processes=tuple(running) if processes and world.processes_reported else None,
     )
 
 

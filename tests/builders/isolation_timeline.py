@@ -1,4 +1,4 @@
-"""An isolation probe as kvdiag would have seen it, from what a server's prefix cache keeps apart. Pure."""
+"""An isolation probe as kvdiag observes it, from what a server's prefix cache keeps apart. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ class Server:
     hit_seconds: float = 0.01
     miss_seconds: float = 0.04
     other_prompts: Collection[int] = ()
-    """Requests beside which somebody else's prompt is counted."""
+    """Requests during which another client's prompt is counted, too."""
     other_running: Collection[int] = ()
-    """Requests beside which somebody else's runs."""
+    """Requests during which another client's request is running."""
     failing: Collection[int] = ()
     uncounted: Collection[int] = ()
     """Requests that the page shows too late."""

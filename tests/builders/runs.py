@@ -1,19 +1,20 @@
-"""What an active run would have seen of a `World`, as a timeline, and its diagnosis.
+"""What an active run observes of a `World`, as a timeline, and its diagnosis.
 
 `run(world)` marks and samples as kvdiag/feeds/active/step_runner.py does: engines at 10 Hz, devices apart from them
-at 1 Hz (their
-processes every fifth time and in every settling), unjudged warm-up requests after the baseline, then each step's cycles
-with a quiet lead-in and a settle-out.
+at 1 Hz (their processes every fifth time and in every settling), unjudged warm-up requests after the baseline, then
+each step's cycles with a quiet lead-in and a settle-out.
 """
 
 from collections.abc import Sequence
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rule import Rule
 from kvdiag.diagnosis.steps import STEPS, Step
 from kvdiag.model import (
     Diagnosis,
     Engine,
+    Finding,
     Load,
     Mark,
     Outcome,
@@ -23,6 +24,7 @@ from kvdiag.model import (
     Timeline,
     Workload,
 )
+from tests.builders.answers import only
 from tests.builders.gpus import gpu, rank_allocator
 from tests.builders.values import NO_ANSWER, START_SECONDS
 from tests.builders.worlds import World, facts
@@ -51,17 +53,22 @@ def judged(world: World | None = None) -> Diagnosis:
     return diagnose(run(world), facts(world))
 
 
+def of_run(judge: Rule, world: World) -> Finding:
+    """The one finding of a rule on an active run."""
+    return only(judge, run(world), facts(world))
+
+
 def step_result(step: Step, world: World, timeline: Timeline | None = None) -> StepResult:
     """The result of a step on a world's run, or on another timeline of it."""
     return step.judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
 
 
 class _OverError(Exception):
-    """Nothing more is seen of the run."""
+    """The run is cut short: no further samples."""
 
 
 class _Run:
-    """A run under way: what the server and its devices hold, and what was seen of them so far."""
+    """A run under way: the memory and blocks in use on the server and its devices, and the samples so far."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -231,7 +238,7 @@ class _Run:
         for number in range(len(self._leaked)):
             ours = sum(1 for request in range(running) if request % len(self._leaked) == number)
             usage = None
-            if world.pools and world.usage_told:
+            if world.pools and world.usage_reported:
                 one = world.pools[number]
                 null = one.usage_blocks - one.usable_blocks
                 kept = self._leaked[number] + world.held_at_start_blocks

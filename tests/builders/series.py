@@ -21,7 +21,7 @@ MB_PER_HOUR = 10**6 / 3600.0
 BASE_BYTES = 20 * GIB
 
 Model = Callable[[Random, float], Iterator[tuple[float, float]]]
-"""A null model: from a generator of randomness and the seconds between readings, bytes above the base and load."""
+"""A null model: from a random generator and the seconds between samples, it yields bytes above the base, and load."""
 
 
 def seeded(name: str) -> Random:
@@ -54,7 +54,7 @@ def _load(random: Random, tick: float) -> Iterator[float]:
 
 
 def pool(random: Random, tick: float) -> Iterator[tuple[float, float]]:
-    """A pool taken at start: nothing moves, whatever the load does."""
+    """A pool allocated at start: the memory is constant under any load."""
     for load in _load(random, tick):
         yield 0.0, load
 
@@ -203,20 +203,20 @@ def timeline(
 
 
 def host_part(size: int) -> Sample:
-    """The engine core's anonymous memory, beside an API server's that never moves."""
+    """The engine core's anonymous memory, next to an API server's that is constant."""
     core = HostProcess(pid=SERVER_PID, name="VLLM::EngineCore", resident_bytes=size + GIB, anonymous_bytes=size)
     server = HostProcess(pid=SERVER_PID + 1, name="vllm", resident_bytes=3 * GIB, anonymous_bytes=2 * GIB)
     return Sample(at_seconds=0.0, host=(core, server))
 
 
 def device_part(size: int) -> Sample:
-    """The server's process on GPU 0, as NVML lists it, beside a neighbour that never moves."""
+    """The server's process on GPU 0, as NVML lists it, next to another process of constant size."""
     listed = (process(SERVER_PID, size), process(SERVER_PID + 900, GIB))
     return Sample(at_seconds=0.0, devices=(device(used_bytes=size + 2 * GIB, total_bytes=80 * GIB, processes=listed),))
 
 
 def neighbour_part(size: int) -> Sample:
-    """A server's process that never moves, beside a neighbour's that holds what moves."""
+    """A server process of constant size, next to another process whose memory varies."""
     listed = (process(SERVER_PID, 20 * GIB), process(SERVER_PID + 900, size - BASE_BYTES))
     used = 20 * GIB + size - BASE_BYTES + GIB
     return Sample(at_seconds=0.0, devices=(device(used_bytes=used, total_bytes=80 * GIB, processes=listed),))
@@ -228,14 +228,16 @@ def hidden_device_part(size: int) -> Sample:
 
 
 def torch_part(*, live: bool = False, reserved: bool = False, outside: bool = False, told: bool = True) -> Part:
-    """An agent's publication, in which the memory moves what lives in torch, its cache, or what is beside it."""
+    """An agent's publication in which the varying bytes are live in torch, in its cache, or outside torch."""
 
     def part(size: int) -> Sample:
         allocated = size if live else BASE_BYTES
         held = GIB + (max(size, allocated) if reserved or live else BASE_BYTES + 10 * GIB)
         beside = GIB + (size if outside else 0)
-        told_bytes = held + beside if told else None
-        seen = allocator(allocated_bytes=allocated, reserved_bytes=held, process_bytes=told_bytes, title="VLLM::Worker")
+        reported_bytes = held + beside if told else None
+        seen = allocator(
+            allocated_bytes=allocated, reserved_bytes=held, process_bytes=reported_bytes, title="VLLM::Worker"
+        )
         whole = device(
             used_bytes=held + beside + GIB, total_bytes=160 * GIB, processes=(process(SERVER_PID, held + beside),)
         )

@@ -1,8 +1,8 @@
 """A soak against the embedded server with feed, server and clock in one event loop that jumps instead of waiting.
 
-Twelve minutes of readings then take as long as their work: the default plan can be run through, and a short one in a
-test. Everything but the clock is what `kvdiag run` uses; the GPU is read where it is, as no thread can wait for a loop
-that it runs beside.
+Twelve minutes of samples then take as long as their work: the default plan can be run through, and a short one in a
+test. Everything but the clock is what `kvdiag run` uses; the GPU is read in the loop's own thread, as no other thread
+can wait for the loop.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ class _Nvml:
     """The simulated GPU, read at once."""
 
     gpu: Gpu
+    answered: bool = True
 
     async def ask(self, timeout_seconds: float, *, processes: bool) -> DeviceReading:
         """The device now."""
@@ -75,45 +76,45 @@ class _LoopClock(Clock):
 
 
 def soak_run(
-    story: Scenario,
+    scenario: Scenario,
     *,
     seconds: float = 300.0,
     cycle_seconds: float | None = None,
     all_steps: bool = False,
     pace: Pace | None = None,
-    told: list[Progress] | None = None,
+    reports: list[Progress] | None = None,
 ) -> tuple[Timeline, Facts]:
-    """The baseline, or all steps, and a soak of so many seconds, against a story."""
+    """The baseline, or all steps, and a soak of this many seconds, against a scenario."""
     with tempfile.TemporaryDirectory(prefix="kvdiag-soak-") as folder:
         work = _soaked(
-            story,
+            scenario,
             Path(folder),
             steps=len(STEPS) if all_steps else 1,
             seconds=seconds,
             cycle_seconds=cycle_seconds,
             pace=pace or Pace(engine_seconds=0.2),
-            told=[] if told is None else told,
+            reports=[] if reports is None else reports,
         )
         return run(work)
 
 
 async def _soaked(
-    story: Scenario,
+    scenario: Scenario,
     root: Path,
     *,
     steps: int,
     seconds: float,
     cycle_seconds: float | None,
     pace: Pace,
-    told: list[Progress],
+    reports: list[Progress],
 ) -> tuple[Timeline, Facts]:
     asyncio.get_running_loop().set_default_executor(_Inline())
-    story.model.write(root, max_positions=story.max_model_len_tokens)
-    api = Api(story, root)
+    scenario.model.write(root, max_positions=scenario.max_model_len_tokens)
+    api = Api(scenario, root)
     server = HttpServer(api.handle)
     url = f"http://127.0.0.1:{await server.start(0)}"
     engine = asyncio.create_task(api.engine.run())
-    recorder, clock = TimelineBuilder(), _LoopClock()
+    recorder = TimelineBuilder()
     try:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             source = ENGINE.open(HttpReader(client))
@@ -121,20 +122,18 @@ async def _soaked(
             requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS, engine=ENGINE)
             feed = ActiveFeed(
                 steps=STEPS[:steps],
-                facts=facts,
                 sampler=Sampler(
                     engine=source,
                     nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
                     facts=facts,
                     record=recorder.add,
                     pace=pace,
-                    clock=clock,
+                    clock=_LoopClock(),
                     load=requests.load,
                 ),
                 requests=requests,
                 recorder=recorder,
-                clock=clock,
-                progress=told.append,
+                progress=reports.append,
                 soak=partial(plan_soak, seconds, facts, cycle_seconds=cycle_seconds),
             )
             return await feed.run(), facts

@@ -122,7 +122,7 @@ def readings(kind: Kind, seed: str, cycles: Sequence[Cycle], leak_mib: float = 0
 
 
 def soaked(kind: Kind, seed: str, cycles: Sequence[Cycle], leak_mib: float = 0.0) -> Soaked:
-    """What is said of it."""
+    """`judge` on the model's samples after these cycles."""
     limits = DEFAULT_LIMITS
     least = limits.soak.host_bytes if kind.host else limits.soak.device_bytes
     found = judge(readings(kind, seed, cycles, leak_mib), cycles, limits, least=least, noisy=kind.host)

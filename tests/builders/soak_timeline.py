@@ -1,4 +1,4 @@
-"""A soak as kvdiag would have seen it, from what each component holds after each cycle. Pure."""
+"""A soak as kvdiag observes it, from the memory that each component holds after each cycle. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,11 +34,11 @@ def after_cycles(each: float, loads: Sequence[Workload] = LOADS) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a soak is to show; a component that is `None` is not seen at all."""
+    """What a soak is to observe; a component that is `None` is not reported."""
 
     loads: Sequence[Workload] = LOADS
     server: Levels | None = field(default_factory=lambda: [0] * len(LOADS))
-    server_told: bool = True
+    server_reported: bool = True
     others: Levels = ()
     live: Levels | None = None
     cache: Levels = ()
@@ -46,7 +46,7 @@ class Seen:
     host: Levels | None = None
     blocks: Levels = ()
     other_prompts: Collection[int] = ()
-    """Cycles in which somebody else's prompt is counted."""
+    """Cycles in which another client's prompt is counted, too."""
     failing: Collection[int] = ()
     last_cycle: int | None = None
     """The cycle in which everything ends."""
@@ -119,7 +119,7 @@ class _Soak:
 
     def _device(self, place: int, server: Levels) -> Device:
         own = 16 * GIB + server[place]
-        listed = (process(SERVER_PID, own),) if self._seen.server_told else None
+        listed = (process(SERVER_PID, own),) if self._seen.server_reported else None
         return device(used_bytes=own + GIB + _at(self._seen.others, place), processes=listed)
 
     def _allocator(self, place: int, live: Levels) -> Allocator:

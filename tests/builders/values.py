@@ -1,4 +1,4 @@
-"""Single values as they would be seen: pools, engines, devices, processes, allocators and gaps.
+"""Single values as kvdiag observes them: pools, engines, devices, processes, allocators and gaps.
 
 `seen(…)` makes a timeline of single samples, for rules that need no steps.
 """
@@ -25,7 +25,12 @@ OOM = (
 OOM_WITH_ROOM = OOM.replace("3.00 GiB", "2.50 GiB").replace("256.00 MiB is reserved", "2.95 GiB is reserved")
 """Torch's message where what is left would be enough in one piece."""
 
-NO_NVML = Gap(source="nvml", kind="absent", reason="no NVIDIA driver here: its library is not found")
+NO_NVML = Gap(
+    "nvml",
+    "absent",
+    "no libnvidia-ml.so.1 here, so no NVIDIA GPU is visible; a container needs the NVIDIA runtime and "
+    "NVIDIA_DRIVER_CAPABILITIES=utility",
+)
 GPU_LOST = Gap(source="nvml", kind="failed", reason="GPU 0 is unreachable (GPU is lost)")
 NO_ANSWER = Gap(source="engine", kind="failed", reason="connection refused")
 
@@ -59,7 +64,7 @@ def engine(
     prompt_tokens: int | None = 0,
     label: str = "0",
 ) -> Engine:
-    """One engine's page at a moment; idle unless told otherwise."""
+    """One sample of an engine's metrics; idle by default."""
     return Engine(
         engine=label,
         kv_usage_ratio=usage,
@@ -160,3 +165,8 @@ def seen(*engines: Engine | tuple[Engine, ...] | Gap, devices: tuple[Device, ...
             page = reading if isinstance(reading, tuple) else (reading,)
             samples.append(Sample(at_seconds=at_seconds, engines=page))
     return Timeline(samples=tuple(samples))
+
+
+def every_half_minute(*pages: Engine) -> Timeline:
+    """A timeline of one engine's pages."""
+    return Timeline(samples=tuple(Sample(at_seconds=30.0 * at, engines=(one,)) for at, one in enumerate(pages)))

@@ -30,7 +30,7 @@ class World:
     """Held by a request beyond what its tokens need, and given back with it."""
 
     late_blocks: tuple[int, ...] = ()
-    """Held in the first, second, … settling of the run and after it, whatever the requests did: blocks freed late."""
+    """Blocks freed late: still in use in the first, second, … settling of the run, and after it, at any load."""
 
     first_touch_bytes: tuple[int, ...] = ()
     """Taken on every GPU of the server by its first, second, … request, and kept."""
@@ -53,14 +53,14 @@ class World:
     cache_growth_bytes: int = 0
     """What of the growth of GPU 0 torch reserves, and nothing lives in."""
 
-    outside_told: bool = True
-    """Whether the agents are told by NVML what their processes hold."""
+    outside_reported: bool = True
+    """Whether NVML reports to the agents the size of their processes."""
 
     foreign: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
     """Other processes by GPU index; each GPU named that is not the server's is another device of the host."""
 
     foreign_growth_bytes: Mapping[int, int] = field(default_factory=dict)
-    """What the first foreign process of a GPU takes in each second, whatever the server does."""
+    """Growth per second of the first foreign process of a GPU, independent of the server."""
 
     zombie_bytes: int = 0
     """On GPU 0, held by no process."""
@@ -68,9 +68,9 @@ class World:
     server_seen: bool = True
     """Whether the server's process ids are known, and are the ones that NVML lists."""
 
-    processes_told: bool = True
-    server_bytes_told: bool = True
-    memory_told: bool = True
+    processes_reported: bool = True
+    server_bytes_reported: bool = True
+    memory_reported: bool = True
     nvml: Gap | None = None
     """Why there are no devices at all."""
 
@@ -82,19 +82,19 @@ class World:
     """Error text of all requests of a step."""
 
     other_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Prompt tokens that the server takes from somebody else while a step's load runs."""
+    """Prompt tokens that the server takes from another client while a step's load runs."""
 
     unseen: tuple[str, ...] = ()
-    """Steps under whose load the engine's page was not read."""
+    """Steps under whose load the engine's metrics were not read."""
 
     again: tuple[str, ...] = ()
-    """Steps whose first load was not seen, so that it was offered once more."""
+    """Steps whose first load was not observed, so that it was offered once more."""
 
     passing: tuple[str, ...] = ()
-    """Steps in whose load somebody else's request passes by, whose prompt is counted when it is over."""
+    """Steps in whose load another client's request runs, whose prompt is counted when it has ended."""
 
     busy: bool = False
-    """Somebody else's request runs all the time."""
+    """Another client's request runs all the time."""
 
     cut_short_in: str | None = None
     """The step in whose load everything ends."""
@@ -102,7 +102,7 @@ class World:
     lost_in: str | None = None
     """The step in whose load the server stops answering."""
 
-    usage_told: bool = True
+    usage_reported: bool = True
     workloads: Mapping[str, Workload] = field(default_factory=dict)
     """What a step offers instead of its definition, as when it was scaled down."""
 
@@ -148,10 +148,10 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         "no pool": World(pools=()),
         "no GPU": World(nvml=NO_NVML),
         "GPU lost": World(nvml=GPU_LOST),
-        "memory not told": World(memory_told=False),
-        "processes not told": World(processes_told=False),
+        "memory not told": World(memory_reported=False),
+        "processes not told": World(processes_reported=False),
         "server not seen": World(server_seen=False),
-        "usage not told": World(usage_told=False),
+        "usage not told": World(usage_reported=False),
         "blocks leak": World(leaked_blocks_per_request=4),
         "blocks held at start": World(held_at_start_blocks=50),
         "device memory leaks": World(device_growth_bytes=6 * MIB),
@@ -178,11 +178,11 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         "server lost": World(lost_in="single_request"),
     }
 )
-"""One world of every kind, by what is to be said of it."""
+"""One world of every kind, by the condition it represents."""
 
 
 def named_so(text: str) -> tuple[World, Facts]:
-    """A world in which whatever has a name from outside, and whatever is told from there, is this text."""
+    """A world in which every name and every message from outside is this text."""
     world = World(
         foreign={0: (process(7, 6 * GIB, text),)},
         device_bytes=48 * GIB,

@@ -12,7 +12,7 @@ from kvdiag.diagnosis.postmortem import postmortem
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.model import Diagnosis
 from tests.golden.record import FOLDER, SUFFIX, cases
-from tests.quality.corpus.figures import figures
+from tests.quality.corpus.history_figures import figures
 from tests.unit.diagnosis.postmortem.cases import case_of
 
 TRACES = Path(__file__).with_name("traces")
@@ -24,7 +24,7 @@ FAILURES = {
 
 
 def found(name: str) -> Diagnosis:
-    """What is said of a trace, or of a message that a server left when it died."""
+    """The diagnosis of a trace, or of a message that a server wrote when it crashed."""
     kind, _, left = name.partition("/")
     if kind == "failures":
         return postmortem(case_of(FAILURES[left]))

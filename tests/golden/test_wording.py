@@ -12,7 +12,7 @@ from tests.builders.runs import judged
 from tests.builders.values import GIB, NO_NVML, OOM, OOM_WITH_ROOM, pool
 from tests.builders.worlds import World
 from tests.golden.record import cases
-from tests.unit.diagnosis.postmortem.told import LOGS, TEXTS, told
+from tests.unit.diagnosis.postmortem.rendered import LOGS, TEXTS, rendered
 
 WORLDS: dict[str, World] = {
     "healthy": World(),
@@ -20,9 +20,9 @@ WORLDS: dict[str, World] = {
     "no-nvml": World(nvml=NO_NVML),
     "no-pool": World(pools=()),
     "weights-unknown": World(weights_bytes=None),
-    "processes-unknown": World(processes_told=False),
+    "processes-unknown": World(processes_reported=False),
     "server-unknown": World(server_seen=False),
-    "usage-unknown": World(usage_told=False),
+    "usage-unknown": World(usage_reported=False),
     "blocks-leak": World(leaked_blocks_per_request=2),
     "blocks-in-use-at-start": World(held_at_start_blocks=7),
     "blocks-released-late": World(late_blocks=(400, 200, 0)),
@@ -58,4 +58,4 @@ def test_findings_and_steps_are_worded_as_reviewed(golden: Callable[[str, str], 
 
 def test_postmortems_are_worded_as_reviewed(golden: Callable[[str, str], None]) -> None:
     """What is read of each recorded failure, every verdict on it, and the remedy in bytes."""
-    golden("diagnosis/postmortem.txt", "\n\n".join(f"# {name}\n{told(name)}" for name in (*TEXTS, *LOGS)) + "\n")
+    golden("diagnosis/postmortem.txt", "\n\n".join(f"# {name}\n{rendered(name)}" for name in (*TEXTS, *LOGS)) + "\n")

@@ -26,7 +26,7 @@ def asked(
     age_seconds: float = 0.5,
     promised: tuple[int, ...] = (),
 ) -> Advice:
-    """Advice beside engines that look so."""
+    """Advice for engines in this state."""
     return advise(wish, engines=engines, age_seconds=age_seconds, facts=facts, lengths=lengths, promised=promised)
 
 
@@ -36,7 +36,7 @@ def held(blocks: int, *, running: int, waiting: int = 0) -> Engine:
 
 
 def test_there_is_room_for_what_all_will_need() -> None:
-    """Admitted where everybody's end fits beside the reserve; the numbers add up to that."""
+    """A request is admitted where all requests' final lengths fit next to the reserve; the numbers add up to that."""
     told = asked(held(150, running=10))
     # One of 160 tokens and at most 180 of output counts with 22 blocks of 16
     assert "admit" == told.decision
@@ -60,14 +60,14 @@ def test_there_is_room_for_what_all_will_need() -> None:
 def test_what_has_no_room_waits_or_is_told_to_go(
     reading: Engine, promised: tuple[int, ...], decision: str, told: str
 ) -> None:
-    """Who would wait for a whole turnover of the pool, counted with those just let in, is told so at once."""
+    """A request that would wait for a whole turnover of the pool, counting those just admitted, is shed at once."""
     advice = asked(reading, promised=promised)
     assert decision == advice.decision
     assert told in advice.reason
 
 
 def test_nothing_else_runs() -> None:
-    """On an idle server even a request that leaves no reserve is let in: it would wait for ever."""
+    """On an idle server even a request that leaves no reserve is admitted, since it would wait forever."""
     assert "admit" == asked(held(0, running=0), wish=Wish(prompt_tokens=7000, max_tokens=1000)).decision
 
 
@@ -107,14 +107,14 @@ def test_in_doubt_it_waits(engines: tuple[Engine, ...], facts: Facts, age_second
 
 def test_without_known_lengths_the_request_counts_whole() -> None:
     """A handful of finished requests is no distribution: what is asked for at most is counted."""
-    few = Lengths(upper_tokens=(100.0,), counts=(ADMISSION_LIMITS.least_finished - 1,))
+    few = Lengths(upper_tokens=(100.0,), counts=(ADMISSION_LIMITS.min_finished - 1,))
     for lengths in (None, few):
         told = asked(held(0, running=0), lengths=lengths)
         assert (1000, math.ceil(1160 / 16)) == (told.output_tokens, told.request_blocks)
 
 
 def test_promises_count_until_they_are_seen() -> None:
-    """Two who ask between two readings do not get the same room twice."""
+    """Two clients that ask between two samples do not get the same room twice."""
     assert "admit" == asked(held(900, running=1)).decision
     assert "wait" == asked(held(900, running=1), promised=(40,)).decision
 
@@ -176,7 +176,7 @@ def test_who_is_admitted_fits_now(
     lengths: Lengths | None,
     promised: list[int],
 ) -> None:
-    """Whatever the figures: nobody is let in whose prompt does not fit beside what is held and promised."""
+    """For any figures, no request is admitted whose prompt does not fit next to what is held and promised."""
     told = asked(
         held(blocks, running=running, waiting=waiting),
         wish=Wish(prompt_tokens=prompt, max_tokens=output),
@@ -189,7 +189,7 @@ def test_who_is_admitted_fits_now(
 
 @pytest.mark.parametrize("preempts", [True, False])
 def test_a_recorded_minute_without_preemption_or_collapse(preempts: bool) -> None:
-    """Of a minute of recorded requests, in a pool that is too small for it, nobody is preempted or lost."""
+    """Over a minute of recorded requests, in a pool that is too small for them, no request is preempted or lost."""
     requests = [one for one in arrivals() if one.at_seconds < 60.0]
     plain = replay(requests, 1500, advised=False, preempts=preempts)
     advised = replay(requests, 1500, advised=True, preempts=preempts)

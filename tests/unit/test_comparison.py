@@ -17,7 +17,7 @@ from kvdiag.baseline_comparison import (
     parse,
 )
 from kvdiag.diagnosis import diagnose
-from kvdiag.model import Quantity, StepResult, Timeline
+from kvdiag.model import MeasuredFigures, StepResult, Timeline
 from kvdiag.outputs.terminal.comparison_text import render
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, holding, pool, seen
@@ -113,11 +113,7 @@ def test_where_a_request_ends_in_its_last_block_is_no_difference(
             id="single_request",
             status="ok",
             summary="",
-            measured=(
-                Quantity(name="blocks", value=blocks, unit="blocks"),
-                Quantity(name="bytes", value=blocks * 32_768, unit="bytes"),
-                Quantity(name="tokens", value=tokens, unit="tokens"),
-            ),
+            measured=MeasuredFigures(blocks=blocks, bytes=blocks * 32_768, tokens=tokens),
         )
         told = diagnose(Timeline(samples=()), facts(WORLDS["healthy"]))
         return baseline_of(Timeline(samples=()), replace(told, steps=(step,)))
@@ -134,10 +130,10 @@ def test_one_kept_block_is_worse() -> None:
 
 
 def test_what_is_not_there_is_not_the_same() -> None:
-    """A figure that is missing on one side is told so, in its direction."""
+    """A figure that is missing on one side is reported as missing, with the direction of the change."""
     less = replace(HEALTHY, figures=HEALTHY.figures[1:])
     name = HEALTHY.figures[0].name
-    assert "not seen" == outcomes(HEALTHY, less)[name]
+    assert "missing" == outcomes(HEALTHY, less)[name]
     assert "new" == outcomes(less, HEALTHY)[name]
 
 
@@ -213,7 +209,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_nothing_else_than_value_error(spoilt: object) -> None:
-    """Whatever a file holds."""
+    """Any file content is parsed as a baseline, or refused with a ValueError."""
     value = {"kvdiag_baseline": 1, **spoilt} if isinstance(spoilt, dict) else spoilt
     try:
         read: Baseline | None = parse(value)
@@ -223,7 +219,7 @@ def test_nothing_else_than_value_error(spoilt: object) -> None:
 
 
 def test_changed_settings_stand_before_the_figures() -> None:
-    """What was set otherwise explains what moved; what only one side has is told too."""
+    """Changed settings explain the figures that changed; a setting of only one side is reported too."""
     old, new = (
         replace(HEALTHY, settings=(Setting(name="cache_dtype", value=dtype), *more))
         for dtype, more in (("auto", ()), ("fp8", (Setting(name="kv_connector", value="Nixl"),)))

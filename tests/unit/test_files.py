@@ -32,7 +32,7 @@ def facts(url: str = "http://127.0.0.1:8000") -> Facts:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file that nobody asked to have written."""
+    """A file that must not be written."""
     path = tmp_path / "victim"
     path.write_text(KEPT)
     path.chmod(0o644)
@@ -134,7 +134,7 @@ def segments(folder: Path) -> SegmentStore:
 
 
 def test_recorder_passes_links_in_its_folder_by(folder: Path, victim: Path) -> None:
-    """It takes the next number that nobody has taken, in the folder and in its history."""
+    """The recorder takes the next free number, in the folder and in its history."""
     (folder / HISTORY).mkdir()
     for number in range(1, 6):
         (folder / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(victim)
@@ -147,7 +147,7 @@ def test_recorder_passes_links_in_its_folder_by(folder: Path, victim: Path) -> N
 
 
 def test_recorder_says_when_every_name_is_taken(folder: Path, victim: Path) -> None:
-    """It does not look for ever."""
+    """The recorder does not search forever."""
     for number in range(1, MAX_TAKEN + 2):
         (folder / f"kvdiag-{number:08d}.jsonl.gz").symlink_to(victim)
 
@@ -159,7 +159,7 @@ def test_recorder_says_when_every_name_is_taken(folder: Path, victim: Path) -> N
 
 
 def test_recorder_does_not_follow_a_link_to_another_history(folder: Path, tmp_path: Path) -> None:
-    """SegmentStore there are somebody else's: neither written beside, nor removed."""
+    """SegmentStore files behind the link belong to another user: they are neither extended nor removed."""
     other = tmp_path / "other"
     segments(other).close()
     kept = {path.name: path.read_bytes() for path in (other / HISTORY).iterdir()}
@@ -167,6 +167,27 @@ def test_recorder_does_not_follow_a_link_to_another_history(folder: Path, tmp_pa
     with pytest.raises(KvdiagError, match="it is a symbolic link"):
         segments(folder)
     assert kept == {path.name: path.read_bytes() for path in (other / HISTORY).iterdir()}
+
+
+def test_recorder_does_not_follow_a_link_in_the_place_of_its_folder(folder: Path, tmp_path: Path) -> None:
+    """It wrote into the other recorder's folder, and removed its oldest segments for room."""
+    made, other = segments(folder), tmp_path / "other"
+    segments(other).close()
+    kept = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(other)
+    for order in (made.add, made.add, lambda _: made.resize(1), lambda one: made.renew_history([one])):
+        with pytest.raises(KvdiagError, match=r"removed|taken its place"):
+            order(Sample(at_seconds=2_000.0))
+    made.close()
+    assert kept == {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+
+    folder.unlink()
+    (tmp_path / "moved").rename(folder)
+    folder_link = tmp_path / "link"
+    folder_link.symlink_to(folder)
+    segments(folder_link).close()
+    assert 2 == len(segments_of(folder))
 
 
 def test_recorder_notices_a_link_that_is_laid_while_it_works(folder: Path, tmp_path: Path) -> None:
@@ -202,7 +223,7 @@ def test_a_large_number_does_not_hide_later_segments(folder: Path) -> None:
 
 @as_root
 def test_what_a_stranger_recorded_is_no_history_of_ours(folder: Path) -> None:
-    """A daemon goes on from what it wrote itself."""
+    """A daemon restores only what it wrote itself."""
     segments(folder).close()
     for path in (*segments_of(folder), *segments_of(folder / HISTORY)):
         os.chown(path, STRANGER, STRANGER)
@@ -217,7 +238,7 @@ def test_a_pipe_among_the_segments_is_not_waited_for(folder: Path) -> None:
 
 
 def test_the_agent_is_not_installed_through_a_link(folder: Path, tmp_path: Path) -> None:
-    """A folder that somebody has laid in its package's place is not filled."""
+    """A folder that another user has put in the package's place is not written to."""
     (tmp_path / "other").mkdir()
     (folder / "kvdiag_agent").symlink_to(tmp_path / "other")
     assert install.callback is not None
@@ -242,3 +263,18 @@ def test_a_pipe_in_a_folder_of_traces_is_not_waited_for(folder: Path) -> None:
     segments(folder).close()
     os.mkfifo(folder / "aaa.jsonl")
     assert 1 == len(read_segments(folder)[0].samples)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model, of lengths, of profiles, of baselines and of the web configuration."""
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+    commands = (
+        ("fit", str(tmp_path), "--gpu", "h100"),
+        ("fit", "llama_70b", "--gpu", "h100", "--request-rate", "1", "--lengths", str(pipe)),
+        ("fit", "llama_70b", "--gpu", "h100", "--profile", str(pipe)),
+        ("baseline", "compare", str(pipe), str(pipe)),
+        ("serve", "--listen", "127.0.0.1:0", "--web-config", str(pipe)),
+    )
+    assert [3] * len(commands) == [main(list(one)) for one in commands]
+    assert len(commands) == capsys.readouterr().err.count("config.json")

@@ -1,27 +1,29 @@
-"""The ledger's lines where all is told: whose each byte is, on one GPU and on several."""
+"""The ledger's lines: whose each byte is, on one GPU and on several; what is not reported is not guessed."""
 
 import json
 from dataclasses import replace
 
-from kvdiag.model import Device, LedgerLine
+import pytest
+
+from kvdiag.ledger import ledger
+from kvdiag.model import Device, Facts, Sample
 from tests.builders.ledger_lines import POOL_BYTES, SERVER, lines, sizes
-from tests.builders.values import GIB, MIB, device, pool, process
+from tests.builders.values import GIB, MIB, device, engine, pool, process
 
 
 def test_every_line_of_a_server_alone() -> None:
     """Driver, pool, weights, the rest of the server's process, and nothing unaccounted for."""
     own = POOL_BYTES + 7 * GIB
-    expected = tuple(
-        LedgerLine(gpu=0, uuid="GPU-0", component=component, bytes=size, provenance=provenance, detail=detail)  # type: ignore[arg-type]
-        for component, size, provenance, detail in (
-            ("driver_reserved", 464 * MIB, "measured", ""),
-            ("kv_pool", POOL_BYTES, "reported", "the engine's kv_cache_memory_bytes"),
-            ("weights", 6 * GIB, "computed", "size of the checkpoint"),
-            ("server_other", 1 * GIB, "computed", "context, activations, graphs, allocator cache of pid 100"),
-            ("unaccounted", 0, "computed", "in no process that NVML lists"),
-        )
-    )
-    assert expected == lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
+    found = lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
+    assert [
+        ("driver_reserved", 464 * MIB, "measured"),
+        ("kv_pool", POOL_BYTES, "reported"),
+        ("weights", 6 * GIB, "computed"),
+        ("server_other", 1 * GIB, "computed"),
+        ("unaccounted", 0, "computed"),
+    ] == [(line.component, line.bytes, line.provenance) for line in found]
+    assert {(0, "GPU-0")} == {(line.gpu, line.uuid) for line in found}
+    assert found[3].detail.endswith("of pid 100")
 
 
 def test_another_process_has_its_own_line() -> None:
@@ -86,7 +88,7 @@ def test_a_process_of_no_bytes_takes_none() -> None:
 
 
 def test_a_pool_computed_from_the_config_says_so() -> None:
-    """Llama-3.1-8B: 131,072 bytes a token, 16 tokens a block; the engine tells 1,000 blocks and no bytes."""
+    """Llama-3.1-8B: 131,072 bytes a token, 16 tokens a block; the engine reports 1,000 blocks and no bytes."""
     shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     of = replace(
         SERVER,
@@ -109,3 +111,101 @@ def test_a_gpu_without_the_server_has_none_of_its_parts() -> None:
         device(1, used_bytes=8 * GIB, processes=(process(7, 7 * GIB),)),
     )
     assert ["driver_reserved", "other_process", "unaccounted"] == [line.component for line in found if line.gpu == 1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        (replace(SERVER, pools=()), "KV pool, "),
+        (replace(SERVER, weights_bytes=None), "weights, "),
+        (replace(SERVER, pools=(), weights_bytes=None), "all memory of pid 100"),
+    ],
+    ids=["no pool", "no weights", "neither"],
+)
+def test_what_is_not_reported_is_named_in_the_rest(facts: Facts, named: str) -> None:
+    """A pool or weights of unknown size are among the server's other bytes, and the line says so."""
+    found = lines(device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)), of=facts)
+    (rest,) = [line for line in found if line.component == "server_other"]
+    assert rest.detail.startswith(named)
+
+
+def test_a_server_of_unknown_size_is_not_mistaken_for_another_process() -> None:
+    """The driver reports the other process's bytes and not the server's: its line stays its own."""
+    found = lines(device(used_bytes=23 * GIB, processes=(process(100, None), process(7, 3 * GIB, "train.py"))))
+    assert {"driver_reserved", "kv_pool", "weights", "other_process", "unaccounted"} == set(sizes(found))
+    assert 3 * GIB == sizes(found)["other_process"]
+    assert "does not report" in found[-1].detail
+
+
+@pytest.mark.parametrize("pids", [None, (1, 2)], ids=["not known", "of another namespace"])
+def test_a_lone_process_is_taken_for_the_server(pids: tuple[int, ...] | None) -> None:
+    """A container sees host pids: the one process on the one device is the server's, as in baseline.foreign_memory."""
+    found = lines(
+        device(used_bytes=20 * GIB, processes=(process(4711, 19 * GIB),)), of=replace(SERVER, server_pids=pids)
+    )
+    assert 19 * GIB - POOL_BYTES - 6 * GIB == sizes(found)["server_other"]
+    assert "other_process" not in sizes(found)
+
+
+@pytest.mark.parametrize("pids", [None, (1, 2)], ids=["not known", "of another namespace"])
+def test_which_of_several_processes_is_the_server_is_not_guessed(pids: tuple[int, ...] | None) -> None:
+    """Two processes of which one must be the server: neither is called another's, and nothing is counted twice."""
+    both = (process(4711, 18 * GIB), process(4712, 2 * GIB))
+    found = lines(device(used_bytes=20 * GIB + 464 * MIB, processes=both), of=replace(SERVER, server_pids=pids))
+    assert ["driver_reserved", "process", "process", "unaccounted"] == [line.component for line in found]
+    assert 0 == sizes(found)["unaccounted"]
+
+
+def test_without_process_lists_the_servers_parts_are_still_reported() -> None:
+    """A container without process lists shows pool and weights on its one device, the rest in the residual."""
+    found = lines(device(used_bytes=20 * GIB), of=replace(SERVER, server_pids=None))
+    assert 20 * GIB - 464 * MIB - POOL_BYTES - 6 * GIB == sizes(found)["unaccounted"]
+
+
+def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
+    """Two GPUs without process lists, and a server of unknown processes: the pool is assigned to neither."""
+    found = lines(device(0, used_bytes=20 * GIB), device(1, used_bytes=GIB), of=replace(SERVER, server_pids=None))
+    assert ["driver_reserved", "unaccounted"] * 2 == [line.component for line in found]
+
+
+def test_an_engine_that_reports_no_usage_hides_no_other() -> None:
+    """Two data-parallel engines without a GPU: the one that reports usage is shown, also after one that does not."""
+    of = replace(SERVER, pools=(pool("0"), pool("1")))
+    sample = Sample(at_seconds=1.0, engines=(engine(usage=None), engine(label="1", usage=0.5)))
+    assert [("kv_held", 3072 * 2 * MIB, "engine 1"), ("kv_free", POOL_BYTES - 3072 * 2 * MIB)] == [
+        (line.component, line.bytes, line.detail) if line.component == "kv_held" else (line.component, line.bytes)
+        for line in ledger(sample, of)
+    ]
+
+
+def test_without_a_device_the_engine_alone_is_reported() -> None:
+    """No GPU in sight: what requests hold of each pool and what is free of it, as the engine reports."""
+    found = ledger(Sample(at_seconds=1.0, engines=(engine(usage=0.25),)), SERVER)
+    held = 1536 * 2 * MIB
+    assert [("kv_held", held, "reported"), ("kv_free", POOL_BYTES - held, "reported")] == [
+        (line.component, line.bytes, line.provenance) for line in found
+    ]
+    assert {None} == {line.gpu for line in found}
+
+
+@pytest.mark.parametrize(
+    ("sample", "of"),
+    [
+        (None, SERVER),
+        (Sample(at_seconds=1.0), SERVER),
+        (Sample(at_seconds=1.0, engines=(engine(usage=None),)), SERVER),
+        (Sample(at_seconds=1.0, engines=(engine(label="7"),)), SERVER),
+        (Sample(at_seconds=1.0, engines=(engine(),)), replace(SERVER, pools=(pool(pool_bytes=None),))),
+        (Sample(at_seconds=1.0, devices=()), Facts()),
+    ],
+    ids=["nothing", "empty", "no usage", "another engine", "no bytes", "no device"],
+)
+def test_what_was_not_reported_has_no_line(sample: Sample | None, of: Facts) -> None:
+    """Without usage or bytes no line is made up."""
+    assert () == ledger(sample, of)
+
+
+def test_a_device_that_does_not_report_its_memory_gives_way_to_the_engine() -> None:
+    """Unified memory has no lines of its own: what the engine reports stands instead."""
+    sample = Sample(at_seconds=1.0, devices=(device(used_bytes=None),), engines=(engine(),))
+    assert {"kv_held": 0, "kv_free": POOL_BYTES} == sizes(ledger(sample, SERVER))

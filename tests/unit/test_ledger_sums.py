@@ -1,4 +1,4 @@
-"""The ledger adds up to what each device uses, whatever runs there and whatever is told of it."""
+"""The ledger adds up to what each device uses, for any processes and any reported figures."""
 
 from itertools import groupby
 
@@ -72,7 +72,7 @@ def servers(draw: st.DrawFn) -> Facts:
 
 @given(devices_of_a_host(), servers())
 def test_the_lines_of_every_device_add_up_to_its_used_bytes(seen: tuple[Device, ...], of: Facts) -> None:
-    """Whatever runs where: each readable device's lines add up exactly, with one explicit residual."""
+    """For any processes, each readable device's lines add up exactly, with one explicit residual."""
     found = lines(*seen, of=of)
     readable = {one.uuid: one.memory.used_bytes for one in without_mig_parents(seen) if one.memory is not None}
     added = {
@@ -104,20 +104,20 @@ def test_no_process_is_listed_twice(seen: tuple[Device, ...], of: Facts) -> None
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_ledger_of_a_whole_run_adds_up(name: str) -> None:
-    """The newest reading of every world's devices is accounted for to the byte."""
+    """The newest sample of every world's devices is accounted for to the byte."""
     world = WORLDS[name]
     diagnosis = judged(world)
     devices = {line.uuid for line in diagnosis.ledger if line.uuid is not None}
-    told = world.nvml is None and world.memory_told
+    told = world.nvml is None and world.memory_reported
     assert (set() if not told else {f"GPU-{index}" for index in range(world.gpus)}) == devices
-    if told and world.processes_told and world.server_seen:
+    if told and world.processes_reported and world.server_seen:
         (unaccounted, *_) = [line.bytes for line in diagnosis.ledger if line.component == "unaccounted"]
         hidden = sum(other.used_bytes is None for others in world.foreign.values() for other in others)
         assert hidden or world.zombie_bytes == unaccounted
 
 
 def test_a_newer_reading_without_process_lists_does_not_blur_the_ledger() -> None:
-    """Process lists come with every fifth reading: the ledger of a run still tells the server apart."""
+    """Process lists come with every fifth sample: the ledger of a run still identifies the server."""
     found = judged(World()).ledger
     assert "server_other" in {line.component for line in found}
     assert facts(World()).server_pids == (100,)

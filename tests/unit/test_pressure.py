@@ -17,7 +17,7 @@ GPU = "GPU-0"
 
 def seen(
     reading: Engine | None, *, used_bytes: int = 22 * GIB, own: bool = True, known: Facts | None = None
-) -> dict[str | None, float]:
+) -> dict[str | None, float | None]:
     """The pressure of a server with a pool of 12 GiB on a GPU of 24 GiB."""
     known = known or facts(World())
     running = (process(SERVER_PID if own else 7, used_bytes - GIB),)
@@ -31,7 +31,7 @@ def seen(
 
 
 def test_an_idle_server_is_under_little_pressure() -> None:
-    """22 of 24 GiB are taken, 12 of them for an empty pool: 10 count. A GPU of somebody else's is not told."""
+    """22 of 24 GiB are taken, 12 of them for an empty pool: 10 count. A foreign process's GPU is not listed."""
     assert {GPU: pytest.approx(10 / 24, abs=1e-3)} == seen(engine(usage=0.0))
 
 
@@ -41,12 +41,12 @@ def test_a_filling_pool_is_pressure() -> None:
 
 
 def test_a_filling_device_is_pressure() -> None:
-    """What comes beside an empty pool counts against the whole device."""
+    """Usage next to an empty pool counts against the whole device."""
     assert {GPU: pytest.approx(11.9 / 24, abs=1e-3)} == seen(engine(usage=0.0), used_bytes=int(23.9 * GIB))
 
 
 def test_waiting_for_room_is_full() -> None:
-    """A pool for which requests wait is full, whatever its usage says."""
+    """A pool for which requests wait is full, at any reported usage."""
     assert {GPU: 1.0} == seen(replace(engine(usage=0.8, waiting=2), requests_waiting_for_capacity=2))
 
 
@@ -55,18 +55,33 @@ def test_an_engine_that_does_not_answer_is_not_known() -> None:
     assert {} == seen(None)
 
 
-def test_a_pool_of_unknown_bytes_is_told_by_its_usage() -> None:
-    """The device's used share would always be high."""
-    assert {GPU: 0.5} == seen(engine(usage=0.5), known=facts(World(pools=(pool(pool_bytes=None),))))
+@pytest.mark.parametrize(
+    ("usage", "used_bytes", "pressure"),
+    [
+        pytest.param(0.0, 22 * GIB, None, id="an idle pool"),
+        pytest.param(0.5, 22 * GIB, None, id="half a pool"),
+        pytest.param(0.5, 12 * GIB, 0.5, id="as much of the device"),
+        pytest.param(0.8, 22 * GIB, 0.8, id="a filling pool"),
+        pytest.param(0.95, 22 * GIB, 0.95, id="a full pool"),
+        pytest.param(0.0, 24 * GIB, 1.0, id="a full device"),
+        pytest.param(None, 24 * GIB, 1.0, id="a full device whose engine reports no usage"),
+    ],
+)
+def test_with_a_pool_of_unknown_bytes_only_what_is_certain_is_reported(
+    usage: float | None, used_bytes: int, pressure: float | None
+) -> None:
+    """Between the pool's usage and the device's used share pressure is unknown, never low; a full device is full."""
+    unsized = facts(World(pools=(pool(pool_bytes=None),)))
+    assert {GPU: pressure} == seen(engine(usage=usage), used_bytes=used_bytes, known=unsized)
 
 
 def test_devices_that_may_be_anybodys_are_left_out() -> None:
-    """Where the server's processes are on no device, its pool is told alone."""
+    """Where the server's processes are on no device, only its pool is listed."""
     assert {None: 0.5} == seen(engine(usage=0.5), own=False)
 
 
 def test_nothing_is_said_before_a_server_is_known() -> None:
-    """Memory of a machine without a server is nobody's pressure."""
+    """Memory of a machine without a server is not counted as pressure."""
     assert {} == seen(None, known=Facts())
 
 

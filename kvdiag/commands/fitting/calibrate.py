@@ -1,4 +1,11 @@
-"""`kvdiag fit --calibrate URL` and `--from-log FILE`: predicted against reported, and the profile kept of it."""
+"""`kvdiag fit --calibrate URL` and `--from-log FILE`: compares prediction and report, and keeps what it measured.
+
+In this order: the engine's report and the model's config, where a contradiction between them is an error and no drift;
+reported settings complete the options, and an option that contradicts one is an error; a batch size that is not
+reported is the one that matches the reported figures exactly, if there is one; then comparison and explanation. The
+overheads become a profile only if weights and pool are known, the pool was not set by hand, and the figures do not look
+like another model's, since a wrong profile would spoil later plans. The arithmetic is in kvdiag/kv/calibration.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +24,7 @@ from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.formatting import format_bytes, format_ratio
+from kvdiag.kv.calibration import profiles
 from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
@@ -29,10 +37,9 @@ from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles, read_model
-from kvdiag.sources.profile_file import default_path, write_profiles
+from kvdiag.sources.profile_file import write_profiles
 
 # The total that an engine prints is that of the CUDA runtime, up to 4.4 % below NVML's and the data sheet's.
-_SAME_TOTAL_RATIO = 0.05
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
 _FIRST_WITH_ASYNC_SCHEDULING = (0, 14)
 
@@ -69,17 +76,7 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     )
     files = _files(model, subject, options)
     subject = _completed(subject, options)
-    settings = subject.report.settings
-    architecture = architecture_of(files, options)
-    conflict = contradiction(files.config, architecture, settings)
-    if conflict is None and subject.files is not None and files is not subject.files:
-        own = architecture_of(subject.files, options)
-        if own.layers != architecture.layers:
-            conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
-    if conflict is not None:
-        raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
-    if settings.dtype in MODEL_DTYPE_BYTES:
-        architecture = replace(architecture, dtype=settings.dtype)
+    architecture = _architecture(files, subject, options)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
     batched = chosen.max_num_batched_tokens
@@ -92,7 +89,7 @@ def calibrate(model: str | None, options: FitOptions) -> int:
         if settled is not None:
             deployment = replace(deployment, max_num_batched_tokens=settled)
             notes.append(f"max_num_batched_tokens is not reported; {settled:,} matches the reported figures exactly")
-    known = known_profiles(options)
+    path, known = known_profiles(options)
     key = None
     if total is not None:
         key = ProfileQuery(
@@ -112,7 +109,6 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     if not calibration.comparisons:
         raise KvdiagError(f"{subject.origin} reports nothing to compare: it lacks {', '.join(calibration.missing)}")
     new, why_not = _profile(architecture, deployment, subject, expected, key, calibration)
-    path = None if options.no_profile else options.profile or default_path()
     if new is not None and path is not None:
         write_profiles(path, with_profile(known, new))
     saved = new if path is not None else None
@@ -128,6 +124,26 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     else:
         print_text(render_calibration(calibration, subject.report, **shown))
     return 0 if calibration.within_limit else 1
+
+
+def _architecture(files: ModelFiles, subject: Subject, options: FitOptions) -> Architecture:
+    """MODEL's architecture, with the reported dtype.
+
+    Raises:
+        KvdiagError: the engine's report or the server's own config contradicts it.
+    """
+    settings = subject.report.settings
+    architecture = architecture_of(files, options)
+    conflict = contradiction(files.config, architecture, settings)
+    if conflict is None and subject.files is not None and files is not subject.files:
+        own = architecture_of(subject.files, options)
+        if own.layers != architecture.layers:
+            conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
+    if conflict is not None:
+        raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
+    if settings.dtype in MODEL_DTYPE_BYTES:
+        return replace(architecture, dtype=settings.dtype)
+    return architecture
 
 
 def _kinds(architecture: Architecture) -> str:
@@ -207,10 +223,10 @@ def _gpu(subject: Subject, options: FitOptions) -> tuple[int | None, str | None]
     if subject.report.settings.is_cpu:
         return None, None
     reported = subject.report.total_bytes or subject.gpu_total_bytes
-    if not _given("gpu"):
+    if options.gpu is None:
         return reported, subject.gpu_name
     given = gpu_bytes(options.gpu)
-    if reported is not None and abs(given - reported) > _SAME_TOTAL_RATIO * given:
+    if reported is not None and abs(given - reported) > profiles.SAME_GPU_RATIO * given:
         raise KvdiagError(
             f"--gpu {options.gpu} has {format_bytes(given)}, but {subject.origin} reports {format_bytes(reported)}: "
             "pass the GPU that the engine ran on, or omit --gpu"

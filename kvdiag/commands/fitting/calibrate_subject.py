@@ -1,4 +1,4 @@
-"""What `kvdiag fit` compares with: a startup log, or a live server with its metrics page, model and GPU."""
+"""What `kvdiag fit` compares with: a startup log, or a live server with its metrics endpoint, model and GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 
 from kvdiag.commands.connect import Connection, connect, without_credentials
 from kvdiag.commands.fitting.fit_options import FitOptions
-from kvdiag.engines.vllm.startup_log import read_log
+from kvdiag.engines import read_startup_log
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
 from kvdiag.kv.fit.gpu_catalogue import gpu_name
+from kvdiag.kv.layout.deployment import CPU_BLOCK_TOKENS
 from kvdiag.model import Device
 from kvdiag.sources.model_files import ModelFiles
 from kvdiag.sources.worker_thread import ReadTimeout
-
-# platforms/cpu.py::CpuPlatform.check_and_update_config
-_CPU_BLOCK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ class Subject:
 
 def subject_of_log(path: Path) -> Subject:
     """The last start in a log; `-` is standard input."""
-    report = read_log(path)
+    report = read_startup_log(path)
     return Subject(report=report, origin="the log from stdin" if str(path) == "-" else f"log {path}")
 
 
@@ -52,7 +50,7 @@ async def subject_of_server(options: FitOptions) -> Subject:
             # The endpoint reports the tokens of a block over all ranks that share a context.
             tokens = max(1, (report.settings.block_size_tokens or 1) // options.dcp)
             report = replace(report, settings=replace(report.settings, block_size_tokens=tokens))
-        if not certain and report.ranks and report.settings.block_size_tokens == _CPU_BLOCK_TOKENS:
+        if not certain and report.ranks and report.settings.block_size_tokens == CPU_BLOCK_TOKENS:
             # Only platforms/cpu.py reports a pool in bytes with blocks of 128 tokens; no GPU does.
             device = None
             report = replace(report, settings=replace(report.settings, device="cpu"))

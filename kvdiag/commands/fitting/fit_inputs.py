@@ -1,4 +1,10 @@
-"""From the options of `kvdiag fit` to architecture, deployment, weights and demand."""
+"""Turns the options of `kvdiag fit` into the values that kvdiag/kv calculates with, and refuses those it cannot use.
+
+There is one function for each input, used by plan and calibration, so that both read an option in the same way. The
+most direct source comes first: weights from a given size, then from the checkpoint's headers, then counted from the
+config; a request's length from --context, then from the model. An option without effect on the answer is an error,
+because it would seem to be part of the plan.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,8 @@ import click
 
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
+from kvdiag.files import opened
+from kvdiag.formatting import plural
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
@@ -67,9 +75,15 @@ def check_settings(architecture: Architecture, deployment: Deployment, options: 
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
-        click.UsageError: an option is about layers that the model does not have.
+        click.UsageError: an option is about layers that the model does not have, or a context that it does not support.
         KvModelError: no kernel takes that block size.
     """
+    limit_tokens = architecture.max_context_tokens
+    if options.context is not None and limit_tokens is not None and options.context > limit_tokens:
+        raise click.UsageError(
+            f"--context exceeds the model's limit of {plural(limit_tokens, 'token')}, so the engine does not start; to "
+            "extend it, change rope_scaling and the limit in the model's config.json and pass that file"
+        )
     if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:
@@ -190,7 +204,7 @@ def _traffic(options: FitOptions) -> Traffic | None:
 
 def _lengths(path: Path) -> list[tuple[float, float, float]]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             content = file.read(MAX_LENGTHS_BYTES + 1)
         if len(content) > MAX_LENGTHS_BYTES:
             raise KvdiagError(
@@ -205,19 +219,19 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
 
 
 def profile_of(
-    files: ModelFiles, architecture: Architecture, deployment: Deployment, options: FitOptions
+    files: ModelFiles, architecture: Architecture, deployment: Deployment, options: FitOptions, gpu: str
 ) -> Profile | None:
     """The measured profile for this model on this GPU, where there is one, unless --no-profile.
 
     Raises:
         KvdiagError: the file of profiles is there and cannot be used.
     """
-    known = known_profiles(options)
+    _, known = known_profiles(options)
     if not known or options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return None
     query = ProfileQuery(
-        gpu_total_bytes=gpu_bytes(options.gpu),
-        gpu_name=gpu_name(options.gpu),
+        gpu_total_bytes=gpu_bytes(gpu),
+        gpu_name=gpu_name(gpu),
         model=model_key(files.config, architecture, name=files.origin),
         tensor_parallel=deployment.tensor_parallel,
         pipeline_parallel=deployment.pipeline_parallel,
@@ -226,12 +240,12 @@ def profile_of(
     return find_profile(known, query)
 
 
-def known_profiles(options: FitOptions) -> tuple[Profile, ...]:
-    """The profiles of --profile or of the default file; none with --no-profile."""
+def known_profiles(options: FitOptions) -> tuple[Path | None, tuple[Profile, ...]]:
+    """The file of --profile or the default one, and its profiles; neither with --no-profile."""
     if options.no_profile:
         if options.profile is not None:
             raise click.UsageError("pass --profile or --no-profile, not both")
-        return ()
+        return None, ()
     path = options.profile or default_path()
     required = options.profile is not None and options.calibrate is None and options.from_log is None
-    return () if path is None else read_profiles(path, required=required)
+    return path, () if path is None else read_profiles(path, required=required)

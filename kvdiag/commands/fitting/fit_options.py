@@ -9,14 +9,20 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.options.common import ServerAccess, collected, given_by, output_option, server_access
+from kvdiag.commands.options.common import (
+    ServerAccess,
+    Size,
+    Tokens,
+    collected,
+    given_by,
+    output_option,
+    server_access,
+)
 from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
 from kvdiag.kv.layout.deployment import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
-
-_PATH = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,42 +30,50 @@ class FitOptions:
     """What a user asks of `kvdiag fit`."""
 
     list_models: bool = given_by("List the models known by name.", "--list")
-    gpu: str = given_by("GPU name, or its memory: 80GB, 80GiB, bytes.", default="h100")
-    tp: int = given_by("Tensor-parallel size.", default=1)
-    pp: int = given_by("Pipeline-parallel size.", default=1)
-    dcp: int = given_by("Decode-context-parallel size.", default=1)
-    context: int | None = given_by("Tokens per request: prompt plus output.")
-    concurrency: int | None = given_by("Concurrent requests.")
-    kv_dtype: str = given_by("KV-cache number format (--kv-cache-dtype).", default="auto")
-    weights: str = given_by("Weight format (fp8, awq, ...) or total size.", default="auto")
-    memory_fraction: float | None = given_by(f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
+    gpu: str | None = given_by("GPU name or memory (80GB, 80GiB); required for a plan.")
+    tp: int = given_by("Tensor-parallel size.", "--tp", "-tp", "--tensor-parallel-size", default=1)
+    pp: int = given_by("Pipeline-parallel size.", "--pp", "-pp", "--pipeline-parallel-size", default=1)
+    dcp: int = given_by("Decode-context-parallel size.", "--dcp", "-dcp", "--decode-context-parallel-size", default=1)
+    context: int | None = given_by(
+        "Prompt plus output [model's limit]; 32k: 32000, 32K: 32768.", "--context", "--max-model-len", type=Tokens()
+    )
+    concurrency: int | None = given_by("Concurrent requests [1].", "--concurrency", "--max-num-seqs")
+    kv_dtype: str = given_by("KV-cache number format.", "--kv-dtype", "--kv-cache-dtype", default="auto")
+    weights: str = given_by(
+        "Weight format (fp8, awq, ...) or total size.", "--weights", "--quantization", "-q", default="auto"
+    )
+    memory_fraction: float | None = given_by(
+        f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].",
+        "--memory-fraction",
+        "--gpu-memory-utilization",
+    )
     engine: str = given_by(
-        "Engine whose overheads to add; generic adds none.",
+        "Engine whose overheads to add; generic: a rule of thumb.",
         type=click.Choice([*modelled_engines(), GENERIC_ENGINE]),
         default=modelled_engines()[0],
     )
-    request_rate: float | None = given_by("Requests per second, instead of --concurrency.")
+    request_rate: float | None = given_by("Derive --concurrency (p99) from requests per second.")
     prompt_tokens: float | None = given_by("Mean prompt length with --request-rate.")
     output_tokens: float | None = given_by("Mean output length with --request-rate.")
-    lengths: Path | None = given_by("JSON of lengths: [[prompt, output, weight], ...].")
+    lengths: Path | None = given_by("JSON of lengths: [[prompt, output, share], ...].")
     seconds_per_token: float = given_by("Seconds per output token.", default=0.03)
     seconds_to_first: float = given_by("Seconds to the first token.", default=0.5)
-    grid: bool = given_by("Print a table over context and concurrency.")
-    kv_pool_bytes: int | None = given_by("Compute only a pool's capacity, from its bytes per rank.")
-    kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.")
+    grid: bool = given_by("Print a table of outcomes by context and concurrency.")
+    kv_pool_bytes: int | None = given_by("Compute only the capacity of a pool of this size per rank.", type=Size())
+    kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.", type=Size())
     block_size: int | None = given_by("Tokens per block.")
-    max_num_batched_tokens: int | None = given_by("Tokens per engine step.")
-    max_in_flight_tokens: int | None = given_by(
-        "Tokens of all overlapping engine steps, instead of --max-num-batched-tokens."
-    )
+    max_num_batched_tokens: int | None = given_by("Tokens per engine step.", type=Tokens())
+    max_in_flight_tokens: int | None = given_by("Tokens of all overlapping engine steps.")
     mamba_cache_mode: str | None = given_by(
         "Prefix-cache mode of recurrent states (such as Mamba).",
         type=click.Choice([mode.value for mode in StateCacheMode]),
     )
     mamba_ssm_cache_dtype: str | None = given_by("Number format of recurrent states [the model's].")
-    no_prefix_caching: bool = given_by("Assume prefix caching is off.")
+    no_prefix_caching: bool = given_by(
+        "Assume prefix caching is off.", "--no-prefix-caching", "--no-enable-prefix-caching"
+    )
     hybrid_kv_cache_manager: bool | None = given_by(
-        "Sliding-window layers free old blocks (vLLM's default).",
+        "Assume sliding-window layers free old blocks (the default).",
         "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
     )
     num_speculative_tokens: int = given_by("Draft tokens per step; above 0 adds the MTP layers.", default=0)
@@ -68,7 +82,7 @@ class FitOptions:
     )
     calibrate: str | None = given_by("Compare with a running server and save its overheads.", metavar="URL")
     from_log: Path | None = given_by("Compare with a vLLM startup log (- for stdin).")
-    profile: Path | None = given_by("File of overheads that --calibrate measured.")
+    profile: Path | None = given_by("Overheads that --calibrate or --from-log saved.")
     no_profile: bool = given_by("Use estimates; read and save no profile.")
     access: ServerAccess = given_by(server_access)
     offline: bool = given_by("Do not contact the Hugging Face Hub.")

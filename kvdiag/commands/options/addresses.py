@@ -25,6 +25,8 @@ def pasted(url: str, suffixes: Sequence[str], refusal: str) -> SplitResult:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         httpx2.URL(urlunsplit(parts))
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        # A password that a mistyped address has in its path would be shown.
+        valid = valid and "@" not in parts.path
     except (ValueError, httpx2.InvalidURL) as error:
         raise KvdiagError(refusal) from error
     if not valid:

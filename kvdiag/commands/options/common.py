@@ -1,6 +1,9 @@
 """Parameter types and options that several commands share.
 
-Imports nothing that talks to a server: `kvdiag fit` works without one.
+A command's options are the fields of a dataclass (`given_by`), which `collected` turns into click options and back into
+one value: a command takes one argument, and an option is declared, typed and documented in one place. Values are
+checked while they are parsed, so that an error names the option. An option on the command line excludes its opposite
+from the environment or a file (`either`). Nothing here talks to a server: `kvdiag fit` works without one.
 """
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
@@ -21,6 +24,9 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.gpu_catalogue import parse_bytes
 
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+TOKENS = re.compile(r"(\d{1,12})([kKmM]?)")
+TOKEN_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -63,7 +69,7 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
-    def __init__(self, least_bytes: int) -> None:
+    def __init__(self, least_bytes: int = 1) -> None:
         """Keep the lower bound."""
         self._least = least_bytes
 
@@ -76,6 +82,19 @@ class Size(click.ParamType[int]):
         if size < self._least:
             self.fail(f"{value} is less than the minimum of {self._least >> 20}MiB", param, ctx)
         return size
+
+
+class Tokens(click.ParamType[int]):
+    """A number of tokens, with the suffixes of vLLM (utils/argparse_utils.py::human_readable_int): 32k, 32K."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the tokens of a text: 32k is 32,000, 32K is 32,768."""
+        found = TOKENS.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not a number of tokens: give one such as 32768, 32k or 32K", param, ctx)
+        return int(found[1]) * TOKEN_UNITS[found[2]]
 
 
 def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T | None, U | None]:

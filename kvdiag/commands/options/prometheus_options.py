@@ -1,4 +1,10 @@
-"""The options of `kvdiag diagnose --prometheus` and their HTTP client. Every value is checked."""
+"""The options of `kvdiag diagnose --prometheus`, and the HTTP client that follows from them.
+
+Every value is checked before a query is sent. An error names the option and a valid example, and repeats no value that
+may be a secret. Matchers are checked by form, because they become part of queries. A start time replaces the window's
+length; a window is one minute to 31 days long and ends now at the latest. `PrometheusAccess` holds plain values and no
+client, because each process that reads a part of a fleet makes its own.
+"""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
@@ -21,6 +27,7 @@ from kvdiag.commands.options.addresses import basic_authorization, pasted, read_
 from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, collected, given_by, parse_duration
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
+from kvdiag.sources.http import no_cookies
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -32,7 +39,6 @@ MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
 NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
-_PATH = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class PrometheusAccess:
             base_url=self.url,
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
+            cookies=no_cookies(),
             timeout=httpx2.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),

@@ -59,7 +59,7 @@ class ReportFile:
             raise KvdiagError(f"cannot write a report to {path}: {reason}") from error
 
     def write(self, page: Callable[[Making], str]) -> None:
-        """Write what `page` gives, where a report is wanted: beside its place first, then moved there.
+        """Write what `page` gives, if a report is required: next to its place first, then moved there.
 
         Raises:
             KvdiagError: it cannot be written.

@@ -19,16 +19,7 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.options.common import (
-    API_KEY,
-    CA_FILE,
-    INSECURE,
-    ServerAccess,
-    Size,
-    agent_option,
-    collected,
-    given_by,
-)
+from kvdiag.commands.options.common import ServerAccess, Size, agent_option, collected, given_by, server_access
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
@@ -54,29 +45,23 @@ class ServeOptions:
     """
 
     listen: str = given_by(
-        "Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
+        "Address to serve on; all who can reach it can read it.",
         metavar="HOST:PORT",
         default=LISTEN,
         restart=True,
     )
     url: str | None = given_by("Server to watch; default: search this host's usual ports.")
-    api_key: str | None = given_by(API_KEY)
-    ca_file: Path | None = given_by(CA_FILE)
-    insecure: bool = given_by(INSECURE)
+    access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
-    record_dir: Path | None = given_by(
-        "Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.", restart=True
-    )
+    record_dir: Path | None = given_by("Directory for recordings; restored at the next start.", restart=True)
     record_max_size: int = given_by(
-        "Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
+        "Size limit of --record-dir; the oldest data is deleted.",
         type=Size(MIN_MAX_BYTES),
         default=f"{MAX_BYTES >> 20}MiB",
     )
-    web_config: Path | None = given_by(
-        "TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].", restart=True
-    )
+    web_config: Path | None = given_by("TLS and passwords (Prometheus' format); needs kvdiag[web].", restart=True)
     config: Path | None = given_by(
-        "TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
+        "TOML file with a table [serve]; reread on SIGHUP.",
         is_eager=True,
         callback=_configured,
     )
@@ -106,11 +91,6 @@ class ServeOptions:
         return limits_of(self.reserved_gap_bytes, pressure=(self.pressure_warning, self.pressure_critical))
 
     @property
-    def access(self) -> ServerAccess:
-        """The key and the certificates of the server to watch."""
-        return ServerAccess(api_key=self.api_key, ca_file=self.ca_file, insecure=self.insecure)
-
-    @property
     def fixed(self) -> Mapping[str, Any]:
         """The options that only a restart changes."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("restart")}
@@ -136,7 +116,9 @@ def reread(context: click.Context) -> ServeOptions:
         for name, value in context.params.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    return ServeOptions(**{**fresh.params, **by_flag})
+    values = {**fresh.params, **by_flag}
+    access = ServerAccess(**{one.name: values.pop(one.name) for one in fields(ServerAccess)})
+    return ServeOptions(access=access, **values)
 
 
 def address(listen: str) -> tuple[str, int]:

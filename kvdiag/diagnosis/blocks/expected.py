@@ -1,7 +1,10 @@
 """Blocks that resident tokens need: by the engine's own report, and for models whose layers differ by their config.
 
-Every answer is checked against the engine's own figure for one request of `max_model_len` tokens (`total_blocks /
-max_concurrency`, reported since vLLM 0.24): a curve that does not meet it is not used.
+In this order: a window that the engine reports for its whole pool; full attention, where one request of `max_model_len`
+tokens takes as many blocks as its tokens fill; else the model's config. Where the engine reports its own figure for
+that request (`total_blocks / max_concurrency`, since vLLM 0.24), the second and third are checked against it: a curve
+that does not meet it is not used, and without any the expectation is unknown. Where blocks are returned late there is a
+range.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_block
 from kvdiag.model import Facts, KvPool
 
 FREED_LATE_TOKENS = 2
-"""With async scheduling a step is planned before the last one is processed, so blocks come back this much later."""
+"""With async scheduling a step is planned before the last one is processed, so blocks are released this much later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,13 @@
-"""Whether prefix-cache hits fell to next to nothing while the pool had room: a cache tier behind it lost its blocks."""
+"""Whether prefix-cache hits fell to next to nothing while the pool had room: a cache tier behind it lost its blocks.
+
+In this order: enough tokens were looked up, over long enough; the hits' share falls from piece to piece of equally many
+looked-up tokens; it began high enough and ended next to zero; and the pool was never full, since a full pool evicts by
+itself. A change of traffic lowers the share too: repeating the same prompts rules it out.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,10 +31,20 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
 
     Pieces have equal numbers of looked-up tokens, so that quiet hours count for no more than their traffic.
     """
-    times, queries, hits = _counted(timeline)
-    if not times or queries[-1] < limits.hit_pieces * limits.hit_tokens:
+    counted = [
+        (sample.at_seconds, asked, found)
+        for sample in timeline.samples
+        if (asked := sample.total("prefix_queries_total")) is not None
+        and (found := sample.total("prefix_hits_total")) is not None
+    ]
+    if not counted:
         return None
-    marks = [bisect_left(queries, queries[-1] * piece / limits.hit_pieces) for piece in range(limits.hit_pieces + 1)]
+    times, queries, hits = zip(*counted, strict=True)
+    asked = queries[-1] - queries[0]
+    if asked < limits.hit_pieces * limits.hit_tokens:
+        return None
+    pieces = (queries[0] + asked * piece / limits.hit_pieces for piece in range(limits.hit_pieces + 1))
+    marks = [bisect_left(queries, piece) for piece in pieces]
     shares = [
         (hits[end] - hits[begin]) / (queries[end] - queries[begin])
         for begin, end in pairwise(marks)
@@ -49,29 +63,6 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
     return Collapse(
         first_ratio=shares[0],
         last_ratio=shares[-1],
-        queried_tokens=queries[-1],
+        queried_tokens=asked,
         hours=(times[-1] - times[0]) / HOUR_SECONDS,
     )
-
-
-def _counted(timeline: Timeline) -> tuple[Sequence[float], Sequence[int], Sequence[int]]:
-    """Times, and tokens looked up and found since the first reading, all engines together, across restarts."""
-    times: list[float] = []
-    queries: list[int] = []
-    hits: list[int] = []
-    last: dict[str, tuple[int, int]] = {}
-    asked = found = 0
-    for sample in timeline.samples:
-        for engine in sample.engines or ():
-            if engine.prefix_queries_total is None or engine.prefix_hits_total is None:
-                continue
-            now = (engine.prefix_queries_total, engine.prefix_hits_total)
-            before = last.get(engine.engine, now)
-            if now[0] >= before[0] and now[1] >= before[1]:
-                asked, found = asked + now[0] - before[0], found + now[1] - before[1]
-            last[engine.engine] = now
-        if sample.engines:
-            times.append(sample.at_seconds)
-            queries.append(asked)
-            hits.append(found)
-    return times, queries, hits

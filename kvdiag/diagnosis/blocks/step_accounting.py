@@ -1,13 +1,14 @@
 """Whether blocks in use match what the tokens need, for the steps that send requests.
 
-A load is judged at its peak among the samples with all of its requests resident. Its step is unknown where it failed,
-was cut short, ran beside other traffic, or too few samples have the whole load (`blind_spot`, in that order); more
-blocks than needed, beyond one per request, are suspect and from 1.5 times a fault; fewer mean a wrong report.
+A load that ran out of memory is a fault. It is judged at its peak among the samples with all of its requests resident,
+and unknown where it did not run, failed otherwise, was cut short, has no known curve, ran together with other traffic,
+or too few samples have the whole load (`blind_spot`, in that order). More blocks than needed, beyond one per request,
+are suspect, and a fault above 1.5 times; fewer are suspect too, since then a report is wrong.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import (
     FREED_LATE_TOKENS,
@@ -18,7 +19,7 @@ from kvdiag.diagnosis.blocks.expected import (
     grows_with_every_token,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import parse_oom
+from kvdiag.diagnosis.request_failures import oom_error, parse_oom
 from kvdiag.diagnosis.timeline_queries import (
     block_bytes,
     floor_within,
@@ -30,66 +31,66 @@ from kvdiag.diagnosis.timeline_queries import (
     under_load,
     whole_load,
 )
-from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import Facts, Outcome, Quantity, Sample, Span, Status, StepResult, Timeline
+from kvdiag.formatting import format_bytes, format_count, format_number, plural
+from kvdiag.model import Facts, MeasuredFigures, Outcome, Sample, Span, Status, StepFigures, StepResult, Timeline
 
 NOT_RUN, CUT_SHORT = "the step did not run; repeat the run", "the step was cut short; repeat the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class LoadPeak:
     """The peak of a load: tokens resident, blocks they need, blocks in use beyond the floor before it."""
 
     samples: int
     requests: int
     tokens: int
-    need: ExpectedBlocks
+    expected: ExpectedBlocks
     held_blocks: int
     filled_ratio: float | None
 
     @property
     def excess_blocks(self) -> int:
         """Blocks in use beyond what the tokens need; negative where fewer are."""
-        if self.held_blocks > self.need.most_blocks:
-            return self.held_blocks - self.need.most_blocks
-        return min(self.held_blocks - self.need.least_blocks, 0)
+        if self.held_blocks > self.expected.most_blocks:
+            return self.held_blocks - self.expected.most_blocks
+        return min(self.held_blocks - self.expected.least_blocks, 0)
 
 
-def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> Growth | None:
+def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> LoadPeak | None:
     """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
     samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
-    growths = [
-        growth
+    peaks = [
+        peak
         for sample in samples
-        if (growth := _at(sample, facts, floor_blocks, len(samples), tokens_taken(timeline, span, sample))) is not None
+        if (peak := _at(sample, facts, floor_blocks, len(samples), tokens_taken(timeline, span, sample))) is not None
     ]
-    return max(growths, key=lambda growth: growth.held_blocks, default=None)
+    return max(peaks, key=lambda peak: peak.held_blocks, default=None)
 
 
-def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: int | None) -> Growth | None:
+def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: int | None) -> LoadPeak | None:
     held = held_blocks(sample, facts)
     if sample.load is None or held is None:
         return None
     tokens = _caught_up(sample.load.resident_tokens, counted)
-    need = blocks_needed(tokens, facts)
-    if need is None:
+    expected = blocks_needed(tokens, facts)
+    if expected is None:
         return None
     # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
-    before = need if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
+    before = expected if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
     if before is not None:
-        need = ExpectedBlocks(least_blocks=before.least_blocks, most_blocks=need.most_blocks)
-    return Growth(
+        expected = ExpectedBlocks(least_blocks=before.least_blocks, most_blocks=expected.most_blocks)
+    return LoadPeak(
         samples=samples,
         requests=sample.load.requests,
         tokens=sum(tokens),
-        need=need,
+        expected=expected,
         held_blocks=held - floor_blocks,
         filled_ratio=filled_ratio(tokens, held - floor_blocks, facts),
     )
 
 
 def _decodes(sample: Sample, span: Span, facts: Facts) -> bool:
-    """Whether the blocks that only the prefill needed have gone back.
+    """Whether the blocks that only the prefill needed have been released.
 
     Windowed layers hold the last chunk of a prompt on top of their window until a step after it has been processed.
     """
@@ -116,10 +117,11 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     """Why a span cannot be judged; `None` where it can."""
     if span is None:
         reason = gap_reason(timeline, facts, "engine")
-        return f"the step did not run: {reason}" if reason else NOT_RUN
+        return f"the step did not run: {reason}; repeat the run" if reason else NOT_RUN
     outcome = span.outcome
     if outcome is not None and outcome.failed:
-        return _failures(outcome, outcome.errors[0] if outcome.errors else "no reason reported")
+        reason = outcome.errors[0].rstrip(".") if outcome.errors else "no reason reported"
+        return f"{_failures(outcome, reason)}; fix the cause and repeat the run"
     if not span.complete:
         return CUT_SHORT
     if (problem := curve_problem(facts)) is not None:
@@ -136,7 +138,8 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if waiting:
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
-        return f"{ran} at the same time, and all {ours} are needed; check the size of the KV pool and --max-num-seqs"
+        compared = f"blocks can be compared with tokens only while all {ours} run"
+        return f"{ran} at the same time; {compared}; check the size of the KV pool and --max-num-seqs"
     return f"{samples} of the {limits.load_samples} samples needed were taken while all requests ran; repeat the run"
 
 
@@ -144,49 +147,40 @@ def other_tokens(timeline: Timeline, span: Span) -> int:
     """Prompt tokens that the engines counted during a span beyond the span's own; 0 where they do not count."""
     if span.end_seconds is None or span.outcome is None:
         return 0
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for sample in timeline.between(span.begin_seconds, span.end_seconds):
-        for engine in sample.engines or ():
-            if engine.prompt_tokens_total is not None:
-                first.setdefault(engine.engine, engine.prompt_tokens_total)
-                last[engine.engine] = engine.prompt_tokens_total
-    return max(sum(last.values()) - sum(first.values()) - span.outcome.prompt_tokens, 0)
+    within = timeline.between(span.begin_seconds, span.end_seconds)
+    counts = [count for sample in within if (count := sample.total("prompt_tokens_total")) is not None]
+    return max(counts[-1] - counts[0] - span.outcome.prompt_tokens, 0) if counts else 0
 
 
-def quantities(facts: Facts, growth: Growth, blocks: int, *extra: Quantity) -> tuple[Quantity, ...]:
-    """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is known."""
-    size = block_bytes(facts)
+def load_figures(facts: Facts, peak: LoadPeak) -> tuple[StepFigures, MeasuredFigures]:
+    """What a load's tokens need, and what it held; bytes where a block's size is known."""
+    size, requests, tokens = block_bytes(facts), peak.requests, peak.tokens
+    expected, held = peak.expected.most_blocks, peak.held_blocks
+    expected_bytes, held_bytes = (None if size is None else blocks * size for blocks in (expected, held))
+    # To four places: blocks are counted, not measured to more.
+    filled_ratio = None if peak.filled_ratio is None else round(peak.filled_ratio, 4)
     return (
-        Quantity("requests", growth.requests, "requests"),
-        Quantity("tokens", growth.tokens, "tokens"),
-        Quantity("blocks", blocks, "blocks"),
-        Quantity("bytes", None if size is None else blocks * size, "bytes"),
-        *extra,
+        StepFigures(requests=requests, tokens=tokens, blocks=expected, bytes=expected_bytes),
+        MeasuredFigures(requests=requests, tokens=tokens, blocks=held, bytes=held_bytes, filled_ratio=filled_ratio),
     )
 
 
-def fill_quantity(growth: Growth) -> Quantity:
-    """The share of the blocks in use that is filled, to four places: blocks are counted, not measured to more."""
-    return Quantity("filled_ratio", None if growth.filled_ratio is None else round(growth.filled_ratio, 4), "ratio")
-
-
-def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
+def compare(peak: LoadPeak, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a load by its peak."""
-    need = growth.need.most_blocks
-    tolerance = limits.blocks_per_request_tolerance * growth.requests
-    held = f"{plural(growth.held_blocks, 'block')} under load, {format_count(need)} needed"
-    who = f"{plural(growth.tokens, 'token')} of {plural(growth.requests, 'request')}"
-    if abs(growth.excess_blocks) <= tolerance:
+    expected = peak.expected.most_blocks
+    tolerance = limits.blocks_per_request_tolerance * peak.requests
+    held = f"{plural(peak.held_blocks, 'block')} under load, {format_count(expected)} needed"
+    who = f"{plural(peak.tokens, 'token')} of {plural(peak.requests, 'request')}"
+    if abs(peak.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
-    if growth.held_blocks <= 0:
+    if peak.held_blocks <= 0:
         return "unknown", f"the usage gauge shows no block in use for {who}; check the engine's kv_cache_usage_perc"
-    if growth.excess_blocks < 0:
+    if peak.excess_blocks < 0:
         check = "compare the reported pool and block size with the engine's startup log"
         return "suspect", f"{held} for {who}: fewer than needed; {check}"
-    ratio = growth.held_blocks / max(need, 1)
+    ratio = peak.held_blocks / max(expected, 1)
     status: Status = "fault" if ratio > limits.kv_excess_fault_ratio else "suspect"
-    return status, f"{held} for {who}: {ratio:.2f} times what is needed"
+    return status, f"{held} for {who}: {format_number(ratio)} times what is needed"
 
 
 def floor_before(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
@@ -217,15 +211,14 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
         return unknown(step, problem or NOT_RUN, span)
     floor = floor_before(timeline, facts, span, limits)
-    growth = None if floor is None else measure(timeline, facts, span, floor)
-    if growth is None:
+    peak = None if floor is None else measure(timeline, facts, span, floor)
+    if peak is None:
         return unknown(
             step, "the pool's usage before or under the load is not reported; check the engine's /metrics", span
         )
-    status, sentence = compare(growth, limits)
-    samples = Quantity("samples_of_whole_load", growth.samples, "samples")
-    expected = quantities(facts, growth, growth.need.most_blocks)
-    measured = quantities(facts, growth, growth.held_blocks, fill_quantity(growth), samples)
+    status, sentence = compare(peak, limits)
+    expected, measured = load_figures(facts, peak)
+    measured = replace(measured, samples_of_whole_load=peak.samples)
     return StepResult(step, status, sentence, expected=expected, measured=measured, notes=span.notes)
 
 
@@ -236,15 +229,14 @@ def last_span(timeline: Timeline, step: str) -> Span | None:
 
 def refused(span: Span | None) -> str | None:
     """The server's message when it ran out of memory under a span's load; `None` where it did not."""
-    outcome = None if span is None else span.outcome
-    if outcome is None or not outcome.failed:
+    if span is None or span.outcome is None or not span.outcome.failed:
         return None
-    text = next((error for error in outcome.errors if "out of memory" in error.lower()), None)
-    return None if text is None else _failures(outcome, _in_short(text))
+    text = oom_error(span.outcome)
+    return None if text is None else _failures(span.outcome, _in_short(text))
 
 
 def _in_short(text: str) -> str:
-    """The figures of torch's message, whose advice fills a screen; another text as it is."""
+    """The figures of torch's message, whose advice is a screen long; another text as it is."""
     shortage = parse_oom(text)
     if shortage is None:
         return text
@@ -258,7 +250,7 @@ def _failures(outcome: Outcome, reason: str) -> str:
     return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
 
 
-def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
+def nominal_blocks(facts: Facts, span: Span) -> ExpectedBlocks | None:
     """Blocks that a span's requests need when all of them are finished."""
     if span.workload is None:
         return None

@@ -1,7 +1,9 @@
 """A fleet: replicas of one version compared with one another, and versions of one model with the ones before.
 
-`summarise` keeps a few numbers of each replica's history, which may be dropped then; `compare` judges them together.
-Pure, as all of the diagnosis.
+In this order: `summarise` keeps a few numbers of each replica's history, which may be dropped then; `compare` groups
+them by version, tests each component's growth over all replicas of a version, then one version against the one before,
+and makes verdicts of both. Replicas are independent of one another, which samples of one replica are not: growth too
+small to show in one is certain in all. Pure, as all of the diagnosis.
 """
 
 from __future__ import annotations
@@ -25,21 +27,10 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.model import Finding, Status
 
-__all__ = [
-    "Fleet",
-    "ReplicaSummary",
-    "Version",
-    "VersionChange",
-    "VersionGrowth",
-    "VersionReplicas",
-    "compare",
-    "summarise",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionReplicas:
-    """How many replicas run a version, and how many of them have lived long enough to be compared.
+    """How many replicas run a version, how many of them have lived long enough to be compared, and what that found.
 
     `hours` is the median replica's life after its first hour, `restarts` those of all replicas.
     """
@@ -49,6 +40,13 @@ class VersionReplicas:
     compared: int
     hours: float
     restarts: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> Status:
+        """The worst verdict on the version; `unknown` ones count only if there are no others."""
+        found: set[Status] = {one.status for one in self.findings} - {"unknown"}
+        return max(found, key=SEVERITY.index, default="unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,11 @@ class Fleet:
     versions: tuple[VersionReplicas, ...]
     growths: tuple[VersionGrowth, ...]
     changes: tuple[VersionChange, ...]
-    findings: tuple[Finding, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings on all versions."""
+        return tuple(finding for one in self.versions for finding in one.findings)
 
 
 def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS) -> Fleet:
@@ -71,18 +73,15 @@ def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS
         VersionReplicas(
             version=version,
             replicas=len(each),
-            compared=sum(bool(one.growths) for one in each),
+            compared=compared,
             hours=median(one.watched_seconds for one in each) / HOUR_SECONDS,
             restarts=sum(one.restarts for one in each),
+            findings=tuple(map(informed, findings(version, len(each), compared, growths, changes, limits))),
         )
         for version, each in versions.items()
+        for compared in [sum(bool(one.growths) for one in each)]
     )
-    found = tuple(
-        informed(finding)
-        for one in counted
-        for finding in findings(one.version, one.replicas, one.compared, growths, changes, limits)
-    )
+    found = [finding for one in counted for finding in one.findings]
     # A component that no replica reports counts only if nothing at all could be compared.
     seen: list[Status] = [one.status for one in found if one.status != "unknown" or one.evidence] or ["unknown"]
-    worst = max(seen, key=SEVERITY.index)
-    return Fleet(worst=worst, versions=counted, growths=growths, changes=changes, findings=found)
+    return Fleet(worst=max(seen, key=SEVERITY.index), versions=counted, growths=growths, changes=changes)

@@ -4,30 +4,30 @@ The growing component nearly determines the verdict, so each byte counts in one 
 replica reports. Per component, in this order: too few replicas is `unknown`; growth of all replicas is `fault`, or
 `suspect` while another explanation (a look-alike, a cache still warming up, rising load) is possible; growth faster
 than in an older version is `suspect`; growth that multiple testing can explain is `unknown`; growth that ended, and
-none, are `ok`. A growing total does not say which part grew, so the verdicts on its parts stay `unknown`.
+none, are `ok`. NVML's total does not show which part grew: its growth is the verdict that it mostly is with that
+engine, and the verdict on the other part is `unknown`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.fleet.version_comparison import VersionChange, VersionGrowth
-from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, UNDECIDED, likely_and_other
-from kvdiag.diagnosis.growth.components import MemoryComponent, Unit
+from kvdiag.diagnosis.growth.attribution import AGENT_FIRST, CULPRIT, UNDECIDED, likely_and_other
+from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
-KV, HOST = "leak.kv_blocks", "leak.host"
-
 FILLING = "a cache can warm up for 12 h; watch the replicas for a day to rule that out"
 LOAD = "the replicas do not report their load, which may have risen too"
-NEIGHBOURS = "it may belong to other processes on each GPU; check NVML's process list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +44,9 @@ class Meaning:
     by_nvml: bool = False
 
 
-MEANINGS: Mapping[MemoryComponent, Meaning] = {
-    MemoryComponent.TORCH_LIVE: Meaning(TORCH),
-    MemoryComponent.TORCH_UNUSED: Meaning(
-        "fragmentation.allocator",
-        "torch's cache may still grow to its largest shape; `torch.cuda.empty_cache()` would release it",
-    ),
-    MemoryComponent.OUTSIDE_TORCH: Meaning(NON_TORCH),
-    MemoryComponent.DEVICE_OUTSIDE_TORCH: Meaning(NON_TORCH, NEIGHBOURS, common=True),
-    MemoryComponent.SERVER: Meaning(NON_TORCH, by_nvml=True),
-    MemoryComponent.DEVICE: Meaning(NON_TORCH, NEIGHBOURS, common=True, by_nvml=True),
-    MemoryComponent.UNLISTED: Meaning(
-        "baseline.foreign_memory", "processes of other containers are not listed; check NVML on the host"
-    ),
-    MemoryComponent.KV_HELD_IDLE: Meaning(KV),
-    MemoryComponent.HOST_ANONYMOUS: Meaning(HOST),
-    MemoryComponent.HOST_RESIDENT: Meaning(HOST, "resident bytes include mapped files; check anonymous bytes"),
-}
-
-MISSING: Mapping[str, str] = {
-    TORCH: "no replica reports torch's memory; install the kvdiag agent in the server",
-    NON_TORCH: "no replica reports its GPU memory; collect it with DCGM or kvdiag",
-    KV: "no replica was idle often enough while reporting its KV pool; record some idle time",
-    HOST: "no replica reports its processes' host memory; collect it with cAdvisor or kvdiag",
-}
+_TABLE = json.loads(pkgutil.get_data(__package__, "fleet_verdicts.json") or b"")
+MEANINGS: Mapping[str, Meaning] = {component: Meaning(**row) for component, row in _TABLE["meanings"].items()}
+MISSING: Mapping[str, str] = _TABLE["missing"]
 """Verdicts that every version gets, and what is missing where no replica reports a component of it."""
 
 
@@ -93,7 +72,8 @@ def findings(
             found.append(_hidden(other, finding))
             finding = replace(finding, id=likely)
             if status in ("fault", "suspect"):
-                finding = replace(finding, summary=f"{summary}; {UNDECIDED}")
+                undecided = f"{summary}; culprit {CULPRIT}"
+                finding = replace(finding, summary=undecided, or_id=other, likely_cause=CULPRIT, remedy=AGENT_FIRST)
         found.append(finding)
     reported = {finding.id for finding in found}
     found += [
@@ -115,7 +95,7 @@ def _judged(
     grew = f"{title}, {replicas}: {label} grew {_rate(growth.per_hour, growth.component)}"
     faster = change is not None and change.faster
     if change is not None and faster:
-        grew += f", {change.component.amount(change.per_hour.middle)}/h more than in {change.older.version}"
+        grew += f", {change.component.amount(change.per_hour.estimate)}/h more than in {change.older.version}"
     if growth.course == "grows":
         doubts = _doubts(growth, meaning, limits, faster=faster)
         return ("suspect", f"{grew}; {doubts[0]}") if doubts else ("fault", f"{grew}; nothing was released")
@@ -151,20 +131,21 @@ def _hidden(verdict: str, finding: Finding) -> Finding:
 def _not_reported(missing: str, version: Version, replicas: int, compared: int, limits: Limits) -> str:
     if compared >= limits.fleet.replicas:
         return f"{version.title}: {missing}"
-    hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
+    uptime = format_duration(limits.fleet.first_seconds + limits.fleet.min_seconds)
     have = "has" if compared == 1 else "have"
-    watched = f"{compared} of {plural(replicas, 'replica')} of {version.title} {have} been watched for {hours:.0f} h"
+    watched = f"{compared} of {plural(replicas, 'replica')} of {version.title} {have} been watched for {uptime}"
     return f"{watched}; {limits.fleet.replicas} replicas are needed, {limits.fleet.preferred_replicas} are better"
 
 
 def _rate(interval: Interval, component: MemoryComponent) -> str:
-    """A growth with its bounds: 18.9 MiB/h (17.1 to 20.4)."""
-    low, middle, high = (component.amount(each) for each in (interval.low, interval.middle, interval.high))
-    return f"{middle}/h ({low} to {high})"
+    """A growth with its bounds: 18.9 MiB/h (17.1 to 20.4 MiB/h)."""
+    low, estimate, high = (component.amount(each) for each in (interval.low, interval.estimate, interval.high))
+    unit = high.rpartition(" ")[2]
+    return f"{estimate}/h ({low.removesuffix(f' {unit}')} to {high}/h)"
 
 
 def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evidence, ...]:
-    unit, source = growth.component.unit, growth.component.source
+    unit, source = f"{growth.component.unit} per hour", growth.component.source
     figures = (
         Evidence("version", growth.version.title, "", "engine"),
         Evidence("model", growth.version.model, "", "engine"),
@@ -190,9 +171,9 @@ def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evid
     )
 
 
-def _interval(name: str, interval: Interval, unit: Unit, source: str) -> tuple[Evidence, ...]:
+def _interval(name: str, interval: Interval, unit: str, source: str) -> tuple[Evidence, ...]:
     bounds = (("low", interval.low), ("high", interval.high))
     return (
-        Evidence(name, interval.middle, unit, source),
+        Evidence(name, interval.estimate, unit, source),
         *(Evidence(f"{name}_{end}", None if math.isinf(at) else at, unit, "computed") for end, at in bounds),
     )

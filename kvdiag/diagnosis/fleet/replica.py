@@ -1,6 +1,10 @@
 """Summarise one replica: how fast each memory component grows after the first hour, corrected for load.
 
-A summary takes about 2 kB, whatever the length of the history: it is all that a fleet keeps of a replica.
+In this order: each sample's bytes are added up over the replica's parts (a sum that lacks a part is none); the first
+hour after the start is left out; the rest becomes bins of equal length with their medians; what follows the load is
+taken out; so are jumps, unless they only rise; then median slopes of the whole and of its later half, and the rise of
+the lowest bins. A summary takes about 2 kB for a history of any length: it is all that a fleet keeps of a
+replica. Nothing is judged here, since one replica's slope does not show whether it is noise.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from statistics import median
 from kvdiag import stats
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
-from kvdiag.diagnosis.growth.memory_series import engine_activity, engine_load
+from kvdiag.diagnosis.growth.memory_series import engine_load
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.lives import restarts
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, Sample, Timeline
@@ -40,7 +45,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class ReplicaGrowth:
     """How a component of one replica grows, per hour, over its life after the first hour and over the later half.
 
     Median slopes over all pairs of bins, at equal load where load is reported, without jumps unless they only rise;
@@ -72,9 +77,9 @@ class ReplicaSummary:
     age_seconds: float
     watched_seconds: float
     restarts: int
-    growths: tuple[Growth, ...]
+    growths: tuple[ReplicaGrowth, ...]
 
-    def growth(self, component: Part) -> Growth | None:
+    def growth(self, component: Part) -> ReplicaGrowth | None:
         """The growth of one component, `None` where this replica does not report it."""
         return next((one for one in self.growths if one.component == component), None)
 
@@ -109,12 +114,12 @@ def summarise(
     `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
     the start of its process where that is reported, else from its first sample or newest restart.
     """
-    restarts = engine_activity(timeline).restarts_seconds
-    series = _totals(timeline, facts, limits, restarts)
+    restarted = [timeline.samples[place].at_seconds for place in restarts(timeline, facts, limits)]
+    series = _totals(timeline, facts, limits, restarted)
     first = timeline.samples[0].at_seconds if timeline.samples else 0.0
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
     started = facts.started_seconds
-    began = max([first, *restarts[-1:]]) if started is None else min(max([started, *restarts[-1:]]), last)
+    began = max([first, *restarted[-1:]]) if started is None else min(max([started, *restarted[-1:]]), last)
     start = max(began + limits.fleet.first_seconds, first)
     return ReplicaSummary(
         replica=replica,
@@ -126,8 +131,8 @@ def summarise(
         began_seconds=began,
         age_seconds=last - began,
         watched_seconds=max(last - start, 0.0),
-        restarts=len(restarts),
-        growths=_growths(series, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
+        restarts=len(restarted),
+        growths=_growths(series, start, last, limits) if last - start >= limits.fleet.min_seconds else (),
     )
 
 
@@ -184,18 +189,18 @@ def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[
         yield "anonymous", [process.anonymous_bytes for process in sample.host]
 
 
-def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[Growth, ...]:
+def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[ReplicaGrowth, ...]:
     """Each byte counts in one component only: the finest one reported."""
 
     def bins(name: str, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
         """Medians of equal bins of the life; gaps are interpolated. `None` where too many bins are empty."""
         times, values = series[name].since(start)
-        cells = stats.blocks(times, values, last, (last - start) / limits.fleet.blocks, limits.fleet.blocks)
+        cells = stats.binned(times, values, last, (last - start) / limits.fleet.bins, limits.fleet.bins)
         return stats.interpolated([median(cell) if cell else None for cell in cells], filled_ratio)
 
     live, reserved, server, device = (bins(name) for name in ("live", "reserved", "server", "device"))
     anonymous = bins("anonymous")
-    found: dict[Part, list[float] | None] = {HELD: bins("held", limits.fleet.idle_blocks_ratio)}
+    found: dict[Part, list[float] | None] = {HELD: bins("held", limits.fleet.idle_filled_ratio)}
     if live is not None and reserved is not None:
         found[Part.TORCH_LIVE] = live
         # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
@@ -213,10 +218,10 @@ def _growths(series: defaultdict[str, _Series], start: float, last: float, limit
     else:
         found[Part.HOST_ANONYMOUS] = anonymous
     load, highest = bins("load"), bins("highest")
-    beside = [] if load is None or highest is None else [load, highest]
+    covariates = [] if load is None or highest is None else [load, highest]
     return tuple(
         # Blocks in use while idle do not depend on load.
-        _growth(component, values, [] if component == HELD else beside, (last - start) / limits.fleet.blocks, limits)
+        _growth(component, values, [] if component == HELD else covariates, (last - start) / limits.fleet.bins, limits)
         for component, values in found.items()
         if values is not None
     )
@@ -227,19 +232,19 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
 
 
 def _growth(
-    component: Part, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
-) -> Growth:
+    component: Part, values: list[float], covariates: list[list[float]], bin_seconds: float, limits: Limits
+) -> ReplicaGrowth:
     per_hour, late = HOUR_SECONDS / bin_seconds, len(values) // 2
     whole = list(values)
     for column, sensitivity in zip(
-        beside, stats.sensitivities(values, beside, limits.growth.load_correlation), strict=True
+        covariates, stats.sensitivities(values, covariates, limits.growth.load_correlation), strict=True
     ):
         whole = [value - sensitivity * each for value, each in zip(whole, column, strict=True)]
-    smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_least_bytes)
+    smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_min_bytes)
     # Jumps in both directions hide a trend and are removed; jumps that only rise are growth themselves.
     rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.fleet.steps_p
     level = whole if rising or component == HELD else smooth.values
-    return Growth(
+    return ReplicaGrowth(
         component=component,
         newest=values[-1],
         per_hour=stats.theil_sen(level) * per_hour,
@@ -248,7 +253,7 @@ def _growth(
         later_floor_per_hour=_floor(whole[late:]) * per_hour,
         jumps_up=smooth.ups,
         jumps_down=smooth.downs,
-        load_reported=bool(beside) or component == HELD,
+        load_reported=bool(covariates) or component == HELD,
     )
 
 

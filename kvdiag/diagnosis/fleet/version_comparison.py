@@ -1,8 +1,10 @@
 """Replicas of one version together, and one version against the one before: what no single replica can show.
 
 A slope of one replica has to be tested against its own noise, which is autocorrelated; replicas are independent, so
-that their slopes can be tested by signs and ranks alone. On nine kinds of synthetic server memory six replicas and a
-day are enough for 20 MB/h, and none of the kinds is called more often than the significance says.
+that their slopes can be tested by signs and ranks alone. Growth has to pass, in this order: enough replicas, the rank
+test, the least growth that counts, a later half that still grows, and the share of false calls among all components and
+versions. On nine kinds of synthetic server memory six replicas and a day are enough for 20 MB/h, and none of the kinds
+is called more often than the significance says.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from statistics import median
 from typing import Literal
 
 from kvdiag import stats
-from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
+from kvdiag.diagnosis.fleet.replica import ReplicaGrowth, ReplicaSummary, Version
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
@@ -80,7 +82,7 @@ def by_version(summaries: Iterable[ReplicaSummary]) -> dict[Version, list[Replic
 def _age(version: Version, began: float) -> tuple[object, ...]:
     """Older versions first: by their numbers where they have them, else by when their replicas began."""
     model, engine, text = version.model or "", version.engine or "", version.version or ""
-    dotted = re.search(r"\d+(\.\d+)+", text)
+    dotted = re.search(r"\d{1,9}(\.\d{1,9})+", text)
     numbers = tuple(int(part) for part in dotted.group().split(".")) if dotted else ()
     # A version number is not comparable with an image's hash: those without numbers stand together.
     return (model, engine, bool(numbers), numbers, 0.0 if numbers else began, text)
@@ -125,7 +127,7 @@ def _false_discovery_ratios(p_values: Sequence[float], able: Sequence[bool]) -> 
     return [next(among) if one else 1.0 for one in able]
 
 
-def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[float]]:
+def _slopes(each: Sequence[ReplicaGrowth], limits: Limits) -> tuple[list[float], list[float]]:
     """The replicas' growths, whole and later; their floors' where falls are the rule, which give back what rose.
 
     Levels that move either way do so by chance: of all replicas together as many rise as fall.
@@ -137,21 +139,21 @@ def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[f
 
 
 def _least_per_hour(component: MemoryComponent, limits: Limits) -> float:
-    return limits.fleet.least_blocks_per_hour if component.unit == "blocks" else limits.fleet.least_bytes_per_hour
+    return limits.fleet.min_blocks_per_hour if component.unit == "blocks" else limits.fleet.min_bytes_per_hour
 
 
-def _goes_on(later_per_hour: float, per_hour: Interval, least: float, limits: Limits) -> bool:
+def _continues(later_per_hour: float, per_hour: Interval, least: float, limits: Limits) -> bool:
     """Whether the later half still grows, by what counts and by a share of the whole."""
-    return later_per_hour > max(least, limits.growth.later_ratio * per_hour.middle)
+    return later_per_hour > max(least, limits.growth.later_ratio * per_hour.estimate)
 
 
 def _course(growth: VersionGrowth, limits: Limits) -> Course:
     least = _least_per_hour(growth.component, limits)
     if growth.p_value >= limits.fleet.significance:
         return "flat"
-    if growth.per_hour.middle <= least:
+    if growth.per_hour.estimate <= least:
         return "small"
-    if not _goes_on(growth.later_per_hour, growth.per_hour, least, limits):
+    if not _continues(growth.later_per_hour, growth.per_hour, least, limits):
         return "ended"
     return "grows" if growth.false_discovery_ratio <= limits.fleet.discovery_ratio else "inconclusive"
 
@@ -186,7 +188,7 @@ def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limit
             later_per_hour=later,
             p_value=p_value,
             false_discovery_ratio=ratio,
-            faster=called and shift.middle > least and _goes_on(later, shift, least, limits),
+            faster=called and shift.estimate > least and _continues(later, shift, least, limits),
         )
         changes.append(change)
     return tuple(changes)

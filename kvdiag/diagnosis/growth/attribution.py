@@ -1,38 +1,64 @@
 """Say whose the growth of device memory is: torch's, the process's outside torch, another process's, or undecidable.
 
-Where agents in the server's processes publish torch's figures, each component is judged by itself. Where NVML alone
-shows growth, it is called what it mostly is with that engine, and the other verdict is unknown.
+In this order: where agents in the server's processes publish torch's figures, torch's memory and the memory outside it
+are judged apart (without a process's own bytes, the device's growth is undecided if torch's reserved bytes grow, too).
+Where NVML alone shows growth, it stands under the verdict that it mostly is with that engine, names the other one as
+well, and its culprit is unknown; it is only suspect if the processes are hidden and nothing shows that the device is
+the server's. The finding names how many other ranks grow as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS, Assessment
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.engine_memory import allocates_by_torch
-from kvdiag.formatting import format_bytes
-from kvdiag.model import Allocator, Evidence, Facts, Finding, Timeline, cuda_uuid
+from kvdiag.formatting import format_bytes, format_duration, plural
+from kvdiag.model import Device, Evidence, Facts, Finding, GrowthFigures, Memory, Timeline, cuda_uuid
+from kvdiag.stats import clear_rate
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 
-UNDECIDED = "NVML does not separate torch's memory from the rest; install the kvdiag agent in the server"
+UNDECIDED = "NVML does not separate torch's memory from the rest; run the server with the agent (`kvdiag agent`)"
+CULPRIT = f"unknown: {UNDECIDED}"
+AGENT_FIRST = (
+    "Install the agent (`kvdiag agent install`) and restart the server before memory runs out: the agent shows whether "
+    "torch's allocator or something else holds the memory. A smaller pool leaves more headroom until it is found."
+)
 
 SERVER_PROCESS, HIDDEN_PROCESS = "the server's process", "process not visible"
 
 
 def likely_and_other(engine_name: str | None) -> tuple[str, str]:
-    """The verdict that growth of an engine's process is, as far as NVML can tell, and the one that it may be."""
+    """The verdict that growth of an engine's process is, as far as NVML shows, and the one that it may be."""
     return (TORCH, NON_TORCH) if allocates_by_torch(engine_name) else (NON_TORCH, TORCH)
 
 
+def undecided(growth: Finding, facts: Facts) -> tuple[Finding, Finding]:
+    """Growth that NVML alone shows, as findings of torch and of the rest: under the likelier id, without a culprit."""
+    likely, other = likely_and_other(facts.engine_name)
+    called = replace(
+        growth,
+        id=likely,
+        or_id=other,
+        summary=f"{growth.summary}; culprit {CULPRIT}",
+        likely_cause=CULPRIT,
+        remedy=AGENT_FIRST,
+    )
+    found = {likely: called, other: Finding(other, "unknown", UNDECIDED)}
+    return found[TORCH], found[NON_TORCH]
+
+
 class _DeviceMemory:
-    """The components of the server's devices over hours, and what is free beside them."""
+    """The components of the server's devices over hours, and what is free on them."""
 
     def __init__(self, timeline: Timeline, facts: Facts, limits: Limits) -> None:
         self._timeline, self._limits = timeline, limits.growth
@@ -47,36 +73,43 @@ class _DeviceMemory:
         return decisive(self.assessed(part), self._limits, self._room_bytes)
 
     def excluded(self, name: str, part: Part, owner: MemoryOwner) -> Evidence:
-        """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
+        """What another component grew by meanwhile: the figure that excludes the nearest other verdict."""
         assessed = self.assessed(part).get(owner)
         growth = None if assessed is None else assessed.decides
-        return Evidence(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", part.source)
+        rate = None if growth is None else growth.bytes_per_second * HOUR_SECONDS
+        return Evidence(name, rate, "bytes per hour", part.source)
 
     def finding(self, verdict: str, found: Decisive, part: Part, *extra: Evidence, who: str | None = None) -> Finding:
         return finding(verdict, found, part, self._room_bytes(found[0]), self._limits, who=who, extra=extra)
 
-    def of_device(self, verdict: str, found: Decisive) -> Finding:
+    def of_device(self, found: Decisive) -> Finding:
         """The finding of a device, or of the server on it, with what the others on it grow by."""
         others: tuple[Evidence, ...] = ()
         if found[1].grows:
             others = (self.excluded("growth_of_others_per_hour", Part.OTHERS, found[0]),)
         whose = SERVER_PROCESS if self.whole is Part.SERVER else HIDDEN_PROCESS
-        return self.finding(verdict, found, self.whole, *others, who=f"{found[0].who} ({whose})")
+        return self.finding(NON_TORCH, found, self.whole, *others, who=f"{found[0].who} ({whose})")
 
     def among_ranks(self, judged: Finding, found: Decisive, part: Part) -> Finding:
         """The finding of growth with how many of the other ranks grow as well: one alone is a leak of what it does."""
         assessed = self.assessed(part)
         if not found[1].grows or len(assessed) == 1:
             return judged
-        others = [one.decides for owner, one in assessed.items() if owner != found[0] and one.decides is not None]
+        assessments = [one.decides or one.burst for owner, one in assessed.items() if owner != found[0]]
+        others = [growth for growth in assessments if growth is not None]
+        if not others:
+            return judged
         growing = sum(growth.grows for growth in others)
         shown = (
             Evidence("other_ranks", len(others), "ranks", "kvdiag"),
             Evidence("other_ranks_that_grow", growing, "ranks", "kvdiag"),
         )
         verb = "grow" if growing > 1 else "grows"
-        alone = f"; of the {len(others)} other ranks {growing or 'none'} {verb}" if others else ""
-        return replace(judged, summary=f"{judged.summary}{alone}", evidence=(*judged.evidence, *shown))
+        which = f"of the {len(others)} other ranks {growing or 'none'} {verb}"
+        if len(others) == 1:
+            which = "the other rank grows too" if growing else "the other rank does not grow"
+        summary = f"{judged.summary}; {which}"
+        return replace(judged, summary=summary, evidence=(*judged.evidence, *shown))
 
     def _room_bytes(self, owner: MemoryOwner) -> int | None:
         """What is free on an owner's device, as newest read by NVML here or inside a process."""
@@ -114,7 +147,7 @@ def torch_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Find
         both = "torch's reserved memory and the device both grow"
         missing = f"{both}; let the agent use NVML in the server's process to see memory outside torch"
         return torch, Finding(NON_TORCH, "unknown", missing)
-    return torch, memory.of_device(NON_TORCH, device)
+    return torch, memory.of_device(device)
 
 
 def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -127,12 +160,15 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     found = memory.decisive(Part.TORCH_UNUSED)
     if found is None or not found[1].grows:
         return None
-    last = _newest(timeline, found[0])
+    key = (found[0].device_uuid, found[0].who)
+    # The newest publication of the process, which may be on several devices.
+    published = (each for sample in reversed(timeline.samples) for each in sample.allocators or ())
+    last = next((one for one in published if (one.device_uuid.lower(), one.who) == key), None)
     stranded = None if last is None else stranded_bytes(last)
     releasable = None if last is None else releasable_bytes(last)
     if releasable is not None and stranded is not None and releasable >= stranded:
         return None
-    unallocated = None if last is None else last.reserved_bytes - last.allocated_bytes
+    unallocated = None if last is None else last.unallocated_bytes
     growing = memory.finding(
         verdict,
         found,
@@ -142,12 +178,12 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
         Evidence("stranded", stranded, "bytes", "torch"),
         Evidence("releasable", releasable, "bytes", "torch"),
     )
-    # Holes are no cache: nothing gives them back. Whether they are holes only the blocks tell.
+    # Holes are no cache: nothing gives them back. Only the blocks show whether they are holes.
     status, parts = growing.status, "how much lies between live blocks is not reported"
     if stranded is None or releasable is None:
         status = "suspect"
     else:
-        parts = f"{format_bytes(stranded)} lie between live blocks, {format_bytes(releasable)} are releasable"
+        parts = f"{format_bytes(stranded)} is stranded between live blocks, {format_bytes(releasable)} is releasable"
     return replace(growing, status=status, summary=f"{growing.summary}, while allocated memory does not grow; {parts}")
 
 
@@ -157,16 +193,53 @@ def device_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
     found = memory.decisive(memory.whole)
     if found is None:
         return ()
-    one = memory.among_ranks(memory.of_device(NON_TORCH, found), found, memory.whole)
+    one = memory.among_ranks(memory.of_device(found), found, memory.whole)
     if not found[1].grows:
         return replace(one, id=TORCH), one
-    # Growth of a device whose processes are not visible may be another process's; beside an engine that took its pool
+    # Growth of a device whose processes are not visible may be another process's; with an engine that took its pool
     # at its start there is seldom room for one.
     hidden = memory.whole is Part.DEVICE and not (facts.pools or facts.device_uuids)
-    likely, other = likely_and_other(facts.engine_name)
-    called = replace(one, id=likely, status="suspect" if hidden else one.status, summary=f"{one.summary}; {UNDECIDED}")
-    uncalled = Finding(other, "unknown", UNDECIDED)
-    return (called, uncalled) if likely == TORCH else (uncalled, called)
+    return undecided(replace(one, status="suspect") if hidden else one, facts)
+
+
+def filling(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """Growth that would exhaust a device of the server within the hour, too young to be judged; else empty.
+
+    All memory on the device counts, of any process.
+    """
+    growth, own = limits.growth, assigned_uuids(timeline, facts)
+    since = timeline.samples[-1].at_seconds - growth.recent_seconds if timeline.samples else 0.0
+    readings: dict[str, list[tuple[float, Device, Memory]]] = {}
+    for sample in timeline.between(since, math.inf):
+        for device in server_devices(sample.devices, own):
+            points = readings.setdefault(device.uuid, [])
+            due = not points or sample.at_seconds - points[-1][0] >= growth.recent_spacing_seconds
+            if due and device.memory is not None:
+                points.append((sample.at_seconds, device, device.memory))
+    found = []
+    for points in (each for each in readings.values() if each):
+        times, (_, device, memory) = [at_seconds for at_seconds, _, _ in points], points[-1]
+        used = [each.used_bytes for _, _, each in points]
+        rate = clear_rate(times, used, max_p=growth.recent_p, min_seconds=growth.recent_min_seconds) or 0.0
+        if memory.free_bytes <= rate * growth.burst_exhaustion_seconds and rate > 0.0:
+            found.append((memory.free_bytes / rate, rate, times[-1] - times[0], device.who, memory.free_bytes))
+    if not found:
+        return ()
+    left, rate, seconds, who, room = min(found)
+    more = max(math.ceil(60.0 * growth.burst_hours - seconds / MINUTE_SECONDS), 1)
+    summary = (
+        f"{who}: memory grows {format_bytes(rate * MINUTE_SECONDS)}/min, full in {format_duration(left)}; "
+        f"too young to judge after {format_duration(seconds)}: {plural(more, 'more minute')} of samples would decide"
+    )
+    shown = (
+        Evidence("window", round(seconds / HOUR_SECONDS, 2), "hours", "kvdiag"),
+        Evidence("growth_per_hour", rate * HOUR_SECONDS, "bytes per hour", "nvml"),
+        Evidence("room", room, "bytes", "nvml"),
+        Evidence("time_to_exhaustion", left, "seconds", "computed"),
+    )
+    figures = GrowthFigures(bytes_per_second=rate, room_bytes=room, exhaustion_seconds=left)
+    one = Finding(TORCH, "unknown", summary, shown, holder=who, growth=figures)
+    return one, replace(one, id=NON_TORCH)
 
 
 def others_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -177,12 +250,3 @@ def others_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
         return None
     shown = memory.excluded("server_growth_per_hour", Part.SERVER, found[0])
     return memory.finding(verdict, found, Part.OTHERS, shown)
-
-
-def _newest(timeline: Timeline, owner: MemoryOwner) -> Allocator | None:
-    """The newest publication of a process, which may be on several devices."""
-    for sample in reversed(timeline.samples):
-        for each in sample.allocators or ():
-            if each.device_uuid.lower() == owner.device_uuid and each.who == owner.who:
-                return each
-    return None

@@ -1,4 +1,9 @@
-"""The parts of a server's memory whose growth is judged: one name for each, in series, soaks and fleets alike."""
+"""The parts of a server's memory whose growth is judged: one name for each, in series, soaks and fleets alike.
+
+A part is judged by itself and not in a sum, because parts behave differently: torch's live memory has no reason to
+grow, its cache has, and what NVML lists for a process holds both. Each has the source that reports it, which decides
+whose absence makes it unknown.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Literal, Self
 
-from kvdiag.formatting import format_bytes, format_count
+from kvdiag.formatting import format_bytes, format_number
 from kvdiag.model import Allocator
 
 Unit = Literal["bytes", "blocks"]
@@ -48,9 +53,7 @@ class MemoryComponent(StrEnum):
 
     def amount(self, value: float) -> str:
         """A figure of the component in its unit, as text: `1.50 GiB`, `0.12 blocks`, `1,234 blocks`."""
-        if self.unit == "bytes":
-            return format_bytes(value)
-        return f"{value:.2g} blocks" if value < 10 else f"{format_count(value)} blocks"  # noqa: PLR2004 - no decimals
+        return format_bytes(value) if self.unit == "bytes" else f"{format_number(value)} blocks"
 
     @property
     def collected(self) -> bool:
@@ -62,6 +65,6 @@ def torch_components(process: Allocator) -> Iterator[tuple[MemoryComponent, int]
     """The components of one process on one device that its agent reports, in bytes."""
     yield MemoryComponent.TORCH_LIVE, process.allocated_bytes
     yield MemoryComponent.TORCH_RESERVED, process.reserved_bytes
-    yield MemoryComponent.TORCH_UNUSED, process.reserved_bytes - process.allocated_bytes
+    yield MemoryComponent.TORCH_UNUSED, process.unallocated_bytes
     if process.outside_torch_bytes is not None:
         yield MemoryComponent.OUTSIDE_TORCH, process.outside_torch_bytes

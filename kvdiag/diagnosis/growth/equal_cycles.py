@@ -1,9 +1,9 @@
 """Memory after each of several equal test cycles: how much came with the first ones, and whether it keeps growing.
 
-A step of a run offers the same load several times and reads the idle floor after each. N readings are all there is, so
-the test is exact: the first cycles are first touch and left out; of the others three in four must rise by what can be
-seen at all, and the later ones by half as much as the earlier. Devices are judged by NVML, processes by what their
-agents publish of torch.
+A step of a run offers the same load several times and reads the idle floor after each. These few samples are all there
+is, so no statistics are used: the first cycles are first touch and left out; of the others three in four must rise by
+more than a sample's resolution, and the later ones by half as much as the earlier. Devices are judged by NVML,
+processes by what their agents publish of torch. Too few cycles, or a sample that is missing, is no judgement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Allocator, Device, Facts, Timeline
 
-BASELINE = "baseline"
+BASELINE, CYCLES = "baseline", "single_request"
+"""The steps of a run in which nothing is offered, and the same load several times."""
 
 Owner = Literal["server", "another process", "unknown"]
 
@@ -52,10 +53,10 @@ class DeviceGrowth(Climb):
     idle_bytes: int | None
 
 
-def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
-    """Each of the server's devices over the cycles of `step`; empty where there are too few cycles or readings."""
+def device_growths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[DeviceGrowth, ...]:
+    """Each of the server's devices over the equal cycles; empty where there are too few cycles or samples."""
     own = server_uuids(timeline, facts)
-    floors = floors_after_cycles(timeline, facts, limits, step)
+    floors = floors_after_cycles(timeline, facts, limits)
     readings = [server_devices(floor.devices, own) for floor in floors if floor.devices is not None]
     warmup = warmup_cycles(len(readings) - 1, limits)
     if warmup is None:
@@ -72,15 +73,15 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
 
 def warmup_cycles(cycles: int, limits: Limits) -> int | None:
     """How many of so many equal cycles are first touch; `None` where too few would be left to judge."""
-    warmup = max(2, round(cycles * limits.cycles.warmup_cycles_ratio))
+    warmup = max(limits.cycles.warmup_cycles, round(cycles * limits.cycles.warmup_ratio))
     return warmup if cycles - warmup >= limits.cycles.judged_cycles else None
 
 
-def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[IdleFloor]:
+def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> list[IdleFloor]:
     """The idle floors before the first cycle and after each whose requests worked, of those that settled."""
     spans = [
         span
-        for span in timeline.spans(step)
+        for span in timeline.spans(CYCLES)
         if span.outcome is not None and span.outcome.completed and not span.outcome.failed
     ]
     windows: list[tuple[float | None, float | None]] = [(span.begin_seconds, span.offer_seconds) for span in spans[:1]]
@@ -106,7 +107,7 @@ def _idle_bytes(timeline: Timeline, uuid: str) -> int | None:
 def _growth(
     series: Sequence[Device], warmup: int, facts: Facts, idle_bytes: int | None, limits: Limits
 ) -> DeviceGrowth:
-    """The server's own bytes where every reading reports them; else the device's, whichever process uses them."""
+    """The server's own bytes where every sample reports them; else the device's, whichever process uses them."""
 
     def over_cycles(used: Sequence[int], owner: Owner) -> DeviceGrowth:
         climb = climb_of(used, warmup, limits.device_quantum_bytes, limits)
@@ -158,9 +159,9 @@ class AllocatorGrowth:
     outside: Climb | None
 
 
-def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[AllocatorGrowth, ...]:
+def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[AllocatorGrowth, ...]:
     """Each process that published after every cycle; empty where there are too few cycles that they did."""
-    floors = floors_after_cycles(timeline, facts, limits, step)
+    floors = floors_after_cycles(timeline, facts, limits)
     readings = [
         {each.identity: each for each in floor.allocators if each.may_be_of(facts.server_pids)}
         for floor in floors

@@ -1,4 +1,4 @@
-"""Decide whether one series of memory readings keeps growing: the one estimator of growth, for every component.
+"""Decide whether one series of memory samples keeps growing: the one estimator of growth, for every component.
 
 A slope alone calls half of all healthy servers leaking: load, warm-up, garbage collection, an allocator's high-water
 mark and random drift all rise for a while. `assess` therefore looks at windows that end now (from an hour up to the
@@ -7,8 +7,8 @@ In this order, since each gate needs what the one before established:
 
 1. load       What follows the load, or the highest load so far, is taken out. The sensitivity comes from differences of
               neighbouring bins: differences carry no trend, so that a leak cannot hide in the fit.
-2. gain       Growth counts from `least_gain_bytes` over the window on, and `least_bytes_per_hour`.    else `flat`
-3. floor      The lowest readings of the last quarter lie above those of the first. Garbage and bursts
+2. gain       Growth counts from `min_gain_bytes` over the window on, and `min_bytes_per_hour`.    else `flat`
+3. floor      The lowest samples of the last quarter lie above those of the first. Garbage and bursts
               return to their floor.                                                                   else `returns`
 4. event      A straight line explains the window better than one step does.                           else `event`
 5. end        The later half climbs at half the rate of the earlier one at least.                      else `ended`
@@ -16,11 +16,13 @@ In this order, since each gate needs what the one before established:
 7. strength   Theil-Sen slope over its error, which autocorrelation of the residuals widens.           else `weak`
 8. quarters   Each quarter of the window lies above the one before.                                    else `uneven`
 9. drift      Increments too regular for a random walk, or a rise that no earlier window of this length
-              came near to. Growth in steps: so many up and none down.                                      else `drift`
+              came near to (else `drift`). Growth in steps: so many up and none down.                   else `few steps`
 10. again     The same holds for the window as it ended a sixth and a third of its length ago.         else `recent`
 
 Windows that pass are a fault where strength and drift reach their upper limit in all three evaluations, else a suspect.
 Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
+Two doubts lower a window that passed: a whole history that slows down makes a short one `slowing` (unknown), and memory
+that a garbage collector may return is no fault over a short window without a past (`no past`, a suspect).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ before. `no past`: garbage-collected memory over a short window without a histor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Readings of one component in ascending time, in bytes; `load` (any unit) is the engines' beside each reading.
+    """Samples of one component in ascending time, in bytes; `load` (any unit) is the engines' at each sample.
 
     `load` is `None` where the engines report none. `collected` says that a garbage collector may return this memory.
     """
@@ -77,10 +79,11 @@ class Series:
 class GrowthEvidence:
     """What one window says, with the figure of every gate. Rates are bytes per second, of the load-adjusted series.
 
-    `gain_bytes` is the slope times the window, `floor_gain_bytes` the rise of the lowest readings. `strength` is the
+    `gain_bytes` is the slope times the window, `floor_gain_bytes` the rise of the lowest samples. `strength` is the
     slope over its standard error. `p_drift` is the probability of so regular a rise in a random walk. `beyond_past` is
     the rise over the largest one in earlier windows of this length, `None` without enough history. `later_ratio` is the
     later half's rate over the earlier half's. `detection_limit_bytes_per_second` is the least rate that is called.
+    `since_seconds` is when the longest window that is as sure of the growth as any began.
     """
 
     status: GrowthStatus
@@ -99,6 +102,7 @@ class GrowthEvidence:
     steps_down: int
     load_removed: bool
     detection_limit_bytes_per_second: float
+    since_seconds: float | None = None
 
     @property
     def grows(self) -> bool:
@@ -120,7 +124,7 @@ class GrowthEvidence:
 class Assessment:
     """A series over every window that its history reaches, the shortest first, and how long that history is.
 
-    `burst` is growth over twenty minutes so fast that the room may be gone before the shortest window is full.
+    `burst` is growth over twenty minutes so fast that the room may be used up before the shortest window is full.
     """
 
     seconds: float
@@ -147,12 +151,12 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     if not series.times_seconds:
         return Assessment(seconds=0.0, windows=())
     minutes = _Minutes.of(series, limits)
-    count = len(minutes.middles)
+    count = len(minutes.medians)
     lengths = [round(hours * MINUTES_PER_HOUR) for hours in limits.window_hours]
     fitting = [length for length in lengths if length <= count]
     if fitting and count >= limits.whole_history_ratio * fitting[-1]:
         fitting.append(count)
-    still = max(series.sizes_bytes) - min(series.sizes_bytes) < limits.least_gain_bytes
+    still = max(series.sizes_bytes) - min(series.sizes_bytes) < limits.min_gain_bytes
     # What never moved so much needs one look: for the rate that the longest window would have called.
     found = [minutes.judged(length, limits) for length in (fitting[-1:] if still else fitting)]
     windows = tuple(one for one in found if one is not None)
@@ -163,12 +167,15 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
             else one
             for one in windows
         )
+    sure = ((one.status == "fault", one.window_hours) for one in windows if one.grows)
+    since_seconds = series.times_seconds[-1] - max(sure, default=(False, 0.0))[1] * HOUR_SECONDS
+    windows = tuple(replace(one, since_seconds=since_seconds) if one.grows else one for one in windows)
     burst = None
     length = round(limits.burst_hours * MINUTES_PER_HOUR)
     begin = series.times_seconds[-1] - length * MINUTE_SECONDS
     if not still and served_since_seconds is not None and served_since_seconds <= begin and count >= length:
-        fast = minutes.judged(length, replace(limits, least_gain_bytes=limits.burst_gain_bytes))
-        burst = fast if fast is not None and fast.status == "fault" else None
+        fast = minutes.judged(length, replace(limits, min_gain_bytes=limits.burst_gain_bytes))
+        burst = replace(fast, since_seconds=begin) if fast is not None and fast.status == "fault" else None
     return Assessment(seconds=series.times_seconds[-1] - series.times_seconds[0], windows=windows, burst=burst)
 
 
@@ -177,8 +184,8 @@ def _slowing(minutes: _Minutes, limits: GrowthLimits) -> bool:
 
     Of steady growth in noise one in 24 looks so, which costs it until the window of `slowing_hours` decides.
     """
-    size = len(minutes.middles) // 5
-    fifths = stats.interpolated(_binned(minutes.middles[-5 * size :], size, median), limits.filled_ratio)
+    size = len(minutes.medians) // 5
+    fifths = stats.interpolated(_binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
     if size < limits.slowing_fifth_minutes or fifths is None:
         return False
     rises = [later - earlier for earlier, later in pairwise(fifths)]
@@ -188,9 +195,9 @@ def _slowing(minutes: _Minutes, limits: GrowthLimits) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Minutes:
-    """Medians, minima and mean load of each minute, the newest last; `None` where a minute has no reading."""
+    """Medians, minima and mean load of each minute, the newest last; `None` where a minute has no sample."""
 
-    middles: list[float | None]
+    medians: list[float | None]
     lows: list[float | None]
     load: list[float] | None
     spacing_seconds: float
@@ -206,14 +213,14 @@ class _Minutes:
         count = int((end - times[0]) / MINUTE_SECONDS) + 1
 
         def cells(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-            # A reading on the edge belongs to the minute that it ends.
-            return stats.blocks(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
+            # A sample on the edge belongs to the minute that it ends.
+            return stats.binned(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
 
         every = cells(series.sizes_bytes[start:])
         load = None if series.load is None else [fmean(cell) if cell else None for cell in cells(series.load[start:])]
         gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
-            middles=[median(cell) if cell else None for cell in every],
+            medians=[median(cell) if cell else None for cell in every],
             lows=[min(cell) if cell else None for cell in every],
             load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
             spacing_seconds=median(gaps) if gaps else 0.0,
@@ -222,14 +229,14 @@ class _Minutes:
 
     def judged(self, length: int, limits: GrowthLimits) -> GrowthEvidence | None:
         """The window of so many minutes that ends now, confirmed by those that ended before; `None` if too sparse."""
-        # Bins of two readings at least: a scrape comes late now and then, and a bin without any is a hole.
+        # Bins of two samples at least: a scrape comes late now and then, and a bin without any is a hole.
         sparse = self.spacing_seconds > limits.dense_seconds
         spaced = math.ceil(limits.bin_readings * self.spacing_seconds / MINUTE_SECONDS) if sparse else 1
         size = max(-(-length // limits.bins), spaced)
         length -= length % size
         found: list[GrowthEvidence] = []
         for share in limits.confirming_ratios:
-            end = len(self.middles) - int(share * length)
+            end = len(self.medians) - int(share * length)
             one = self._window(max(end - length, 0), end, size, limits)
             if one is None or (found and end < limits.confirming_filled_ratio * length):
                 break
@@ -245,19 +252,19 @@ class _Minutes:
         return replace(found[0], status="fault" if certain else "suspect")
 
     def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
-        """One window through all gates but the last; `None` where too few of its bins hold readings."""
+        """One window through all gates but the last; `None` where too few of its bins hold samples."""
         # A window shortened at its beginning keeps whole bins.
         start += (end - start) % size
         count = (end - start) // size
         back = max(0, start - max(limits.past_minutes, int(limits.past_windows * (end - start))))
         back += (start - back) % size
-        middles, removed = self._at_equal_load(back, end, size, limits)
-        bins = _binned(middles, size, median)
-        level = stats.interpolated(bins[-count:], limits.filled_ratio) if count >= limits.least_bins else None
+        medians, removed = self._at_equal_load(back, end, size, limits)
+        bins = _binned(medians, size, median)
+        level = stats.interpolated(bins[-count:], limits.filled_ratio) if count >= limits.min_bins else None
         if level is None:
             return None
         past = [value for value in bins[:-count] if value is not None]
-        # The lowest readings of a bin are those of its lowest load, which is not the mean that is taken out.
+        # The lowest samples of a bin are those of its lowest load, which is not the mean that is taken out.
         lows = None
         if not removed:
             lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
@@ -267,10 +274,10 @@ class _Minutes:
         self, start: int, end: int, size: int, limits: GrowthLimits
     ) -> tuple[Sequence[float | None], bool]:
         """Gate 1: the minutes less what follows the load, and whether there was any such part."""
-        middles: Sequence[float | None] = self.middles[start:end]
-        means = None if self.load is None else stats.interpolated(_binned(middles, size, fmean), limits.filled_ratio)
+        medians: Sequence[float | None] = self.medians[start:end]
+        means = None if self.load is None else stats.interpolated(_binned(medians, size, fmean), limits.filled_ratio)
         if self.load is None or means is None:
-            return middles, False
+            return medians, False
         load = self.load[start:end]
         columns = [load, list(accumulate(load, max))]
         binned = [[mean for mean in _binned(each, size, fmean) if mean is not None] for each in columns]
@@ -278,11 +285,11 @@ class _Minutes:
         for column, sensitivity in zip(columns, follows, strict=True):
             if sensitivity:
                 average = fmean(column)
-                middles = [
+                medians = [
                     None if value is None else value - sensitivity * (each - average)
-                    for value, each in zip(middles, column, strict=True)
+                    for value, each in zip(medians, column, strict=True)
                 ]
-        return middles, any(follows)
+        return medians, any(follows)
 
     def _gated(
         self, level: Sequence[float], lows: Sequence[float], past: Sequence[float], size: int, limits: GrowthLimits
@@ -290,8 +297,8 @@ class _Minutes:
         """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
         count = len(level)
         hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
-        jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_least_bytes)
-        # Levels that moved both ways are events beside the growth; steps that only go up are the growth itself.
+        jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_min_bytes)
+        # Levels that moved both ways are events apart from the growth; steps that only go up are the growth itself.
         smooth = jumps.values if jumps.ups and jumps.downs else level
         rate = stats.theil_sen(smooth)
         error = stats.slope_error(smooth, rate)
@@ -319,13 +326,13 @@ class _Minutes:
             steps_down=jumps.downs,
             load_removed=False,
             detection_limit_bytes_per_second=max(
-                limits.least_bytes_per_hour / HOUR_SECONDS,
-                limits.least_gain_bytes / (hours * HOUR_SECONDS),
+                limits.min_bytes_per_hour / HOUR_SECONDS,
+                limits.min_gain_bytes / (hours * HOUR_SECONDS),
                 limits.visible_errors * error / bin_seconds,
             ),
         )
         claim = max(gain, risen)
-        if claim < max(limits.least_gain_bytes, limits.least_bytes_per_hour * hours):
+        if claim < max(limits.min_gain_bytes, limits.min_bytes_per_hour * hours):
             return evidence
         if floor_gain < limits.floor_ratio * claim:
             return replace(evidence, reason="returns")
@@ -343,33 +350,41 @@ class _Minutes:
             return replace(evidence, reason="weak")
         if min(rises) <= 0.0:
             return replace(evidence, reason="uneven")
-        if jumps.ups and not jumps.downs and stats.theil_sen(jumps.values) < limits.steps_ratio * rate:
+        in_steps = bool(jumps.ups and not jumps.downs) and stats.theil_sen(jumps.values) < limits.steps_ratio * rate
+        return self._significance(evidence, limits, in_steps=in_steps, long_past=long_past)
+
+    def _significance(
+        self, evidence: GrowthEvidence, limits: GrowthLimits, *, in_steps: bool, long_past: bool
+    ) -> GrowthEvidence:
+        """Gate 9, and how sure growth that passed it is: by its steps or by its drift."""
+        beyond = evidence.beyond_past or 0.0
+        if in_steps:
             # Growth that came in steps is as sure as their number makes it, however even they were.
-            p_steps = stats.binomial_tail(jumps.ups, jumps.ups)
+            p_steps = stats.binomial_tail(evidence.steps_up, evidence.steps_up)
             if p_steps >= limits.steps_p:
                 return replace(evidence, reason="few steps")
             certain = p_steps < limits.certain_steps_p
         else:
-            if p_drift >= limits.drift_p and (beyond or 0.0) <= limits.suspect_beyond_past:
+            if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past:
                 return replace(evidence, reason="drift")
-            certain = p_drift < limits.certain_drift_p or (beyond or 0.0) > limits.fault_beyond_past
+            certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
         certain = certain and evidence.strength >= limits.fault_strength
-        if certain and self.collected and not long_past and hours < limits.collected_hours:
+        if certain and self.collected and not long_past and evidence.window_hours < limits.collected_hours:
             return replace(evidence, status="suspect", reason="no past")
         return replace(evidence, status="fault" if certain else "suspect", reason="grows")
 
 
 def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: GrowthLimits) -> float | None:
     """The rise of a window over the largest movement of earlier windows of the same length."""
-    middles = [median(past[end - quarter : end]) for end in range(len(past), quarter - 1, -quarter)]
-    if len(middles) < limits.past_quarters:
+    medians = [median(past[end - quarter : end]) for end in range(len(past), quarter - 1, -quarter)]
+    if len(medians) < limits.past_quarters:
         return None
-    most = max(abs(newer - older) for newer, older in zip(middles, middles[3:], strict=False))
+    most = max(abs(newer - older) for newer, older in zip(medians, medians[3:], strict=False))
     return risen / max(most, 1.0)
 
 
 def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[float]], float]) -> list[float | None]:
-    """Bins of so many minutes, the newest whole; `None` where a bin holds no reading."""
+    """Bins of so many minutes, the newest whole; `None` where a bin holds no sample."""
     cells = (
         [value for value in minutes[start : start + size] if value is not None]
         for start in range(len(minutes) % size, len(minutes), size)

@@ -1,4 +1,10 @@
-"""The thresholds of the growth estimator, of test cycles and of soaks, each with its reason."""
+"""The thresholds of the growth estimator, of test cycles and of soaks, each with its reason.
+
+Three sets, because three kinds of evidence are judged: samples of hours under unknown load (`GrowthLimits`), long runs
+of load and idle cycles (`SoakLimits`), and the few equal cycles of a test step (`CycleLimits`). A set holds for every
+component of memory. Those that depend on what is measured (least growth, certainty) were chosen by the benchmarks
+`growth_power` and `soak_power` and by the corpus of incidents: no healthy history may become a fault.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ class GrowthLimits:
     """A history longer than the longest window by this is a window of its own."""
 
     bins: int = 36
-    least_bins: int = 16
+    min_bins: int = 16
     """Bins of a window: enough to test, few enough that each has some samples and little autocorrelation."""
 
     bin_readings: float = 2.0
@@ -39,10 +45,10 @@ class GrowthLimits:
     """Correlation of memory's differences with the load's from which it is removed; twice the standard error of no
     correlation."""
 
-    least_gain_bytes: float = 150e6
+    min_gain_bytes: float = 150e6
     """Least growth over a window: allocators, page tables and caches of a healthy server move by less."""
 
-    least_bytes_per_hour: float = 4e6
+    min_bytes_per_hour: float = 4e6
     """Least rate, however long the history: it takes a month to use up 3 GB."""
 
     floor_ratio: float = 0.375
@@ -57,7 +63,7 @@ class GrowthLimits:
 
     past_minutes: int = 24 * 60
     past_windows: float = 4.0
-    """History that a window is compared with: a day, so that it has seen each hour's load, or four windows."""
+    """History that a window is compared with: a day, so that it covers each hour's load, or four windows."""
 
     compared_windows: float = 2.0
     compared_minutes: float = 180.0
@@ -94,7 +100,7 @@ class GrowthLimits:
     but not for long."""
 
     jump_deviations: float = 6.0
-    jump_least_bytes: int = 24 * MIB
+    jump_min_bytes: int = 24 * MIB
     """Deviations of a series' own differences, and least size, of a step: allocators round to 2 and 20 MiB."""
 
     confirming_ratios: tuple[float, ...] = (0.0, 1.0 / 6.0, 1.0 / 3.0)
@@ -126,8 +132,16 @@ class GrowthLimits:
     burst_hours: float = 1.0 / 3.0
     burst_gain_bytes: float = 1e9
     burst_exhaustion_seconds: float = 3600.0
-    """Growth within twenty minutes counts from a gigabyte on, where the room would be gone within the hour: reported
+    """Growth within twenty minutes counts from a gigabyte on, where the room would be used up within the hour: reported
     servers lost 20 GB in 46 minutes."""
+
+    recent_p: float = 0.01
+    recent_min_seconds: float = 30.0
+    """The most p-value and least length of a rate of the last minutes: requests come and go within seconds."""
+
+    recent_seconds: float = 600.0
+    recent_spacing_seconds: float = 5.0
+    """The last minutes, as `kvdiag top` shows them: a device full within the hour at their rate is unknown."""
 
     exhaustion_errors: float = 2.0
     """Errors of the rate on either side of a time to exhaustion: 1.4 contained the truth in only 7 of 12 cases."""
@@ -169,7 +183,7 @@ class SoakLimits:
     """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
 
     idle_cycles: int = 4
-    """Idle cycles beside nine load cycles (twelve less the first touch) without which the two cannot be told apart."""
+    """Idle cycles next to nine load cycles (twelve less the first touch) without which the two cannot be separated."""
 
     warmup_ratio: float = 0.25
     warmup_cycles: int = 3
@@ -202,33 +216,37 @@ class SoakLimits:
     dose_significance: float = 0.05
     """p-value of the largest dose leaving more than the smallest: additional evidence, no gate."""
 
-    block_cycles: int = 6
-    """Samples in a block whose lowest must rise, for host memory: garbage is collected in between, and the trend alone
+    bin_cycles: int = 6
+    """Samples in a bin whose lowest must rise, for host memory: garbage is collected in between, and the trend alone
     would blame a third of the heaps that are collected now and then."""
 
-    least_blocks: int = 3
-    """Such blocks, whose lowest readings have to rise: of two every other pair does."""
+    min_bins: int = 3
+    """Such bins, whose lowest samples have to rise: of two every other pair does."""
 
-    most_blocks: int = 6
-    """Blocks of a long soak: longer ones cover a longer period of a collector, and their lowest sample is less
+    max_bins: int = 6
+    """Bins of a long soak: longer ones cover a longer period of a collector, and their lowest sample is less
     noisy."""
 
     background_ratio: float = 0.7
     """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
 
-    certain_blocks: int = 5
-    """Blocks from which rising host memory is a fault, with fewer a suspect: these may lie within one period of a
+    certain_bins: int = 5
+    """Bins from which rising host memory is a fault, with fewer a suspect: these may lie within one period of a
     collector."""
 
-    least_repeats: int = 2
-    """Repeated cycles, after the one that brought the contents, without which they tell nothing."""
+    min_repeats: int = 2
+    """Repeated cycles, after the one that brought the contents, without which they decide nothing."""
 
     content_ratio: float = 0.25
     """Growth per request of repeated content over that of new content, below which content is cached, not leaked."""
 
     visible_deviations: float = 2.0
-    """Deviations of the idle cycles' steps that are the detection limit per cycle; at least twice the least growth that
+    visible_ratio: float = 2.0
+    """Detection limit per cycle: so many deviations of the idle cycles' steps, and so often the least growth that
     counts, since half of the leaks of just that size measure smaller."""
+
+    first_touch_ratio: float = 2.0
+    """Gain of the first load cycles over that limit from which memory grew and has ended, rather than was flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +255,10 @@ class CycleLimits:
     exact.
     """
 
-    warmup_cycles_ratio: float = 0.25
-    """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
-    first requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
+    warmup_ratio: float = 0.25
+    warmup_cycles: int = 2
+    """Equal cycles left out as first touch, at least so many: lazily loaded kernels and workspaces come with the first
+    requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
 
     judged_cycles: int = 3
     """Equal cycles left after warm-up without which growth is not judged."""

@@ -7,7 +7,9 @@ memory that a cache without a known size limit could explain stays a suspect unt
 
 from __future__ import annotations
 
+import json
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -29,9 +31,9 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     seconds = max((one.seconds for one in assessed), default=0.0)
     sampled = f"only {format_duration(seconds)}" if seconds >= MINUTE_SECONDS else "less than a minute"
     hours = limits.window_hours[0]
-    rate = format_rate(limits.least_gain_bytes / hours)
-    how = f"sample {hours:.0f} h without gaps (`kvdiag serve`) to detect growth of {rate}"
-    return f"{what} was sampled for {sampled}; {how}"
+    rate = format_rate(limits.min_gain_bytes / hours)
+    how = f"to detect growth of {rate} or more, sample {format_duration(hours * HOUR_SECONDS)} without gaps"
+    return f"{what} was sampled for {sampled}; {how} (`kvdiag serve`), or run `kvdiag run --soak`"
 
 
 def decisive(
@@ -66,7 +68,7 @@ def _by_room(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimit
 def _burst(burst: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
     """A burst counts where it would fill the room within the hour; elsewhere it is unknown until the hour is full."""
     left = None if room_bytes is None else burst.exhaustion_seconds(room_bytes, limits)
-    if left is not None and left.middle <= limits.burst_exhaustion_seconds:
+    if left is not None and left.estimate <= limits.burst_exhaustion_seconds:
         return burst
     return replace(burst, status="unknown", reason="recent")
 
@@ -86,7 +88,7 @@ def finding(
     """The finding of the owner that decides; `who` replaces its name, `extra` is what else was looked at.
 
     `cache_bytes` is what a cache whose size limit is not reported may take of it, `grown_bytes` what it holds beyond
-    its first reading.
+    its first sample.
     """
     owner, growth = found
     name = who or owner.who
@@ -96,14 +98,14 @@ def finding(
     if left is not None:
         until = "unknown" if latest is None else format_duration(latest)
         between = f"{format_duration(left.low)} to {until}"
-        summary = f"{summary}; memory is exhausted in {format_duration(left.middle)} ({between})"
+        summary = f"{summary}; memory is exhausted in {format_duration(left.estimate)} ({between})"
     spread = limits.exhaustion_errors * growth.error_bytes_per_second
     figures = GrowthFigures(
         bytes_per_second=growth.bytes_per_second,
         low_bytes_per_second=max(growth.bytes_per_second - spread, 0.0),
         high_bytes_per_second=growth.bytes_per_second + spread,
         room_bytes=room_bytes,
-        exhaustion_seconds=None if left is None else left.middle,
+        exhaustion_seconds=None if left is None else left.estimate,
         exhaustion_low_seconds=None if left is None else left.low,
         exhaustion_high_seconds=latest,
     )
@@ -115,14 +117,14 @@ def finding(
             Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
             Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
         )
-    return Finding(id=verdict, status=status, summary=summary, evidence=shown, holder=name, growth=figures)
+    return Finding(verdict, status, summary, shown, holder=name, growth=figures, since_seconds=growth.since_seconds)
 
 
 def _may_fill_a_cache(growth: GrowthFigures, cache_bytes: int, grown_bytes: int, limits: GrowthLimits) -> bool:
     """Whether steady growth may yet end at the size limit of a cache that nothing reports.
 
     By its shape it is a leak until then. It is none that grows more slowly than such caches fill, or has exceeded
-    their limit. What leaves no room for the rest of it, or lasts for hours only, ends in the same way whatever it is.
+    their limit. What leaves no room for the rest of it, or lasts for hours only, ends in the same way in either case.
     """
     if not cache_bytes or grown_bytes > limits.cache_passed_ratio * cache_bytes:
         return False
@@ -134,20 +136,7 @@ def _may_fill_a_cache(growth: GrowthFigures, cache_bytes: int, grown_bytes: int,
     return fits and growth.exhaustion_seconds >= limits.cache_urgent_seconds
 
 
-_NOT_GROWTH: Mapping[Reason, str] = {
-    "returns": "rose {gain} over {window} and returned to its floor: load or garbage collection, not a leak",
-    "event": "rose {gain} over {window} in one step: an event, not a leak",
-    "ended": "rose {gain} over {window}, slowing down: warm-up or a cache that has filled, not a leak",
-    "recurring": "rose {gain} over {window}, to a level that it had reached before: not a leak",
-}
-_UNDECIDED: Mapping[Reason, str] = {
-    "recent": "too recently to exclude a short rise; {later} of further samples",
-    "slowing": "slowing down as a warm-up does; {hours} h of samples",
-    "weak": "too little above its noise; {longer} of samples",
-    "uneven": "not steadily; {longer} of samples",
-    "drift": "no more than random drift can cause; {longer} of samples",
-    "few steps": "in too few steps to rule out one-time loading; {longer} of samples",
-}
+_REASONS: Mapping[str, Mapping[Reason, str]] = json.loads(pkgutil.get_data(__package__, "growth_verdicts.json") or b"")
 
 
 def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
@@ -159,18 +148,18 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
         steps = f" in {plural(growth.steps_up, 'step')} up, none down," if only_up else ""
         if growth.status == "fault":
             return "fault", f"{subject} grows {rate}{steps} over {window} and is not released"
-        doubt = "random drift" if growth.reason == "grows" else "garbage collection"
+        doubt = "random drift or one-time loading" if growth.reason == "grows" else "garbage collection"
         return "suspect", f"{subject} grows {rate}{steps} over {window}; {doubt} cannot be ruled out yet"
     if growth.status == "unknown":
-        longer = format_duration(2.0 * growth.window_hours * HOUR_SECONDS)
-        missing = _UNDECIDED[growth.reason].format(
-            later=format_duration(growth.window_hours * HOUR_SECONDS / 3.0), hours=f"{hours:.0f}", longer=longer
-        )
+        window_seconds = growth.window_hours * HOUR_SECONDS
+        later, longer = format_duration(window_seconds / 3.0), format_duration(2.0 * window_seconds)
+        enough = format_duration(hours * HOUR_SECONDS)
+        missing = _REASONS["undecided"][growth.reason].format(later=later, hours=enough, longer=longer)
         return "unknown", f"{subject} rose {gain} over {window}, {missing} would decide"
     if growth.reason == "flat":
         limit = format_rate(growth.detection_limit_bytes_per_second * HOUR_SECONDS)
         return "ok", f"{subject} is flat over {window} (detection limit {limit})"
-    return "ok", f"{subject} {_NOT_GROWTH[growth.reason].format(gain=gain, window=window)}"
+    return "ok", f"{subject} {_REASONS['no_leak'][growth.reason].format(gain=gain, window=window)}"
 
 
 def _evidence(
@@ -179,12 +168,12 @@ def _evidence(
     """The figure of every gate, and how long the room lasts where it is known and used up."""
     source = component.source
     rows = (
-        ("holder", who, "", source),
+        ("holder", who, "holder", source),
         ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
         ("decided_by", growth.reason, "", "computed"),
         ("load_removed", "yes" if growth.load_removed else "no", "", "engine"),
-        ("growth_per_hour", growth.bytes_per_second * HOUR_SECONDS, "bytes", source),
-        ("growth_per_hour_of_later_half", growth.later_bytes_per_second * HOUR_SECONDS, "bytes", source),
+        ("growth_per_hour", growth.bytes_per_second * HOUR_SECONDS, "bytes per hour", source),
+        ("growth_per_hour_of_later_half", growth.later_bytes_per_second * HOUR_SECONDS, "bytes per hour", source),
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),
         ("slope_over_error", round(growth.strength, 1), "", "computed"),
         ("later_half_ratio", growth.later_ratio, "ratio", "computed"),

@@ -1,6 +1,6 @@
-"""Host caches with a size limit: growth within the limit is a cache that fills, growth beyond it is a leak.
+"""Host caches with a size limit: growth within the limit is a filling cache, growth beyond it is a leak.
 
-By its shape a filling cache is a leak for hours; only the limit tells them apart (llama.cpp's prompt cache takes 6 to
+By its shape a filling cache is a leak for hours; only the limit separates them (llama.cpp's prompt cache takes 6 to
 25 hours in reports of 2026). Within a limit that is set, growth is ok; within a program's default, which is assumed, a
 leak is a step less certain; a cache that nothing reports makes it a suspect while it may still fill.
 """
@@ -19,7 +19,7 @@ from kvdiag.formatting import format_bytes, format_holder, format_ratio
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 CONTAINER = "container"
-"""How the host memory of a whole container is called where its processes are not told apart."""
+"""How the host memory of a whole container is called where its processes are not reported."""
 
 MEDIA = ("vision_config", "audio_config", "visual", "thinker_config", "mm_vision_tower")
 """Parts of a config.json by which a model takes more than text."""
@@ -115,7 +115,7 @@ def within_its_limit(
 
 
 def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
-    """The fullest cache of a known size limit that fills while it is watched; `None` where none does."""
+    """The fullest cache of a known size limit that is filling while it is watched; `None` where none does."""
     seen = memory_series(timeline, facts, limits)
     part, found = MemoryComponent.HOST_ANONYMOUS, []
     for owner, assessed in seen.assessed(part, limits.growth).items():

@@ -1,7 +1,7 @@
-"""The memory of each process and device over hours, as one series per component: gone through once, for every rule.
+"""The memory of each process and device over hours, as one series per component: read once, for every rule.
 
-A timeline's samples hold one source's readings each. One pass sorts them into series by component and owner, at most
-four a minute; the engines' load is looked up beside each reading. A series ends with its process: readings of another
+A timeline's samples hold one source's values each. One pass sorts them into series by component and owner, at most
+four a minute; the engines' load is looked up for each value. A series ends with its process: values of another
 process under the same number are a series of their own. Before a series is judged, the beginning of its life is left
 out (kernels, graphs and pools come with it) and so is the time in which the engines slept, whose weights are elsewhere.
 """
@@ -43,20 +43,19 @@ class MemoryOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineActivity:
-    """What the engines did, reading by reading: their load, and whether any of them slept.
+    """What the engines did, sample by sample: their load, and whether any of them slept.
 
-    The load is the sum of the pools' usage where they report it, else of running requests. `restarts_seconds` are
-    the first readings after each restart; `fresh`: the first reading preceded any request.
+    The load is the sum of the pools' usage where they report it, else of running requests. `fresh`: the first sample
+    preceded any request.
     """
 
     times_seconds: tuple[float, ...]
     load: tuple[float, ...]
     asleep: tuple[bool, ...]
-    restarts_seconds: tuple[float, ...]
     fresh: bool
 
     def at(self, seconds: float, limits: GrowthLimits) -> tuple[float | None, bool]:
-        """The load and the sleep at a moment, by the newest reading before it, if that is not too old."""
+        """The load and the sleep at a moment, by the newest sample before it, if that is not too old."""
         place = bisect_right(self.times_seconds, seconds) - 1
         if place < 0 or seconds - self.times_seconds[place] > limits.engine_age_seconds:
             return None, False
@@ -80,7 +79,7 @@ class MemorySeries:
         return self._assessed[part]
 
     def grown_bytes(self, part: Part, owner: MemoryOwner) -> int:
-        """What a component holds beyond its first reading."""
+        """What a component holds beyond its first sample."""
         _, sizes = self.points[part][owner]
         return max(sizes[-1] - sizes[0], 0)
 
@@ -96,27 +95,26 @@ class MemorySeries:
             times, _ = line
             if last - times[-1] > limits.reading_age_seconds:
                 continue
-            # Where its beginning was seen, what comes with a beginning is left out; else the gates have to do.
-            born = max([times[0], *self.engines.restarts_seconds[-1:]])
-            begun = self.engines.fresh or born - first > limits.reading_age_seconds
-            since = max(born + limits.warmup_seconds if begun else born, started)
+            # Where its beginning was observed, what comes with a beginning is left out; else the gates have to do.
+            begun = self.engines.fresh or times[0] - first > limits.reading_age_seconds
+            since = max(times[0] + limits.warmup_seconds if begun else times[0], started)
             assessed[owner] = assess(self._awake(line, since, part, limits), limits, served)
         return assessed
 
     def _awake(self, line: Points, since_seconds: float, part: Part, limits: GrowthLimits) -> Series:
-        """The readings since a moment with the load beside them, without those of engines asleep."""
+        """The samples since a moment with the load at each, without those of engines asleep."""
         first = bisect_left(line[0], since_seconds)
         times, sizes = line[0][first:], line[1][first:]
         known = self._activity
         for seconds in times:
             if seconds not in known:
                 known[seconds] = self.engines.at(seconds, limits)
-        beside = [known[seconds] for seconds in times]
-        awake = [not asleep for _, asleep in beside]
+        loads = [known[seconds] for seconds in times]
+        awake = [not asleep for _, asleep in loads]
         if not all(awake):
             times, sizes = list(compress(times, awake)), list(compress(sizes, awake))
-            beside = list(compress(beside, awake))
-        load = [each for each, _ in beside]
+            loads = list(compress(loads, awake))
+        load = [each for each, _ in loads]
         reported = any(each is not None for each in load)
         return Series(
             times_seconds=times,
@@ -127,7 +125,7 @@ class MemorySeries:
 
 
 def memory_series(timeline: Timeline, facts: Facts, limits: Limits) -> MemorySeries:
-    """The series of a timeline, gone through once."""
+    """The series of a timeline, read once."""
     key = ("memory_series", facts.server_pids, facts.device_uuids, facts.started_seconds, limits)
     return timeline.once(key, lambda: _Gathering(timeline, facts, limits.growth).series())
 
@@ -170,7 +168,7 @@ class _Gathering:
         )
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
-        # Of readings at each second every fifth lists processes, and the others say nothing of the server's.
+        # With samples each second every fifth lists processes, and the others say nothing of the server's.
         source = (devices[0].uuid, len(devices))
         if not self._due(source, at_seconds):
             return
@@ -208,7 +206,7 @@ class _Gathering:
                 self._add(Part.HOST_ANONYMOUS, one, at_seconds, process.anonymous_bytes)
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
-        """Whether a source's reading is far enough from its last for a minute's median to gain by it."""
+        """Whether a source's sample is far enough from its last for a minute's median to gain by it."""
         return at_seconds - self._kept.get(source, -math.inf) >= self._least_seconds
 
     def _add(self, part: Part, key: Hashable, at_seconds: float, size_bytes: int) -> None:
@@ -225,34 +223,16 @@ class _Gathering:
 def engine_activity(timeline: Timeline) -> EngineActivity:
     """The engines over a whole timeline, in one pass."""
     read = [sample for sample in timeline.samples if sample.engines is not None]
-    restarts: list[float] = []
-    tokens: dict[str, int] = {}
-    for sample in read:
-        # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
-        restarted = False
-        for engine in sample.engines or ():
-            count = engine.prompt_tokens_total
-            if count is not None:
-                restarted = restarted or count < tokens.get(engine.engine, 0)
-                tokens[engine.engine] = count
-        if restarted:
-            restarts.append(sample.at_seconds)
+    generated = [one.total("generation_tokens_total") for one in (*read[:1], *read[-1:])]
     return EngineActivity(
         times_seconds=tuple([sample.at_seconds for sample in read]),
         load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
-        asleep=tuple([True in [engine.asleep for engine in sample.engines or ()] for sample in read]),
-        restarts_seconds=tuple(restarts),
+        asleep=tuple([sample.asleep for sample in read]),
         # A counter that never moves says nothing.
-        fresh=bool(read) and _unused(read[0].engines or ()) and not _unused(read[-1].engines or ()),
+        fresh=generated[:1] == [0] and generated[-1] != 0,
     )
 
 
 def engine_load(engine: Engine) -> float:
     """How much of its pool an engine uses, else how many requests it runs."""
     return float(engine.requests_running or 0) if engine.kv_usage_ratio is None else engine.kv_usage_ratio
-
-
-def _unused(engines: tuple[Engine, ...]) -> bool:
-    """Whether engines have not generated a token yet: their server has just begun."""
-    counts = [engine.generation_tokens_total for engine in engines]
-    return bool(counts) and all(count == 0 for count in counts)

@@ -1,8 +1,8 @@
-"""A soak's cycles, and what one component did over them: whether it leaks, by which tests, and what would have shown.
+"""A soak's cycles, and what one component did over them: whether it leaks, by which tests, and its detection limit.
 
-A soak offers load cycles and idle ones of the same length in turns. Requests leak what load cycles add and idle ones do
-not; whatever grows in both is another process or a task of the server's own. No test decides alone: of healthy
-memory each of them calls up to every series a leak (`tests/quality/bench/soak_power.py` prints how often).
+A soak alternates load cycles and idle ones of the same length. Requests leak what load cycles add and idle ones do not;
+growth in both is another process's or that of a task of the server's own. No test decides alone, because each of
+them by itself calls some kinds of healthy memory a leak, up to every time (`tests/quality/bench/soak_power.py`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Soaked:
     """One component over a soak's judged cycles, in its own unit (bytes, or blocks).
 
     `per_cycle` is the median slope between load cycles, idle ones among it; `per_idle_cycle` the mean step of an idle
-    cycle. `dose_p` is the chance of so much more growth with the largest dose than with the smallest. `blocks` is how
-    often the lowest reading of a block of cycles could rise. `visible_per_cycle` would have shown.
+    cycle. `dose_p` is the p-value of so much more growth with the largest dose than with the smallest. `bins` is how
+    often the lowest sample of a bin of cycles could rise. `visible_per_cycle` is the detection limit.
     """
 
     shape: Shape
     load_cycles: int
     idle_cycles: int
-    requests_per_cycle: float
+    requests: int
     per_cycle: float
     per_idle_cycle: float
     per_request: float
@@ -62,13 +62,13 @@ class Soaked:
     trend_p: float
     load_p: float
     dose_p: float | None
-    blocks: int
+    bins: int
     visible_per_cycle: float
 
     @property
     def visible_per_request(self) -> float:
-        """The smallest leak per request that would have shown."""
-        return self.visible_per_cycle / max(self.requests_per_cycle, 1.0)
+        """The detection limit per request."""
+        return self.visible_per_cycle * self.load_cycles / max(self.requests, self.load_cycles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class _Step:
 def judge(
     readings: Sequence[float | None], cycles: Sequence[Cycle], limits: Limits, *, least: float, noisy: bool = False
 ) -> Soaked | None:
-    """What a component's readings after each cycle say; `None` where too few cycles can be judged.
+    """What a component's samples after each cycle say; `None` where too few cycles can be judged.
 
     `least` is the growth per load cycle from which it counts. `noisy` components (host memory) have to pass their
-    own noise, and the lowest readings of every few cycles have to rise, too.
+    own noise, and the lowest samples of every few cycles have to rise, too.
     """
     steps = _steps(readings, cycles)
     fresh = [place for place, step in enumerate(steps) if step.cycle.fresh]
@@ -108,7 +108,7 @@ def judge(
         shape="flat",
         load_cycles=len(load),
         idle_cycles=len(idle),
-        requests_per_cycle=fmean(step.cycle.requests for step in load),
+        requests=sum(step.cycle.requests for step in load),
         per_cycle=theil_sen(levels),
         per_idle_cycle=aside,
         per_request=sum(step.rise - aside for step in load) / sum(step.cycle.requests for step in load),
@@ -117,8 +117,8 @@ def judge(
         trend_p=rising(levels),
         load_p=rank_sum_tail([step.rise for step in load], [step.rise for step in idle]),
         dose_p=rank_sum_tail(doses[max(doses)], doses[min(doses)]) if len(doses) > 1 else None,
-        blocks=len(judged) // _block_size(len(judged), limits),
-        visible_per_cycle=max(2.0 * least, limits.soak.visible_deviations * noise),
+        bins=len(judged) // _bin_size(len(judged), limits),
+        visible_per_cycle=max(limits.soak.visible_ratio * least, limits.soak.visible_deviations * noise),
     )
     return replace(soaked, shape=_shape(soaked, steps, judged, limits, least=least, noisy=noisy))
 
@@ -137,9 +137,9 @@ def _shape(
 ) -> Shape:
     levels = [step.level for step in judged if step.cycle.requests]
     if soaked.trend_p >= limits.soak.significance or soaked.per_cycle < least:
-        # What came back after all was no first touch.
+        # Memory that was released after all was no first touch.
         stayed = soaked.first_touch + min(soaked.gain, 0.0)
-        came_first = stayed >= 2.0 * soaked.visible_per_cycle
+        came_first = stayed >= limits.soak.first_touch_ratio * soaked.visible_per_cycle
         return "ended" if came_first and soaked.gain < limits.soak.steady_ratio * soaked.first_touch else "flat"
     half, third = len(levels) // 2, len(levels) // 3
     early, late = theil_sen(levels[: len(levels) - half]), theil_sen(levels[half:])
@@ -156,22 +156,22 @@ def _shape(
 
 
 def _floors_rise(levels: Sequence[float], limits: Limits) -> bool:
-    """Whether the lowest readings of blocks rise, idle cycles' among them."""
-    size = _block_size(len(levels), limits)
+    """Whether the lowest samples of the bins rise, idle cycles' among them."""
+    size = _bin_size(len(levels), limits)
     lows = [min(levels[max(end - size, 0) : end]) for end in range(len(levels), size // 2, -size)]
-    return len(lows) >= limits.soak.least_blocks and all(later > earlier for later, earlier in pairwise(lows))
+    return len(lows) >= limits.soak.min_bins and all(later > earlier for later, earlier in pairwise(lows))
 
 
-def _block_size(readings: int, limits: Limits) -> int:
-    """Load cycles and idle ones; the longer the soak, the longer a collector's period that a block holds."""
-    return max(2 * limits.soak.block_cycles, readings // limits.soak.most_blocks)
+def _bin_size(readings: int, limits: Limits) -> int:
+    """Load cycles and idle ones; the longer the soak, the longer a collector's period that a bin holds."""
+    return max(2 * limits.soak.bin_cycles, readings // limits.soak.max_bins)
 
 
 def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, limits: Limits) -> bool:
     """Whether repeated contents leave next to nothing behind. The first such cycle brings them, and does not count."""
     repeats = [_beyond(step, soaked) for step in steps if step.cycle.repeated][1:]
     fresh = [_beyond(step, soaked) for step in judged if step.cycle.requests]
-    if len(repeats) < limits.soak.least_repeats or fmean(repeats) >= limits.soak.content_ratio * fmean(fresh):
+    if len(repeats) < limits.soak.min_repeats or fmean(repeats) >= limits.soak.content_ratio * fmean(fresh):
         return False
     return rank_sum_tail(fresh, repeats) < limits.soak.load_significance
 

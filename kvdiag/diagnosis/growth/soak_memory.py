@@ -1,4 +1,18 @@
-"""What a timeline shows of a soak: its cycles, each component of the server's memory over them, and the findings."""
+"""What a timeline shows of a soak: its cycles, each component of the server's memory over them, and the findings.
+
+In this order:
+
+1. Cycles. One counts if nothing disturbed it: it is complete, no request failed, no other client's tokens or requests
+   were counted, and the engine became idle. Too few of them: not judged.
+2. Samples. One for each component and cycle, from the idle interval after it, where the requests' own memory is freed.
+   A device whose processes are not listed throughout is judged as a whole.
+3. `soak_cycles.judge` gives the shape of each component's series over load, idle and repeated cycles.
+4. `verdict` makes a status of shape and component: the same growth is a fault in torch's live memory, a suspect in its
+   cache, or on the host while a short soak cannot rule out garbage, and unknown where it is another process's.
+
+The worst component gives the finding of a leak rule. It outweighs the equal cycles of a step, which are fewer and have
+no idle ones, unless it is unknown and they are not (`weightier`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +28,7 @@ from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
-from kvdiag.formatting import format_holder
+from kvdiag.formatting import format_holder, plural
 from kvdiag.model import Evidence, Facts, Finding, Span, Status, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
@@ -60,11 +74,11 @@ class Soak:
         return tuple(one for one in self.components if one.kind in kinds)
 
 
-def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
-    """What a timeline's soak shows; `None` where there was none."""
+def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak:
+    """What a timeline's soak shows; no cycle and no component where there was none."""
     spans = timeline.spans(SOAK)
     if not spans:
-        return Soak(cycles=(), problem=NOT_RUN) if timeline.spans(SOAK_WARMUP) else None
+        return Soak(cycles=(), problem=NOT_RUN)
     floors = [floor_within(timeline, one.release_seconds, one.end_seconds, facts, limits) for one in spans]
     cycles = tuple(
         Cycle(
@@ -123,7 +137,7 @@ Readings = dict[tuple[Part, str], list[float | None]]
 
 
 def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: Sequence[IdleFloor | None]) -> Readings:
-    """Every component's reading after each cycle, `None` where it was not read."""
+    """Every component's sample after each cycle, `None` where it was not read."""
     own = server_uuids(timeline, facts)
     readings: Readings = {}
     for place, (span, floor) in enumerate(zip(spans, floors, strict=True)):
@@ -165,7 +179,7 @@ def _of_host(timeline: Timeline, span: Span) -> Iterator[tuple[Part, str, float]
 
 
 OWN = (Part.TORCH_LIVE, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH, Part.SERVER)
-"""Nobody but the server moves these, and no garbage collector."""
+"""Only the server moves these, and no garbage collector."""
 
 
 def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
@@ -194,7 +208,8 @@ def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
     if found.shape == "unsteady":
         summary = f"{subject} rose {kind.amount(found.gain)} over {found.load_cycles} load cycles, but not steadily"
         return ("ok", summary) if others else ("unknown", f"{summary}; run a longer soak")
-    return "ok", f"{subject} is flat over {found.load_cycles} load cycles (detection limit {visible(component)})"
+    judged = f"{found.load_cycles} judged load cycles with {plural(found.requests, 'request')}"
+    return "ok", f"{subject} is flat over {judged} (detection limit {visible(component)})"
 
 
 def visible(component: SoakedComponent) -> str:
@@ -215,7 +230,7 @@ def _leak_status(component: SoakedComponent, limits: Limits) -> Status:
     # The cache may still come to its high-water mark, garbage to its collector.
     if component.kind is Part.TORCH_UNUSED:
         return "suspect"
-    certain = component.kind is not Part.HOST_ANONYMOUS or component.soaked.blocks >= limits.soak.certain_blocks
+    certain = component.kind is not Part.HOST_ANONYMOUS or component.soaked.bins >= limits.soak.certain_bins
     return "fault" if certain else "suspect"
 
 
@@ -238,7 +253,7 @@ def finding(verdict_id: str, components: Sequence[SoakedComponent], limits: Limi
 
 
 def weightier(by_soak: Finding | None, otherwise: Finding) -> Finding:
-    """The soak's finding, unless it is unknown and the other is not: it has seen more, and its own controls."""
+    """The soak's finding, unless it is unknown and the other is not: it observed more, and its own controls."""
     if by_soak is None or (by_soak.status == "unknown" and otherwise.status in ("suspect", "fault")):
         return otherwise
     return by_soak
@@ -248,7 +263,7 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
     """The figures that decided."""
     found, source, unit = component.soaked, component.kind.source, component.kind.unit
     return (
-        Evidence("holder", component.who, "", source),
+        Evidence("holder", component.who, "holder", source),
         Evidence("growth_per_load_cycle", found.per_cycle, unit, source),
         Evidence("growth_per_idle_cycle", found.per_idle_cycle, unit, source),
         Evidence("growth_per_request", found.per_request, unit, source),

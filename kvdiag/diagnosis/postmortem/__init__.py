@@ -14,6 +14,8 @@ from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem import startup, transients
 from kvdiag.diagnosis.postmortem.case import Case
+from kvdiag.diagnosis.request_failures import oom_error
+from kvdiag.formatting import format_bytes, format_duration, format_time
 from kvdiag.model import Diagnosis, Facts, Finding, Status
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import parse_shortage
@@ -52,8 +54,10 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     else:
         where = f"in {', '.join(case.clean_logs)}" if case.clean_logs else "found"
         missing = f"no out-of-memory failure {where}; pass the crashed run's log, a black box or torch's error message"
+        missing += _observed(case)
         own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
-    findings = _with_the_time_before(tuple(informed(finding) for finding in own), case)
+    name = case.engine_name or case.facts.engine_name
+    findings = _with_the_time_before(tuple(informed(finding, name) for finding in own), case)
     statuses = {finding.status for finding in findings}
     worst: Status = next((status for status in ("fault", "suspect") if status in statuses), "unknown")
     before, times = case.before, [one.at_seconds for one in case.accounts if one.at_seconds is not None]
@@ -73,20 +77,27 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     )
 
 
+def _observed(case: Case) -> str:
+    """What a trace without a failure shows of the crash all the same: whether the server answered, and its peak."""
+    samples = () if case.timeline is None else case.timeline.samples
+    if not samples:
+        return ""
+    last = next((sample.at_seconds for sample in reversed(samples) if sample.engines is not None), None)
+    seconds = format_duration(samples[-1].at_seconds - samples[0].at_seconds)
+    known = f"the server never answered in {seconds}" if last is None else f"its last answer was at {format_time(last)}"
+    read = [(one.memory.free_bytes, one.who) for sample in samples for one in sample.devices or () if one.memory]
+    least = "".join(f", and {who} had at least {format_bytes(free)} free" for free, who in sorted(read)[:1])
+    return f" (known: {known}{least})"
+
+
 def _accounts_of_steps(case: Case, limits: Limits) -> tuple[Account, ...]:
     """The first out-of-memory message in responses to kvdiag's own requests, in the last minutes of the trace."""
     timeline = case.timeline
     if timeline is None or not timeline.samples:
         return ()
     last = timeline.samples[-1].at_seconds - limits.last_seconds
-    errors = (
-        error
-        for span in timeline.spans()
-        if span.begin_seconds >= last and span.outcome is not None
-        for error in span.outcome.errors
-        if "out of memory" in error.lower()
-    )
-    error = next(errors, None)
+    errors = (oom_error(span.outcome) for span in timeline.spans() if span.begin_seconds >= last)
+    error = next(filter(None, errors), None)
     if error is None:
         return ()
     shortage = parse_shortage("torch", error)
@@ -107,7 +118,7 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
 
 def _facts(case: Case) -> Facts:
     if case.facts != Facts() or case.report is None:
-        return case.facts
+        return replace(case.facts, engine_name=case.facts.engine_name or case.engine_name)
     settings = case.report.settings
     return Facts(
         engine_name=case.engine_name,

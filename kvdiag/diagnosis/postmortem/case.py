@@ -62,7 +62,7 @@ class Case:
             ValueError: no failure is reported.
         """
         first, _, _ = _merged(self.accounts)
-        samples = self.timeline.samples[-30:] if self.timeline is not None else ()
+        samples = self.timeline.samples[-DEFAULT_LIMITS.last_samples :] if self.timeline is not None else ()
         if first.phase is None and any(one.requests_running for sample in samples for one in sample.engines or ()):
             return replace(first, phase="request", phase_source="the trace")
         return first
@@ -160,10 +160,7 @@ def agree(one: Account, other: Account) -> bool:
     """Whether two reports may be of one failure: no figure of both differs, and they are of one kind."""
     mine, its = one.shortage, other.shortage
     near = all(
-        a is None
-        or b is None
-        or abs(a - b)
-        <= max(DEFAULT_LIMITS.same_ratio * max(a, b), DEFAULT_LIMITS.same_bytes if max(a, b) > 2**30 else 0)
+        a is None or b is None or abs(a - b) <= DEFAULT_LIMITS.same_ratio * max(a, b)
         for a, b in ((mine.asked_bytes, its.asked_bytes), (mine.total_bytes, its.total_bytes))
     )
     one_device = None in (mine.device, its.device) or mine.device == its.device
@@ -212,7 +209,7 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
     shortage, split, work = failure.shortage, failure.split, failure.work
     graphs = failure.graphs_captured
     rows: list[tuple[str, str | int | float | None, str]] = [
-        ("process", failure.process or None, ""),
+        ("process", failure.process or None, "holder"),
         ("rank", failure.rank, ""),
         ("device", shortage.device, ""),
         ("requested", shortage.asked_bytes, "bytes"),
@@ -229,7 +226,7 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("memory_limit", shortage.limit_bytes, "bytes"),
         ("needed", shortage.needed_bytes, "bytes"),
         ("available", shortage.available_bytes, "bytes"),
-        ("max_model_len", shortage.asked_tokens, "tokens"),
+        ("needed_tokens", shortage.asked_tokens, "tokens"),
         ("max_fitting_model_len", shortage.fitting_tokens, "tokens"),
     ]
     if split is not None:

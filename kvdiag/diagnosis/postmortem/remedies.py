@@ -10,7 +10,7 @@ import math
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem.case import Case
-from kvdiag.formatting import format_bytes
+from kvdiag.formatting import format_bytes, format_count, format_number
 
 STEP_TOKENS = 64
 
@@ -27,7 +27,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
-    short = f"for the {format_bytes(short_bytes)} missing and {format_bytes(headroom)} of headroom"
+    short = f"for {format_bytes(short_bytes)} more and {format_bytes(headroom)} to keep free"
     pool, rank = case.pool_bytes, None if case.report is None else case.report.deciding_rank
     printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
     taken = pool or printed or None
@@ -35,18 +35,18 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     least = round((old or 1.0) * total) if total is not None else None
     if any(most is not None and needed >= most for most in (taken, least)):
         held = "the engine's budget" if taken is None else f"the KV pool of {format_bytes(taken)}"
-        return f"free {format_bytes(needed)} on the device: {held} is too small to give that up"
+        return f"free {format_bytes(needed)} on the device: {held} is too small to be reduced by that much"
     if pool is not None:
         left = (pool - needed) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
         return f"lower {case.flag('pool_bytes')} ({short}): {pool} -> {left}" + _cost(case, pool - left)
     if total is None:
         return f"lower {fraction} by ({format_bytes(needed)} / total GPU memory)"
     by = _ceil(needed / total)
-    lower = f"lower {fraction} by {by:.2f} ({short})"
+    lower = f"lower {fraction} by {format_fraction(by)} ({short})"
     if old is None:
         return lower
     new = _floor(old - by)
-    return f"{lower}: {old:.2f} -> {new:.2f}" + _cost(case, round((old - new) * total))
+    return f"{lower}: {format_fraction(old)} -> {format_fraction(new)}" + _cost(case, round((old - new) * total))
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
@@ -59,11 +59,18 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
     if total is None:
         return f"raise {fraction} by ({size} / total GPU memory), if that much is free"
     by = _ceil(missing_bytes / total)
-    higher = f"raise {fraction} by {by:.2f} ({size} are missing)"
+    more = f"raise {fraction} by {format_fraction(by)} ({size} is missing)"
     if old is None:
-        return f"{higher}, if that much is free"
+        return f"{more}, if that much is free"
     new = _ceil(old + missing_bytes / total)
-    return None if new > DEFAULT_LIMITS.max_fraction_ratio else f"{higher}: {old:.2f} -> {new:.2f}"
+    if new > DEFAULT_LIMITS.max_fraction_ratio:
+        return None
+    return f"{more}: {format_fraction(old)} -> {format_fraction(new)}"
+
+
+def format_fraction(ratio: float) -> str:
+    """A memory fraction in two decimals: `0.90`; with more where more are set: `0.925`."""
+    return f"{ratio:.2f}" if math.isclose(ratio, round(ratio, 2)) else format_number(ratio)
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
@@ -71,15 +78,16 @@ def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
     return max(_floor(free_bytes / total_bytes), 0.0)
 
 
-def scaled(setting: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
-    """How to lower a setting of the engine that the failed allocation scales with, to what would have fit."""
+def scaled(setting: str, old: int | None, case: Case, *, step: int = 1, used: int | None = None) -> str | None:
+    """How to lower a setting that the failed allocation scales with; `used` is what the failed step used of it."""
     shortage, option = case.failure.shortage, case.flag(setting)
     if shortage.asked_bytes is None or shortage.free_bytes is None or not old:
         return None
-    new = int(old * shortage.free_bytes / shortage.asked_bytes) // step * step
+    new = int((used or old) * shortage.free_bytes / shortage.asked_bytes) // step * step
     if new <= 0:
         return f"lower {option} (now {old}): almost nothing was free, so halve it until it runs"
-    return f"lower {option}: {old} -> {min(new, old - 1)} (the failed allocation scales with it)"
+    step_used = "" if used is None or used == old else f"; the failed step had {format_count(used)}"
+    return f"lower {option}: {old} -> {min(new, old - 1)} at most (the failed allocation scales with it{step_used})"
 
 
 def joined(*parts: str | None) -> str:
@@ -103,4 +111,4 @@ def _cost(case: Case, pool_bytes: int) -> str:
     if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:
         return ""
     tokens = min(pool_bytes * report.tokens // rank.pool.nominal_bytes, report.tokens)
-    return f", which costs {tokens:,} of the pool's {report.tokens:,} tokens"
+    return f", which costs {format_count(tokens)} of the pool's {format_count(report.tokens)} tokens"

@@ -1,8 +1,8 @@
 """baseline.foreign_memory, baseline.misconfigured and capacity.long_context: taken, missing or refused at start.
 
-Foreign memory: another process released memory while the server measured it (fault), processes that torch's message
-lists and whose memory would have been enough (fault), or bytes that neither torch nor a CUDA context explains
-(suspect).
+Foreign memory: another process released memory while the server measured it (fault), memory that was in use before the
+server's own, processes that torch's message lists and whose memory would have been enough (faults), or bytes that
+neither torch nor a CUDA context explains (suspect).
 Long context: the engine refused to start because its KV pool is smaller than one longest request. A cache that grows
 in torch, where no pool is taken, runs out in the same way while it serves.
 Misconfigured: refusals to start, limits below the device, impossible sizes, and allocations that are made once at
@@ -15,8 +15,14 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
-from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction
-from kvdiag.formatting import format_bytes
+from kvdiag.diagnosis.postmortem.remedies import (
+    format_fraction,
+    fraction_that_fits,
+    joined,
+    lower_fraction,
+    raise_fraction,
+)
+from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Finding
 from kvdiag.oom.message import Shortage
 
@@ -58,17 +64,20 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
         before, free = shortage.before_bytes, shortage.free_bytes
         size = "memory" if before is None or free is None or free <= before else format_bytes(free - before)
         summary = f"another process released {size} while the server measured free memory"
-        remedy = "Start the server again. Start several servers on one device one after the other."
+        remedy = "Start the server again. Servers that share a device have to be started one at a time."
         return Finding(FOREIGN, "fault", summary, evidence(case), remedy=remedy)
     found = foreign(case, limits)
     if found is None:
         if shortage.other_bytes is None and shortage.kind in OUT:
             missing = "the message does not list the device's processes; run nvidia-smi on the host"
-            return Finding(FOREIGN, "unknown", missing)
-        return Finding(FOREIGN, "ok", "other processes use too little to explain the failure")
+            hidden = f"{asked_for(case)}; " if shortage.kind == "masked" else ""  # it leads where nothing else is known
+            return Finding(FOREIGN, "unknown", hidden + missing)
+        seen = shortage.other_bytes is not None or shortage.kind == "budget"
+        reason = "other processes use too little to explain the failure" if seen else "device memory did not run out"
+        return Finding(FOREIGN, "ok", reason)
     size = format_bytes(found.size_bytes)
     if shortage.kind == "budget":
-        summary = f"{size} of the device are in use at start, more than the server's own CUDA context"
+        summary = f"{size} of the device is in use at start, more than the server's own CUDA context"
         stop = "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)"
         remedy = joined(stop, _fitting_fraction(case))
     else:
@@ -91,18 +100,33 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     needed, available, fitting = shortage.needed_bytes, shortage.available_bytes, shortage.fitting_tokens
     missing = None if needed is None or available is None else needed - available
     tokens = shortage.asked_tokens
-    asked = "the longest request" if tokens is None else f"a request of {tokens:,} tokens"
-    needs = " does not fit:" if needed is None else f" needs {format_bytes(needed)} of KV cache, and"
-    has = "" if available is None else f" has {format_bytes(available)} and"
-    fits = "fewer tokens" if fitting is None else f"{fitting:,} tokens"
+    if fitting is None and case.facts.pools:
+        fitting = case.facts.pools[0].capacity_tokens
+    length = "" if tokens is None else f", {format_count(tokens)} tokens,"
+    needs = "does not fit:" if needed is None else f"needs {format_bytes(needed)} of KV cache, but"
+    size = "" if available is None else f"has {format_bytes(available)}"
+    if needed is not None and available is not None and format_bytes(needed) == format_bytes(available):
+        size = "has slightly less"
+    fits = "" if fitting is None and size and needed is not None else "holds fewer tokens"
+    fits = fits if fitting is None else f"holds {format_count(fitting)} tokens"
     twice = tokens is None or fitting is None or 2 * fitting >= tokens
     remedy = joined(
-        f"lower {case.flag('max_model_len')}" + ("" if fitting is None else f": {tokens or 'now'} -> {fitting}"),
+        f"lower {case.flag('max_model_len')}" + _change(case.facts.max_model_len_tokens or tokens, fitting),
         raise_fraction(case, missing) if missing else None,
         f"set {case.flag('kv_dtype')} fp8, which holds twice the tokens" if twice else None,
-        f"split the model over more GPUs: {format_bytes(missing)} are missing" if missing else None,
+        f"split the model over more GPUs: {format_bytes(missing)} is missing" if missing else None,
     )
-    return Finding(CONTEXT, "fault", f"{asked}{needs} the pool{has} holds {fits}", evidence(case), remedy=remedy)
+    holds = " and ".join(part for part in (size, fits) if part)
+    summary = f"the engine did not start: a request of the allowed length{length} {needs} the pool {holds}"
+    confirm = "The engine's startup log states the allowed length, and what fits in its KV cache."
+    return Finding(CONTEXT, "fault", summary, evidence(case), confirm=confirm, remedy=remedy)
+
+
+def _change(tokens: int | None, fitting: int | None) -> str:
+    """From the length that was asked for to the one that fits, as far as they are known."""
+    if fitting is None:
+        return ""
+    return f" to {fitting}" if tokens is None else f": {tokens} -> {fitting}"
 
 
 def judge_misconfigured(case: Case, limits: Limits) -> Finding:
@@ -154,7 +178,7 @@ def _budget_summary(shortage: Shortage) -> str:
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
     short_bytes = shortage.needed_bytes - shortage.free_bytes
     more = format_bytes(short_bytes) if short_bytes > 0 else "slightly"  # the message rounds both
-    share = "" if shortage.fraction_ratio is None else f"{shortage.fraction_ratio:g} of "
+    share = "" if shortage.fraction_ratio is None else f"{format_fraction(shortage.fraction_ratio)} of "
     claimed = f"{format_bytes(shortage.needed_bytes)}{where} ({share}{format_bytes(shortage.total_bytes)})"
     return f"the memory fraction claims {claimed}, {more} more than is free at start"
 
@@ -167,10 +191,11 @@ def _fitting_fraction(case: Case) -> str | None:
     fits, old = fraction_that_fits(shortage.free_bytes, shortage.total_bytes), shortage.fraction_ratio
     if old is not None:
         fits = min(fits, old - 0.01)  # the message rounds both sizes
-    if fits < DEFAULT_LIMITS.least_fraction_ratio:
+    if fits < DEFAULT_LIMITS.min_fraction_ratio:
         return None
-    lower = f"lower {flag} to {fits:.2f}" if old is None else f"lower {flag}: {old:.2f} -> {fits:.2f}"
-    return f"{lower}, if the weights and the KV pool fit in {format_bytes(fits * shortage.total_bytes)}"
+    change = " to" if old is None else f": {format_fraction(old)} ->"
+    size = format_bytes(fits * shortage.total_bytes)
+    return f"lower {flag}{change} {format_fraction(fits)}, if the weights and the KV pool fit in {size}"
 
 
 def _freed(shortage: Shortage) -> str | None:

@@ -1,28 +1,27 @@
 """spike.*, fragmentation.allocator and leak.*: an allocation that did not fit while serving, or at a capture.
 
-Spikes: each is ruled out first: another phase of the server, fragmentation, other processes' memory, a second copy of
-the weights, a leak that had taken the headroom before. What remains is a step that was too large.
+Spikes: every other cause is ruled out first: another phase of the server, fragmentation, other processes' memory, a
+second copy of the weights. What remains is a step that was too large, and a suspect where a leak had used up the
+headroom before.
 Fragmentation: blocks decide where a black box has them, else torch's message (`holes`). torch's advice about
 fragmentation is always printed and is no evidence. cudaMallocAsync has no blocks: only a large rest that torch does not
 count is suspect.
 Leaks: one failure shows no growth by itself. torch's bytes are compared with the figures of the start in the log. A
-kill for lack of host memory is a fault by itself, whether memory had grown or not.
+kill for lack of host memory is a fault, whether memory had grown or not; signal 9 alone is unknown.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled
 from kvdiag.diagnosis.postmortem.startup import foreign
+from kvdiag.diagnosis.request_failures import Holes, holes_in_message
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, ReservedSplit, Status
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import SEGMENT_BYTES
 from kvdiag.oom.phase import SERVING
 
 CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmentation.allocator"
@@ -45,9 +44,11 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     if failure.shortage.kind == "capture":
         summary = "a graph capture failed, but no figure shows lack of memory; look at the first error before it"
         return Finding(CAPTURE, "unknown", summary, evidence(case))
+    if failure.shortage.kind not in OUT:
+        return Finding(CAPTURE, "ok", "device memory did not run out")
     if failure.phase is None:
         return Finding(CAPTURE, "unknown", f"not known whether graphs were being captured{case.missing_log}")
-    if failure.phase != "graph_capture" or failure.shortage.kind not in OUT:
+    if failure.phase != "graph_capture":
         return Finding(CAPTURE, "ok", "the failure was not during graph capture")
     if foreign(case, limits) is not None:
         return Finding(
@@ -64,7 +65,7 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
         _fewer_sequences(case),
         f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
-    kept = "" if estimate is None else f"; the engine had reserved {format_bytes(estimate.nominal_bytes)} for graphs"
+    kept = "" if estimate is None else f"; the engine estimated {format_bytes(estimate.nominal_bytes)} for all graphs"
     return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}{others}", evidence(case), remedy=remedy)
 
 
@@ -90,8 +91,7 @@ def _further_graphs(case: Case) -> tuple[int | None, str]:
     if taken <= 0:
         return None, f"; {done} of {total} graphs were captured"
     rest = round(taken / done * (total - done))
-    clause = f"; {done} of {total} graphs took about {format_bytes(taken)}, so the other {total - done} need up to"
-    return rest, f"{clause} {format_bytes(rest)} more"
+    return rest, f"; {done} of {total} graphs were captured, and the others need up to {format_bytes(rest)} in addition"
 
 
 def judge_activation(case: Case, limits: Limits) -> Finding:
@@ -106,12 +106,15 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
     if holes(failure, limits).state == "confirmed":
-        return Finding(ACTIVATION, "ok", "enough memory was free, but not in one block")
+        return Finding(
+            ACTIVATION, "ok", "free and reserved but unallocated memory together were enough, but no block was"
+        )
     if shortage.kind == "async" and phase is None:
         missing = "cudaMallocAsync does not report what it caches; use torch's own allocator"
         return Finding(ACTIVATION, "unknown", missing)
-    if foreign(case, limits) is not None:
-        return Finding(ACTIVATION, "ok", "it would have fit without other processes' memory")
+    if (others := foreign(case, limits)) is not None:
+        whose = "other processes' memory" if others.sure else "the memory that is neither torch's nor a CUDA context's"
+        return Finding(ACTIVATION, "ok", f"it would have fit without {whose}")
     before = case.before.findings if case.before is not None else ()
     called = [one.id for one in before if one.status in ("fault", "suspect")]
     if COPY in called:
@@ -139,8 +142,8 @@ def _remedy(case: Case) -> str:
         )
     settings = None if case.report is None else case.report.settings
     batched = None if settings is None else settings.max_num_batched_tokens
-    batched = batched or (None if failure.work is None else failure.work.scheduled_tokens)
-    tokens = scaled("max_num_batched_tokens", batched, case, step=STEP_TOKENS)
+    used = None if failure.work is None else failure.work.scheduled_tokens
+    tokens = scaled("max_num_batched_tokens", batched or used, case, step=STEP_TOKENS, used=used)
     if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
         smaller = tokens or f"lower {batch_flag}"
@@ -206,8 +209,11 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
         None if usage is None else f"{format_bytes(usage)} in use in its cgroup",
         None if limit is None else f"limit {format_bytes(limit)}",
     )
-    said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures)))
+    said = "; ".join((f"{who} was killed: out of host memory, not GPU memory", *filter(None, figures), GROWN))
     return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
+
+
+GROWN = "whether its memory had grown is unknown; add a trace"
 
 
 def _more_memory(case: Case, limits: Limits) -> str:
@@ -218,19 +224,7 @@ def _more_memory(case: Case, limits: Limits) -> str:
     new = format_bytes(-(-round(most * limits.host_limit_factor) // step) * step)
     old = " to" if shortage.limit_bytes is None else f": {format_bytes(shortage.limit_bytes)} ->"
     raised = "raise the memory limit of the container or host" + (f"{old} {new}" if most else "")
-    return joined(raised, f"lower what uses host memory ({case.flag('host_caches')})")
-
-
-SNAPSHOT = "for the next failure, install the agent: its black box has the largest free block (`kvdiag agent install`)"
-
-
-@dataclass(frozen=True, slots=True)
-class Holes:
-    """Whether fragmentation explains the failure, and the figures; `slight` where the device was almost full."""
-
-    state: Literal["confirmed", "slight", "none", "unknown"]
-    reason: str
-    figures: str = ""
+    return joined(raised, f"lower the settings that use host memory ({case.flag('host_caches')})")
 
 
 def judge_fragmentation(case: Case, limits: Limits) -> Finding:
@@ -246,9 +240,12 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
         summary = f"{found.figures}: {found.reason}" if found.figures else found.reason
         return Finding(HOLES, "unknown" if found.state == "unknown" else "ok", summary, evidence(case))
     expandable = failure.allocator is not None and failure.allocator.expandable_segments is True
+    asleep = "restart the server (with sleep mode vLLM does not start with expandable_segments:True)"
     remedy = joined(
         None
         if expandable
+        else asleep
+        if failure.phase == "wake"
         else "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and restart (a "
         "restart alone frees the fragmented memory only for now)",
         lower_fraction(case, shortage.short_bytes),
@@ -268,7 +265,7 @@ def _async(case: Case, limits: Limits) -> Finding:
     if rest <= limits.async_rest_ratio * shortage.total_bytes:
         return Finding(HOLES, "unknown", "cudaMallocAsync reports no blocks; use torch's own allocator")
     summary = (
-        f"{asked_for(case)}: {format_bytes(rest)} are in use beyond the {format_bytes(shortage.allocated_bytes)} that "
+        f"{asked_for(case)}: {format_bytes(rest)} is in use beyond the {format_bytes(shortage.allocated_bytes)} that "
         "torch counts: cached by cudaMallocAsync, or used by other processes (see nvidia-smi)"
     )
     remedy = "Use torch's own allocator: leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF."
@@ -276,40 +273,13 @@ def _async(case: Case, limits: Limits) -> Finding:
 
 
 def holes(account: Account, limits: Limits) -> Holes:
-    """Judge by the blocks where a black box has looked at them, else by the message.
-
-    Before torch gives up it has released every whole free segment, so what its message calls unallocated lay between
-    live blocks, or waited for another stream. Free and unallocated bytes do not join to one block: only unallocated
-    bytes that alone would have been enough speak for holes.
-    """
+    """Judge by the blocks where a black box has looked at them, else by the message."""
     shortage = account.shortage
     if shortage.kind == "async":
         return Holes("unknown", "cudaMallocAsync reports no blocks")
-    if shortage.kind != "torch" or shortage.asked_bytes is None:
-        return Holes("unknown", f"the failure has no torch figures; {SNAPSHOT}")
-    asked = shortage.asked_bytes
-    if account.split is not None:
-        return _by_blocks(account.split, asked, shortage.free_bytes or 0)
-    free, unallocated = shortage.free_bytes, shortage.unallocated_bytes
-    if unallocated is None or free is None:
-        sizes = {"free": free, "reserved-but-unallocated": unallocated}
-        missing = " or ".join(name for name, size in sizes.items() if size is None)
-        return Holes("unknown", f"the message has no figure for {missing} memory; {SNAPSHOT}")
-    known = f"{format_bytes(asked)} requested, {format_bytes(free)} free"
-    figures = f"{known}, {format_bytes(unallocated)} reserved but unallocated"
-    if free >= asked:
-        late = "other processes released memory before the message was written, or another limit refused it"
-        return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", figures)
-    if unallocated >= asked == SEGMENT_BYTES:
-        # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes("unknown", f"a small allocation, which torch serves only from small blocks; {SNAPSHOT}", figures)
-    if unallocated >= asked:
-        slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        reason = "the unallocated bytes would be enough if they were in one piece"
-        return Holes("slight" if slight else "confirmed", reason, figures)
-    if free + unallocated < asked:
-        return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", figures)
-    return Holes("unknown", f"enough only together, and one allocation cannot use both; {SNAPSHOT}", figures)
+    if shortage.kind == "torch" and shortage.asked_bytes is not None and account.split is not None:
+        return _by_blocks(account.split, shortage.asked_bytes, shortage.free_bytes or 0)
+    return holes_in_message(shortage, limits)
 
 
 def _by_blocks(split: ReservedSplit, asked: int, free: int) -> Holes:

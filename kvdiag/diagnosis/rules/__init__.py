@@ -1,4 +1,8 @@
-"""The rules, one file per verdict family. A new rule is one file and one name here."""
+"""The rules, one file per verdict family. A new rule is one file and one name here.
+
+Their order is that of the output: what is lost for good first (leaks), then what was wrong from the start (baseline),
+then demand beyond capacity, then spikes, fragmentation and the rest. No rule depends on the result of another.
+"""
 
 from __future__ import annotations
 

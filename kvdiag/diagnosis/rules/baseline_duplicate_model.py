@@ -1,12 +1,16 @@
 """baseline.duplicate_model: the idle server holds its weights more than once.
 
 With a pool of known size, the rest of the server's bytes decides: a second copy is there where it exceeds one copy
-plus a CUDA context, and is certain where the weights are much larger than all ordinary overhead. A server without a
+plus a CUDA context, and is certain where the weights are much larger than all ordinary overhead. The first sample is
+from before any load, the newest shows what is still there: the lower of the two counts. A server without a
 pool (one that keeps its cache in torch) shows a copy where its memory rises once by the size of the weights, in one
 step, and stays there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -18,9 +22,9 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
     server_uuids,
 )
-from kvdiag.formatting import format_bytes
+from kvdiag.formatting import format_bytes, format_number
 from kvdiag.kv.calibration.running_server import all_pools_bytes, bytes_problem
-from kvdiag.model import Device, Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, Sample, Status, Timeline
 
 ID = "baseline.duplicate_model"
 
@@ -31,7 +35,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
     known = server_uuids(timeline, facts)
     there = next((found for sample in timeline.samples if (found := server_devices(sample.devices, known))), ())
-    own = [one for device in there if (one := _first_with_server(timeline, device.uuid, facts)) is not None]
+    own = [one for device in there if (one := _least_with_server(timeline, device.uuid, facts)) is not None]
     pools = all_pools_bytes(facts)
     if facts.weights_bytes is None:
         return unknown(ID, "the size of the weights is not known; run kvdiag where the model's files are")
@@ -45,7 +49,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ranks = max(len(own) // copies, 1)
     pool_bytes = pools[0] * ranks
     weights = facts.weights_bytes * copies
-    processes = sum(process.pid in (facts.server_pids or ()) for device in own for process in device.processes or ())
+    processes = sum(len(facts.own_processes(device)) for device in own)
     allowance = limits.context_bytes * max(processes, 1) + sum(
         int(limits.activation_ratio * device.memory.total_bytes) for device in own if device.memory is not None
     )
@@ -58,9 +62,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("unexplained", beyond, "bytes", "computed"),
         Evidence("allowance", allowance, "bytes", "computed"),
     )
-    extra_copies = (beyond - limits.least_context_bytes) // weights if weights else 0
+    extra_copies = (beyond - limits.min_context_bytes) // weights if weights else 0
     if extra_copies >= 1:
         extra = f"{format_bytes(beyond)} beyond its pool and one copy of its weights ({format_bytes(weights)})"
+        if extra_copies > limits.max_extra_copies:
+            what = f"more than {limits.max_extra_copies + 1} copies take; check that it serves these files"
+            return (Finding(ID, "unknown", f"the idle server uses {extra}, {what}", evidence),)
         if beyond <= allowance:
             # Context, activations and graphs of a small model weigh more than its weights.
             either = "a second copy, or ordinary overhead; look for two 'Model loading took' lines in its log"
@@ -68,7 +75,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         status: Status = "fault" if weights >= limits.duplicate_certainty_ratio * allowance else "suspect"
         summary = f"the idle server uses {extra}: the weights are loaded {extra_copies + 1} times"
         return (Finding(ID, status, summary, evidence),)
-    summary = f"the server's memory is its pool, one copy of the weights and {format_bytes(beyond)} of overhead"
+    rest = f"one copy of the weights and {format_bytes(beyond)} of overhead"
+    summary = f"when the server used least, its memory was its pool, {rest}"
     if beyond > allowance:
         summary += f" (usually at most {format_bytes(allowance)}): more than usual, but too little for a second copy"
     return (Finding(ID, "ok", summary, evidence),)
@@ -86,15 +94,15 @@ def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
         Evidence("weights_bytes", weights, "bytes", "host: checkpoint files"),
         Evidence("ratio_to_weights", round(most / weights, 2), "times", "computed"),
     )
-    if most < 2 * weights:
+    if most - weights < weights:
         summary = f"the server uses {format_bytes(most)}, less than twice its weights ({format_bytes(weights)})"
         return (Finding(ID, "ok", summary, evidence),)
     step = _copy_step(held, weights, limits)
     # An engine with metrics takes a pool at start, whose size may equal that of the weights by chance.
     if step is None or any(sample.engines for sample in timeline.samples):
         summary = (
-            f"the engine does not report its KV pool, and uses {format_bytes(most)}, {most / weights:.1f} times its "
-            "weights: a cache, or a second copy; look for two 'Model loading took' lines in its log"
+            f"the engine does not report its KV pool, and uses {format_bytes(most)}, {format_number(most / weights)} "
+            "times its weights: a cache, or a second copy; look for two 'Model loading took' lines in its log"
         )
         return (Finding(ID, "unknown", summary, evidence),)
     before, after = step
@@ -123,15 +131,19 @@ def _copy_step(held: list[int], weights: int, limits: Limits) -> tuple[int, int]
 
 def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
     """The server's bytes on all its devices in every sample that lists its processes."""
-    held: list[int] = []
-    for sample in timeline.samples:
-        sizes = [server_bytes(device, facts.server_pids) for device in sample.devices or ()]
-        known = [size for size in sizes if size is not None]
-        if known:
-            held.append(sum(known))
-    return held
+    each = (
+        [size for device in sample.devices or () if (size := server_bytes(device, facts.server_pids)) is not None]
+        for sample in timeline.samples
+    )
+    return [sum(known) for known in each if known]
 
 
-def _first_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:
-    same = (device for sample in timeline.samples for device in sample.devices or () if device.uuid == uuid)
-    return next((device for device in same if server_bytes(device, facts.server_pids) is not None), None)
+def _least_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:
+    """The first or the newest sample of a device that lists the server, whichever has fewer of its bytes."""
+
+    def first(samples: Iterable[Sample]) -> list[Device]:
+        same = (device for sample in samples for device in sample.devices or () if device.uuid == uuid)
+        return list(islice((one for one in same if server_bytes(one, facts.server_pids) is not None), 1))
+
+    both = (*first(timeline.samples), *first(reversed(timeline.samples)))
+    return min(both, key=lambda one: server_bytes(one, facts.server_pids) or 0, default=None)

@@ -3,7 +3,7 @@
 Each device is judged over the samples that list the server's processes, since before its start and after its exit
 every process is foreign. In this order: other processes' bytes now, bytes of no listed process, sizes that NVML does
 not report (unknown), and another process that was there while the pool was sized and has since exited (suspect). The
-worst device is the finding; where it is not a fault, growth of other processes is looked for as well.
+worst device is the finding; where it is not a fault and no test steps ran, growth of other processes outweighs it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
     due = 0.0
     for sample in timeline.samples:
         # A day of eight GPUs has 140,000 process lists, most of them the same.
-        if sample.devices is None or due > sample.at_seconds <= last - limits.neighbour_seconds:
+        if sample.devices is None or due > sample.at_seconds <= last - limits.process_lists_apart_seconds:
             continue
         keep = sample.at_seconds >= due
         for device in server_devices(sample.devices, own):
@@ -72,7 +72,7 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
                 newest[device.uuid] = [*newest.get(device.uuid, [])[-1:], one]
                 if keep:
                     kept.setdefault(device.uuid, {})[sample.at_seconds] = one
-                    due = sample.at_seconds + limits.neighbour_seconds
+                    due = sample.at_seconds + limits.process_lists_apart_seconds
     if not newest:
         return []
     for uuid, pair in newest.items():
@@ -94,7 +94,7 @@ def _judge_history(history: tuple[_Listing, ...], facts: Facts, limits: Limits, 
         return now
     most = max(history, key=lambda one: _held(one, facts, stay))
     held = _held(most, facts, stay)
-    if held < limits.foreign_suspect_bytes or not _shows_server(most, facts):
+    if held < limits.foreign_suspect_bytes or not facts.own_processes(most.device):
         return now
     ended_seconds_ago = newest.at_seconds - max(
         one.at_seconds for one in history if _held(one, facts, stay) >= held / 2
@@ -113,10 +113,6 @@ def _judge_history(history: tuple[_Listing, ...], facts: Facts, limits: Limits, 
 
 def _held(one: _Listing, facts: Facts, stay: frozenset[int]) -> int:
     return sum(process.used_bytes or 0 for process in one.others(facts) if process.pid in stay)
-
-
-def _shows_server(one: _Listing, facts: Facts) -> bool:
-    return any(process.pid in (facts.server_pids or ()) for process in one.processes)
 
 
 def _names(processes: list[Process]) -> str:
@@ -188,7 +184,7 @@ def _others(
     listing: _Listing, facts: Facts, stay: frozenset[int], *, served: bool
 ) -> tuple[list[Process] | None, bool]:
     """Processes that are not the server's, and whether that is certain; `None` where the server is not listed."""
-    if _shows_server(listing, facts):
+    if facts.own_processes(listing.device):
         return [process for process in listing.others(facts) if process.pid in stay], True
     # Containers see host pids, or none: while a server answers, the only process must be its own.
     if len(listing.processes) == 1 and served:

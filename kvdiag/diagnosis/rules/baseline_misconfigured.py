@@ -17,7 +17,7 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
     serving_devices,
 )
-from kvdiag.formatting import format_bytes
+from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
@@ -34,10 +34,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     own = assigned_uuids(timeline, facts)
     devices, missing = server_devices(serving_devices(timeline), own), None
     if not own and len(devices) > 1:
-        missing, devices = (
-            f"unknown which of {len(devices)} GPUs the server uses; run kvdiag in its PID namespace",
-            (),
-        )
+        missing = f"unknown which of {len(devices)} GPUs the server uses; run kvdiag in its PID namespace"
+        devices = ()
     elif not devices or any(device.memory is None for device in devices):
         unread = "device memory was not read while the server was awake; run kvdiag where NVML works"
         missing = gap_reason(timeline, facts, "nvml") or unread
@@ -72,10 +70,10 @@ def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, 
     drift = None if isinstance(model, str) else model.drift(limits.model_drift_ratio)
     if drift is None:
         return None
-    values = (one.nominal for one in (drift.predicted, drift.reported))
-    predicted, reported = (f"{value:,.2f}" if value % 1 else f"{value:,.0f}" for value in values)
-    summary = f"the model's config gives {predicted} {drift.title}, the engine reports {reported}"
-    return "suspect", ": ".join((f"{summary} ({drift.drift_ratio:+.1%})", *(one.text for one in drift.reasons[:1])))
+    predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
+    summary = f"the model's config gives {predicted} {drift.figure.phrase}, the engine reports {reported}"
+    off = signed(format_ratio(drift.drift_ratio))
+    return "suspect", ": ".join((f"{summary} ({off})", *(one.text for one in drift.reasons[:1])))
 
 
 def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:
@@ -89,9 +87,9 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
     if budget is None:
         return None
     server = server_bytes(device, facts.server_pids)
-    used = _beside_driver_bytes(memory) if server is None else server
-    over = used - budget - _allowance_bytes(device, facts, limits)
-    beyond, share = format_bytes(used - budget), f"{pool.memory_fraction_ratio:.0%} budget"
+    used = _without_driver_bytes(memory) if server is None else server
+    over = used - budget - _allowance_bytes(device, memory, facts, limits)
+    beyond, share = format_bytes(used - budget), f"{format_ratio(pool.memory_fraction_ratio or 0.0)} budget"
     if over > 0 and server is None:
         whose = "unidentified processes; run kvdiag in the server's PID namespace"
         return "unknown", f"{where}: {beyond} used above the {share} by {whose}"
@@ -113,20 +111,18 @@ def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
     return int(pool.memory_fraction_ratio * (memory.total_bytes - (memory.driver_reserved_bytes or 0)))
 
 
-def _beside_driver_bytes(memory: Memory) -> int:
+def _without_driver_bytes(memory: Memory) -> int:
     return memory.used_bytes - (memory.driver_reserved_bytes or 0)
 
 
-def _allowance_bytes(device: Device, facts: Facts, limits: Limits) -> int:
+def _allowance_bytes(device: Device, memory: Memory, facts: Facts, limits: Limits) -> int:
     """What a server takes beyond its budget: the pool is sized after each process's CUDA context is created and
     before graphs are captured.
     """
-    if device.memory is None:
-        return 0
-    own = sum(process.pid in (facts.server_pids or ()) for process in device.processes or ())
-    reported = device.memory.driver_reserved_bytes is not None or own > 0
+    own = len(facts.own_processes(device))
+    reported = memory.driver_reserved_bytes is not None or own > 0
     driver = 0 if reported else limits.driver_reserved_bytes
-    return limits.context_bytes * max(own, 1) + driver + int(limits.over_budget_ratio * device.memory.total_bytes)
+    return limits.context_bytes * max(own, 1) + driver + int(limits.over_budget_ratio * memory.total_bytes)
 
 
 def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Evidence, ...]:
@@ -136,7 +132,7 @@ def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Eviden
     return (
         Evidence(f"{gpu}_free", memory.free_bytes, "bytes", "nvml"),
         Evidence(f"{gpu}_used_by_server", server_bytes(device, facts.server_pids), "bytes", "nvml"),
-        Evidence(f"{gpu}_used_by_processes", _beside_driver_bytes(memory), "bytes", "nvml"),
+        Evidence(f"{gpu}_used_by_processes", _without_driver_bytes(memory), "bytes", "nvml"),
         Evidence(f"{gpu}_budget", _budget_bytes(memory, pool), "bytes", "computed"),
         Evidence(f"{gpu}_driver_reserved", memory.driver_reserved_bytes, "bytes", "nvml"),
     )

@@ -15,12 +15,12 @@ the pool has no room for one more request of the mean size of those that run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import gap_reason
+from kvdiag.diagnosis.timeline_queries import gap_reason, pool_tokens
 from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
@@ -33,8 +33,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     totals = _totals(timeline, facts, limits)
     if totals.counted < limits.idle_samples:
         reason = None if totals.samples else gap_reason(timeline, facts, "engine")
-        check = "check why /metrics lacks vllm:num_preemptions_total (`kvdiag doctor`)"
-        return unknown(ID, reason or f"the engine does not report preemptions; {check}")
+        missing = "the engine does not report preemptions; `kvdiag doctor` shows what /metrics lacks"
+        return unknown(ID, reason or missing)
     preempted, most = totals.preempted, totals.most_waiting
     evidence: tuple[Evidence, ...] = (
         Evidence("preemptions", preempted, "times", "engine"),
@@ -60,72 +60,64 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "suspect", summary, evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
     if any(span.outcome is not None and span.outcome.failed for span in timeline.spans(STEP)):
-        return unknown(ID, "concurrent requests of the run failed; resolve their failure and repeat `kvdiag run`")
+        return unknown(ID, "concurrent requests of the run failed; fix the cause and repeat `kvdiag run`")
     if not worked and totals.most_running <= 1:
-        return unknown(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
+        return unknown(
+            ID, "no two requests ran at the same time; run the test steps (`kvdiag run`), or sample under load"
+        )
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
         return (Finding(ID, "ok", f"no request waited for KV blocks; {paused}", evidence),)
     return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Totals:
     """Totals over all samples of the engines, and how many samples reported preemptions."""
 
-    samples: int
-    counted: int
-    preempted: int
-    preempted_with_room: int
-    longest_wait: int
-    most_waiting: int
-    most_running: int
-    highest_usage: float
+    samples: int = 0
+    counted: int = 0
+    preempted: int = 0
+    preempted_with_room: int = 0
+    longest_wait: int = 0
+    most_waiting: int = 0
+    most_running: int = 0
+    highest_usage: float = 0.0
 
 
 def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
-    """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
-    samples = counted = preempted = with_room = streak = longest_wait = most_waiting = most_running = 0
-    highest_usage = 0.0
+    """The totals in one pass, since a day of samples is long. Each engine counts by itself."""
+    totals, streak = _Totals(), 0
     last: dict[str, Engine] = {}
     for sample in timeline.samples:
         if not sample.engines:
             continue
-        samples += 1
+        totals.samples += 1
         running = waiting = 0
         counts = True
         for engine in sample.engines:
             running += engine.requests_running or 0
-            highest_usage = max(highest_usage, engine.kv_usage_ratio or 0.0)
+            totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
             if engine.requests_waiting:
                 waiting = max(waiting, _waiting_for_room(engine, facts))
             if engine.preemptions_total is None:
                 counts = False
-        most_running = max(most_running, running)
         streak = streak + 1 if waiting else 0
-        if waiting:
-            longest_wait, most_waiting = max(longest_wait, streak), max(most_waiting, waiting)
+        totals.most_running = max(totals.most_running, running)
+        totals.longest_wait = max(totals.longest_wait, streak)
+        totals.most_waiting = max(totals.most_waiting, waiting)
         if not counts:
             continue
-        counted += 1
+        totals.counted += 1
         for engine in sample.engines:
             before = last.get(engine.engine, engine)
             last[engine.engine] = engine
             count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
             if count > 0 and _has_room(before, facts, limits) and _has_room(engine, facts, limits):
-                with_room += count
+                totals.preempted_with_room += count
             elif count > 0:
-                preempted += count
-    return _Totals(
-        samples=samples,
-        counted=counted,
-        preempted=preempted,
-        preempted_with_room=with_room,
-        longest_wait=longest_wait,
-        most_waiting=most_waiting,
-        most_running=most_running,
-        highest_usage=highest_usage,
-    )
+                totals.preempted += count
+    return totals
 
 
 def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:
@@ -134,39 +126,22 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
     A queue alone may be a batch job. `None` where either period was too short, or tokens are not reported.
     """
     tokens, seconds = [0, 0], [0.0, 0.0]
-    before: tuple[float, Sequence[Engine]] | None = None
-    for sample in timeline.samples:
-        if not sample.engines:
+    read = [sample for sample in timeline.samples if sample.engines]
+    for before, sample in pairwise(read):
+        elapsed_seconds = sample.at_seconds - before.at_seconds
+        first, last = before.tokens_total, sample.tokens_total
+        if elapsed_seconds > limits.growth.engine_age_seconds or first is None or last is None:
             continue
-        if before is not None and sample.at_seconds - before[0] <= limits.growth.engine_age_seconds:
-            worked = _worked(before[1], sample.engines)
-            waits = [any(_waiting_for_room(one, facts) for one in each) for each in (before[1], sample.engines)]
-            queued = any(one.requests_waiting for one in (*before[1], *sample.engines))
-            runs = all(any(one.requests_running for one in each) for each in (before[1], sample.engines))
-            if worked is not None and (all(waits) or (runs and not queued)):
-                tokens[all(waits)] += worked
-                seconds[all(waits)] += sample.at_seconds - before[0]
-        before = (sample.at_seconds, sample.engines)
+        both = (before.engines or (), sample.engines or ())
+        waits = all(any(_waiting_for_room(one, facts) for one in each) for each in both)
+        queued = any(one.requests_waiting for each in both for one in each)
+        runs = all(any(one.requests_running for one in each) for each in both)
+        if waits or (runs and not queued):
+            tokens[waits] += last - first
+            seconds[waits] += elapsed_seconds
     if min(seconds) < limits.queue_seconds or not tokens[0]:
         return None
     return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
-
-
-def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
-    """Prompt and generated tokens between two samples; `None` where they are not reported, or after a restart."""
-    first, last = (
-        {
-            (one.engine, place): count
-            for one in engines
-            for place, count in enumerate((one.prompt_tokens_total, one.generation_tokens_total))
-            if count is not None
-        }
-        for engines in (before, now)
-    )
-    if not first or first.keys() != last.keys():
-        return None
-    steps = [last[key] - count for key, count in first.items()]
-    return sum(steps) if min(steps) >= 0 else None
 
 
 def _has_room(engine: Engine, facts: Facts, limits: Limits) -> bool:
@@ -175,7 +150,8 @@ def _has_room(engine: Engine, facts: Facts, limits: Limits) -> bool:
     if pool is None or usage is None or not running:
         return False
     held = pool.used_blocks(usage)
-    return pool.usable_blocks - held > max(2 * held / running, limits.preempted_room_ratio * pool.usable_blocks)
+    next_blocks = limits.preempted_room_requests * held / running
+    return pool.usable_blocks - held > max(next_blocks, limits.preempted_room_ratio * pool.usable_blocks)
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:
@@ -188,17 +164,17 @@ def _waiting_for_room(engine: Engine, facts: Facts) -> int:
 
 
 def _capacity_tokens(facts: Facts) -> int | None:
-    known = [pool.usable_blocks * pool.block_tokens for pool in facts.pools if pool.sliding_window_tokens is None]
+    known = [pool_tokens(pool) for pool in facts.pools if pool.sliding_window_tokens is None]
     return sum(known) if known and len(known) == len(facts.pools) else None
 
 
 def _fits(timeline: Timeline, facts: Facts) -> str:
-    """How many of the concurrent step's requests the pool holds at their full length, in words; or nothing."""
-    workload = next((span.workload for span in timeline.spans(STEP)), None)
+    """How many requests of the concurrent step's last attempt the pool holds at their full length, in words."""
+    workload = next((span.workload for span in reversed(timeline.spans(STEP))), None)
     if workload is None or not workload.requests or not facts.pools or _capacity_tokens(facts) is None:
         return ""
     tokens = workload.tokens_per_request
     holds = sum(pool.usable_blocks // max(-(-tokens // pool.block_tokens), 1) for pool in facts.pools)
     if holds >= workload.requests:
-        return f", although by its size the pool holds all {workload.requests} requests of {tokens:,} tokens"
-    return f"; by its size the pool holds {holds} of {workload.requests} requests of {tokens:,} tokens"
+        return f", although the pool holds all {workload.requests} requests of {tokens:,} tokens at full length"
+    return f"; the pool holds {holds} of {workload.requests} requests of {tokens:,} tokens at full length"

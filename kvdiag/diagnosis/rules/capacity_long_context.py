@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
+from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, whole_load
-from kvdiag.formatting import format_bytes, format_duration
+from kvdiag.formatting import format_bytes, format_count, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.long_context"
@@ -26,12 +26,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         for span, shortage in memory_failures(timeline)
         if span.workload is not None and span.workload.requests == 1
     ]
-    alone = [(tokens, shortage) for tokens, shortage in failed if not enough_room(shortage)]
+    alone = [(tokens, shortage) for tokens, shortage in failed if not holes_in_message(shortage, limits).explain_it]
     if alone:
         tokens, shortage = alone[0]
         free = "" if shortage.free_bytes is None else f" with {format_bytes(shortage.free_bytes)} free"
         requested = f"{format_bytes(shortage.asked_bytes or 0)} requested at once{free}"
-        summary = f"one request of {tokens:,} tokens ran out of memory: {requested}"
+        summary = f"one request of {format_count(tokens)} tokens ran out of memory: {requested}"
         evidence = (Evidence("prompt", tokens, "tokens", "kvdiag"), *shortage_evidence(shortage))
         return (Finding(ID, "fault", summary, evidence),)
     # Any engine may get the request: the smallest pool decides.
@@ -45,7 +45,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             Evidence("capacity", capacity, "tokens", "engine"),
             Evidence("max_model_len", longest, "tokens", "engine"),
         )
-        return (Finding(ID, "fault", summary, evidence),)
+        remedy = (
+            f"Lower --max-model-len to {capacity} or less, or enlarge the pool: raise --gpu-memory-utilization where "
+            "the device has free memory, use an fp8 KV cache (twice the tokens), or more GPUs."
+        )
+        return (Finding(ID, "fault", summary, evidence, remedy=remedy),)
     if (stuck := _stuck(timeline, facts, limits)) is not None:
         return (stuck,)
     worked = [
@@ -59,16 +63,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ]
     if not worked or worked[0].workload is None:
         if failed:
-            reason = f"the request of {failed[0][0]:,} tokens failed because free memory is fragmented"
+            reason = f"the request of {format_count(failed[0][0])} tokens failed because free memory is fragmented"
             return unknown(ID, f"{reason}; remove the fragmentation and repeat `kvdiag run`")
-        return unknown(ID, "no long request was observed to complete; run `kvdiag run`")
+        return unknown(ID, "no long request was observed to complete; run the test steps (`kvdiag run`)")
     tokens = worked[0].workload.prompt_tokens
     evidence = (
         Evidence("prompt", tokens, "tokens", "kvdiag"),
         Evidence("max_model_len", longest, "tokens", "engine"),
         Evidence("capacity", capacity, "tokens", "engine"),
     )
-    return (Finding(ID, "ok", f"a request with a prompt of {tokens:,} tokens completed", evidence),)
+    return (Finding(ID, "ok", f"a request with a prompt of {format_count(tokens)} tokens completed", evidence),)
 
 
 def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:

@@ -1,11 +1,17 @@
 """fragmentation.allocator: enough memory is free, but not in one block.
 
-Decided in this order: an allocation that failed although free and stranded memory together were enough for it (a
-fault, by torch's message in a response or by the agent's black box); torch flushed its cache to continue while much is
-stranded between live blocks (suspect); more than activations explain stays unused through ten idle minutes (suspect
-where most of it is stranded). "Reserved - allocated > 2 GB" alone is none of these: it is cache that the next request
-uses, CUDA graph pools, activation workspace. Only the agents in the server's processes tell them apart; nothing is
-guessed from device memory. The three states stand in kvdiag/diagnosis/reserved_memory.py.
+Decided in this order:
+
+1. Our own requests' out-of-memory messages (kvdiag/diagnosis/request_failures.py): the unallocated bytes alone were
+   enough (fault; suspect if they are a tiny share of the device), or all free bytes together were not (ok).
+2. Each process by the states of kvdiag/diagnosis/reserved_memory.py: an allocation failed although free and stranded
+   memory were enough (fault); torch flushed its cache while much is stranded (suspect); much is unused, and a large
+   block would not fit or it stays so through ten idle minutes, most of it stranded (suspect).
+3. Where that is ok: bytes left over from loading the weights that no request uses (fault after hours, else suspect).
+4. Where none decided: unused bytes that grow while live ones do not, over equal cycles, a soak, or hours.
+
+"Reserved - allocated > 2 GB" alone is none of these: it is cache that the next request uses, CUDA graph pools,
+activation workspace. Only the agents in the server's processes separate them; nothing is guessed from device memory.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
+from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import (
     RecentReadings,
     confirmed,
@@ -34,18 +40,18 @@ from kvdiag.diagnosis.reserved_memory import (
 )
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
-from kvdiag.formatting import format_bytes, format_duration, format_holder, plural
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_holder, plural
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
 ID = "fragmentation.allocator"
-CYCLES = "single_request"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at every out-of-memory message of our own requests, then at each process's allocator statistics."""
     failures = memory_failures(timeline)
-    fragmented = [(span, shortage) for span, shortage in failures if enough_room(shortage)]
+    judged_failures = [(one, holes_in_message(one[1], limits)) for one in failures]
+    fragmented = [one for one, found in judged_failures if found.explain_it]
     if fragmented:
         shortage = max((shortage for _, shortage in fragmented), key=lambda one: one.unallocated_bytes or 0)
         asked, free, unused = (
@@ -53,13 +59,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         room = f"{free} free and {unused} reserved but unallocated"
         summary = f"an allocation of {asked} failed with {room}: no free block is large enough"
-        return (Finding(ID, "fault", summary, _evidence(fragmented, shortage)),)
-    if failures and enough_room(failures[-1][1]) is False:
-        summary = (
-            "the failed allocation exceeds all free and unallocated memory together: out of memory, not fragmentation"
-        )
+        status: Status = "fault" if "confirmed" in {found.state for _, found in judged_failures} else "suspect"
+        return (Finding(ID, status, summary, _evidence(fragmented, shortage)),)
+    if judged_failures and judged_failures[-1][1].state == "none":
+        together = "free and reserved but unallocated memory together"
+        summary = f"the failed allocation exceeds {together}: out of memory, not fragmentation"
         return (Finding(ID, "ok", summary, _evidence(failures, failures[-1][1])),)
     readings = torch_readings(timeline, facts)
+    if not readings and judged_failures:
+        last_failure = judged_failures[-1][1]
+        return unknown(ID, f"{last_failure.figures}: {last_failure.reason}")
     if not readings:
         hidden = "torch's free blocks are visible only inside the server's process; run the agent in it"
         return unknown(ID, f"no allocation failed, and {hidden} (`kvdiag agent`)")
@@ -79,18 +88,17 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
 
     A soak decides where there was one: it separates requests from growth over time.
     """
-    soak = soaked(timeline, facts, limits)
-    found = None if soak is None else of_soak(verdict, soak.of(MemoryComponent.TORCH_UNUSED), limits)
+    found = of_soak(verdict, soaked(timeline, facts, limits).of(MemoryComponent.TORCH_UNUSED), limits)
     if found is not None:
         return found if found.status in ("suspect", "fault") else None
-    growths = allocator_growths(timeline, facts, limits, step=CYCLES)
+    growths = allocator_growths(timeline, facts, limits)
     growing = [one for one in growths if one.reserved.leaking and not one.live.leaking]
     if not growing:
         return None
     most = max(growing, key=lambda one: one.reserved.bytes_per_cycle)
     climb = most.reserved
     evidence = (
-        Evidence("process", most.who, "", "torch"),
+        Evidence("process", most.who, "holder", "torch"),
         Evidence("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
         Evidence("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
         Evidence("live_growth_over_judged_cycles", most.live.judged_bytes, "bytes", "torch"),
@@ -106,14 +114,18 @@ def _left_by_the_load(
 ) -> Finding | None:
     """What torch kept after loading the weights and no request ever used: the pool could be larger by it."""
     # All samples are looked at only where the gap is large at both ends.
-    large = [last for first, last in readings if min(_gap_bytes(first), _gap_bytes(last)) > limits.reserved_gap_bytes]
+    large = [
+        last
+        for first, last in readings
+        if min(first.unallocated_bytes, last.unallocated_bytes) > limits.reserved_gap_bytes
+    ]
     kept = [(*found, last) for last in large if (found := kept_since_start(timeline, last, limits)) is not None]
     if not kept or not facts.pools:
         return None
     most, seconds, last = min(kept, key=lambda one: (-one[0], one[2].title or "", one[2].pid, one[2].device_uuid))
     who, block = last.who, block_bytes(facts)
     tokens = None if not block else most // block * facts.pools[0].block_tokens
-    price = "" if tokens is None else f", room for {tokens:,} tokens"
+    price = "" if tokens is None else f", room for {format_count(tokens)} tokens"
     processes = "" if len(kept) == 1 else f", and more in {plural(len(kept) - 1, 'other process', 'other processes')}"
     return Finding(
         ID,
@@ -121,7 +133,7 @@ def _left_by_the_load(
         f"{format_holder(who)}: {format_bytes(most)} reserved by torch but unused since the server started{price}"
         f"{processes}: left over from loading the weights",
         (
-            Evidence("process", who, "", "torch"),
+            Evidence("process", who, "holder", "torch"),
             Evidence("min_unused_since_start", most, "bytes", "torch"),
             Evidence("processes", len(kept), "processes", "torch"),
             Evidence("kv_tokens_lost", tokens, "tokens", "computed"),
@@ -134,10 +146,6 @@ def _left_by_the_load(
         remedy="Upgrade the engine or the loader (fastsafetensors and others keep their buffers), or load "
         "with --load-format auto, which leaves less behind.",
     )
-
-
-def _gap_bytes(allocator: Allocator) -> int:
-    return allocator.reserved_bytes - allocator.allocated_bytes
 
 
 def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> Finding:
@@ -162,7 +170,7 @@ def _judge_process(last: Allocator, recent: RecentReadings, limits: Limits) -> F
             f"{format_bytes(stranded_bytes(last) or 0)} stranded between live blocks"
         )
         return Finding(ID, "suspect", summary, evidence)
-    gap = _gap_bytes(last)
+    gap = last.unallocated_bytes
     if gap <= limits.reserved_gap_bytes:
         return Finding(ID, "ok", f"{who}: {format_bytes(gap)} reserved by torch but unused, which is normal", evidence)
     return Finding(ID, *_by_the_gap(last, recent, limits), evidence)
@@ -173,7 +181,7 @@ def _by_the_gap(last: Allocator, recent: RecentReadings, limits: Limits) -> tupl
 
     Prometheus keeps two of the parts, but not whether a large block would fit.
     """
-    unused = f"{format_holder(last.who)}: {format_bytes(_gap_bytes(last))} reserved by torch but unused"
+    unused = f"{format_holder(last.who)}: {format_bytes(last.unallocated_bytes)} reserved by torch but unused"
     split = last.split
     releasable, stranded = releasable_bytes(last), stranded_bytes(last)
     if releasable is None or stranded is None or (split is not None and split.fits is None):
@@ -196,9 +204,9 @@ def _by_the_gap(last: Allocator, recent: RecentReadings, limits: Limits) -> tupl
 def _parts(who: str, last: Allocator, recent: RecentReadings, limits: Limits) -> tuple[Evidence, ...]:
     split, failure = last.split, recent_failure(last, limits)
     found: tuple[Evidence, ...] = (
-        Evidence("process", who, "", "torch"),
+        Evidence("process", who, "holder", "torch"),
         Evidence("reserved", last.reserved_bytes, "bytes", "torch"),
-        Evidence("reserved_but_unallocated", _gap_bytes(last), "bytes", "torch"),
+        Evidence("reserved_but_unallocated", last.unallocated_bytes, "bytes", "torch"),
         Evidence("alloc_retries", recent.retries(limits), "times", "torch"),
     )
     if failure is not None:

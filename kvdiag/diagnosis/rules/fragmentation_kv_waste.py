@@ -1,12 +1,13 @@
 """fragmentation.kv_waste: requests use far more KV blocks than their tokens need, and release them at the end.
 
 Causes are large blocks that stay half empty, contiguous reservation up to the maximum length, and padded pages of
-hybrid models. With a load of known tokens the comparison is exact.
+hybrid models. With a load of known tokens the comparison is exact, and decides: more than one block per request beyond
+the need is suspect, and a fault above 1.5 times.
 
-Without one the engine's metrics show waste of several times the most that any of its requests can need. When one more
-request runs, or one fewer, the blocks held change by that request's. Its tokens are bounded by what the page counted:
-no prompt was longer than the most that came between two readings, and a request generated ten times what the mean of
-that many prompts did at the very most. Long contexts that stay resident all the time change neither.
+Without one the engine's metrics show waste of several times the most that any of its requests can need (else unknown).
+When one more request runs, or one fewer, the blocks in use change by that request's. Its tokens are bounded by what the
+engine counted: no prompt was longer than the most that came between two samples, and a request generated ten times
+what the mean of that many prompts did at the very most. Long contexts that stay resident all the time change neither.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, me
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import readings_of
-from kvdiag.formatting import format_count, plural
+from kvdiag.formatting import format_count, format_number, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "fragmentation.kv_waste"
-RUN = "run `kvdiag run`, which sends requests of known size"
+RUN = "run the test steps (`kvdiag run`), which send requests of known size"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare, at the peak of every load, blocks in use with blocks needed and with tokens resident."""
-    growths = [
-        growth
+    peaks = [
+        peak
         for span in timeline.spans()
         if span.workload is not None
         and span.workload.requests
         and blind_spot(timeline, facts, span, limits) is None
         and (floor := floor_before(timeline, facts, span, limits)) is not None
-        and (growth := measure(timeline, facts, span, floor)) is not None
-        and growth.held_blocks > 0
+        and (peak := measure(timeline, facts, span, floor)) is not None
+        and peak.held_blocks > 0
     ]
     pool = next(iter(facts.pools), None)
-    if not growths or pool is None:
+    if not peaks or pool is None:
         return _by_metrics(timeline, facts, limits)
-    worst = max(growths, key=lambda growth: growth.held_blocks / max(growth.need.most_blocks, 1))
-    ratio = worst.held_blocks / max(worst.need.most_blocks, 1)
+    worst = max(peaks, key=lambda peak: peak.held_blocks / max(peak.expected.most_blocks, 1))
+    ratio = worst.held_blocks / max(worst.expected.most_blocks, 1)
     evidence = (
         Evidence("blocks_in_use", worst.held_blocks, "blocks", "engine"),
-        Evidence("blocks_needed", worst.need.most_blocks, "blocks", "computed"),
+        Evidence("blocks_needed", worst.expected.most_blocks, "blocks", "computed"),
         Evidence("tokens_resident", worst.tokens, "tokens", "kvdiag"),
         Evidence("block_size", pool.block_tokens, "tokens", "engine"),
         Evidence("fill_ratio", worst.filled_ratio, "ratio", "computed"),
@@ -56,8 +57,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if worst.excess_blocks <= tolerance:
         return (Finding(ID, "ok", "blocks in use match what the tokens need", evidence),)
     if ratio > limits.kv_excess_fault_ratio:
-        blocks = f"{format_count(worst.held_blocks)} instead of {format_count(worst.need.most_blocks)}"
-        summary = f"requests use {ratio:.1f} times the blocks that their tokens need ({blocks})"
+        blocks = f"{format_count(worst.held_blocks)} instead of {format_count(worst.expected.most_blocks)}"
+        summary = f"requests use {format_number(ratio)} times the blocks that their tokens need ({blocks})"
         return (Finding(ID, "fault", summary, evidence),)
     summary = f"requests use {plural(worst.excess_blocks, 'block')} more than their tokens need"
     return (Finding(ID, "suspect", summary, evidence),)
@@ -70,7 +71,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         return unknown(ID, f"no load of known size was observed; {RUN}")
     evidence = (
         Evidence("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
-        Evidence("max_blocks_needed", waste.need_blocks, "blocks", "computed"),
+        Evidence("max_blocks_needed", waste.expected_blocks, "blocks", "computed"),
         Evidence("max_request_tokens", waste.request_tokens, "tokens", "computed"),
         Evidence("max_prompt_tokens", waste.longest_prompt_tokens, "tokens", "engine"),
         Evidence("min_prompts", waste.prompts, "requests", "engine"),
@@ -78,13 +79,15 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         Evidence("prefix_queries_to_prompt_tokens", round(waste.looked_up_ratio, 3), "ratio", "engine"),
     )
     if waste.ratio < limits.metrics_waste_ratio:
-        used = f"about {waste.blocks_per_request:,.0f} blocks and may need {waste.need_blocks:,}"
-        seen = f" (by the engine's metrics a request uses {used})" if round(waste.blocks_per_request) > 0 else ""
+        expected = format_count(waste.expected_blocks)
+        used = f"about {format_number(waste.blocks_per_request)} blocks in use per request"
+        both = f" (engine metrics: {used}; its tokens need at most {expected})"
+        seen = both if round(waste.blocks_per_request) > 0 else ""
         summary = f"no load of known size was observed{seen}; {RUN}"
         return (Finding(ID, "unknown", summary, evidence),)
     summary = (
-        f"a request of at most {waste.request_tokens:,} tokens uses {waste.blocks_per_request:,.0f} blocks, "
-        f"{waste.ratio:.0f} times what it needs"
+        f"a request of at most {waste.request_tokens:,} tokens uses {format_number(waste.blocks_per_request)} blocks, "
+        f"{format_number(waste.ratio)} times what it needs"
     )
     agrees = 1.0 / limits.metrics_agreement_ratio <= waste.looked_up_ratio <= limits.metrics_agreement_ratio
     # One window's prompts may be odd; what every window shows is how this server reserves.
@@ -97,7 +100,7 @@ class MetricsWaste:
     """An engine over one window: blocks that come and go with a request, and the most that it can need."""
 
     blocks_per_request: float
-    need_blocks: int
+    expected_blocks: int
     request_tokens: int
     longest_prompt_tokens: int
     prompts: int
@@ -111,7 +114,7 @@ class MetricsWaste:
     @property
     def ratio(self) -> float:
         """Held over needed at the most."""
-        return self.blocks_per_request / self.need_blocks
+        return self.blocks_per_request / self.expected_blocks
 
 
 @dataclass(slots=True)
@@ -147,7 +150,7 @@ def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Wind
         if begin is None or seconds - begin > limits.metrics_window_seconds:
             yield window
             window, begin = _Window(), seconds
-        # Over a gap several requests may have come one after the other: their sum bounds nobody's prompt.
+        # Over a gap several requests may have come one after the other: their sum bounds no single prompt.
         if before is not None and seconds - before[0] <= limits.growth.engine_age_seconds:
             _count(window, before[1], engine, pool)
         before = (seconds, engine)
@@ -158,8 +161,6 @@ def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
     prompt = (now.prompt_tokens_total or 0) - (before.prompt_tokens_total or 0)
     generated = (now.generation_tokens_total or 0) - (before.generation_tokens_total or 0)
     looked_up = (now.prefix_queries_total or 0) - (before.prefix_queries_total or 0)
-    if prompt < 0 or generated < 0 or looked_up < 0:
-        return  # a restart
     window.prompt_tokens += prompt
     window.generated_tokens += generated
     window.looked_up_tokens += looked_up
@@ -182,12 +183,12 @@ def _of(window: _Window, facts: Facts, limits: Limits) -> MetricsWaste | None:
     tokens = round(window.longest_tokens + generated)
     if facts.max_model_len_tokens is not None:
         tokens = min(tokens, facts.max_model_len_tokens)
-    need = blocks_needed([tokens], facts)
-    if need is None:
+    expected = blocks_needed([tokens], facts)
+    if expected is None:
         return None
     return MetricsWaste(
         blocks_per_request=median(window.changes),
-        need_blocks=need.most_blocks + limits.blocks_per_request_tolerance,
+        expected_blocks=expected.most_blocks + limits.blocks_per_request_tolerance,
         request_tokens=tokens,
         longest_prompt_tokens=window.longest_tokens,
         prompts=prompts,

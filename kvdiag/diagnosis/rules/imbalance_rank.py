@@ -98,7 +98,7 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
         held = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
     if held is None:
         return None
-    own = [one for one in device.processes or () if one.pid in (facts.server_pids or ())]
+    own = facts.own_processes(device)
     return _Rank(
         device=device,
         held_bytes=held,

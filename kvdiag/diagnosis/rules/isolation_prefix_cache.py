@@ -20,7 +20,7 @@ from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.formatting import format_p_value, plural
+from kvdiag.formatting import format_duration, format_number, format_p_value, plural
 from kvdiag.model import Evidence, Facts, Finding, Probe, ProbeKind, Sample, Span, Status, Timeline
 from kvdiag.stats.rank_tests import rank_sum_tail
 
@@ -297,8 +297,8 @@ def timing(found: Isolation, limits: Limits) -> str | None:
         return _noise(found)
     ratio = median(found.new.seconds) / max(median(found.own.seconds), 1e-6)
     return (
-        f"the first token of a hit comes {ratio:.1f} times as fast ({_times(found)}; p-value {_p_value(found)}): where "
-        "tenants share a cache, timing reveals which prompts others have sent"
+        f"time to first token: {_times(found)}. Own repeats come {format_number(ratio)} times as fast as new prompts "
+        f"(p-value {_p_value(found)}): where tenants share a cache, timing reveals which prompts others have sent"
     )
 
 
@@ -312,5 +312,6 @@ def _p_value(found: Isolation) -> str:
 
 
 def _times(found: Isolation) -> str:
-    arms = (("new", found.new), ("own", found.own), ("other salt", found.salted), ("no salt", found.unsalted))
-    return ", ".join(f"{name} {1000.0 * median(arm.seconds):,.0f} ms" for name, arm in arms if arm.seconds)
+    names = ("new prompt", "own repeat", "other tenant with other salt", "other tenant unsalted")
+    arms = zip(names, (found.new, found.own, found.salted, found.unsalted), strict=True)
+    return ", ".join(f"{name} {format_duration(median(arm.seconds))}" for name, arm in arms if arm.seconds)

@@ -6,7 +6,7 @@ separate requests from what grows anyway. A timeline without steps goes to the g
 On an engine that takes its pool at start, device memory must stay flat under load. Judged on equal cycles after the
 first ones, whose first-touch growth is normal (benign.warmup). NVML shows that the server's process grows; whether
 torch's allocator or something outside it holds the bytes is only visible inside the process: where agents publish it,
-the two are separated, and torch's leak shows long before it fills a page of the driver. Elsewhere growth gets the
+the two are separated, and torch's leak shows long before it takes a page of the driver. Elsewhere growth gets the
 verdict that it mostly is with that engine, and the other one is unknown.
 """
 
@@ -15,73 +15,82 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from kvdiag.diagnosis.growth.attribution import (
-    NON_TORCH,
-    TORCH,
-    UNDECIDED,
-    device_growth,
-    likely_and_other,
-    torch_growth,
-)
+from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, device_growth, filling, torch_growth, undecided
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceGrowth, allocator_growths, device_growths
+from kvdiag.diagnosis.growth.equal_cycles import (
+    CYCLES,
+    AllocatorGrowth,
+    Climb,
+    DeviceGrowth,
+    allocator_growths,
+    device_growths,
+)
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
-from kvdiag.formatting import format_bytes, format_holder
+from kvdiag.diagnosis.timeline_queries import NO_DEVICES, first_devices, gap_reason
+from kvdiag.formatting import format_bytes, format_duration, format_holder
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
-
-CYCLES = "single_request"
 
 UNSTEADY = "but not steadily; run `kvdiag run --soak`"
 SEE_PROCESSES = "run kvdiag in the server's PID namespace"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours."""
-    # A run's cycles decide what they can; without any, hours of readings do.
+    """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours.
+
+    Until hours were observed, what would exhaust a device within the hour is unknown with that sentence, never healthy.
+    """
+    # A run's cycles decide what they can; without any, hours of samples do.
     if not timeline.marks:
         over_hours = torch_growth(timeline, facts, limits) or device_growth(timeline, facts, limits)
-        if over_hours:
-            return over_hours
+        found = over_hours or _by_cycles(timeline, facts, limits)
+        is_growth = any(one.status in ("fault", "suspect") for one in found)
+        return found if is_growth else filling(timeline, facts, limits) or found
     found = _by_cycles(timeline, facts, limits)
     by_soak = _by_soak(timeline, facts, limits)
     return tuple(weightier(by_soak.get(one.id), one) for one in found)
 
 
+def leak_of_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
+    """The leak that the equal cycles show; `None` where they show none, or a soak saw the growth stop."""
+    judged = {one.id: one.status for one in judge(timeline, facts, limits)}
+    by_cycles = _by_cycles(timeline, facts, limits)
+    return next((one for one in by_cycles if one.status == "fault" and judged[one.id] != "ok"), None)
+
+
 def _by_soak(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, Finding]:
     """The findings of a soak, of the components that it read; empty where there was none, or none could be judged."""
     soak = soaked(timeline, facts, limits)
-    if soak is None:
-        return {}
     torch = finding(TORCH, soak.of(MemoryComponent.TORCH_LIVE), limits)
-    beside = finding(NON_TORCH, soak.of(MemoryComponent.OUTSIDE_TORCH), limits)
+    non_torch = finding(NON_TORCH, soak.of(MemoryComponent.OUTSIDE_TORCH), limits)
     whole = finding(NON_TORCH, soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE), limits)
-    if torch is None and beside is None and whole is not None:
-        # NVML alone: whatever is flat is flat in torch, too; what grows may be torch's.
+    if torch is None and non_torch is None and whole is not None:
+        # NVML alone: what is flat is flat in torch, too; what grows may be torch's.
         if whole.status == "ok":
             return {TORCH: replace(whole, id=TORCH), NON_TORCH: whole}
-        likely, other = likely_and_other(facts.engine_name)
-        named = replace(whole, id=likely, summary=f"{whole.summary}; {UNDECIDED}")
-        return {other: Finding(other, "unknown", UNDECIDED), likely: named}
-    return {one.id: one for one in (torch, beside) if one is not None}
+        torch, non_torch = undecided(whole, facts)
+    return {one.id: one for one in (torch, non_torch) if one is not None}
 
 
 def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    inside = allocator_growths(timeline, facts, limits, step=CYCLES)
+    inside = allocator_growths(timeline, facts, limits)
     if inside:
         return _of_torch(inside, limits), _outside_torch(inside, timeline, facts, limits)
     if not first_devices(timeline):
-        unread = "no device memory was read; run kvdiag where NVML works"
-        return _both("unknown", gap_reason(timeline, facts, "nvml") or unread)
-    growths = device_growths(timeline, facts, limits, step=CYCLES)
+        return _both("unknown", gap_reason(timeline, facts, "nvml") or NO_DEVICES)
+    growths = device_growths(timeline, facts, limits)
     if not growths:
         few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
-        hours = f"{limits.growth.window_hours[0]:.0f} h"
+        hours = format_duration(limits.growth.window_hours[0] * HOUR_SECONDS)
         short = f"no test run was made, and less than {hours} of device samples is usable"
-        how = "pause traffic for the run" if timeline.marks else f"run `kvdiag run`, or sample for {hours}"
+        how = (
+            "pause traffic for the run"
+            if timeline.spans(CYCLES)
+            else f"run the test steps (`kvdiag run`), or sample for {hours}"
+        )
         return _both("unknown", f"{few if timeline.marks else short}; {how}")
-    # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
+    # The server's own leak on one GPU is not to be hidden by another process's faster growth on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most, limits), _amount(most)
     if most.owner == "another process":
@@ -96,12 +105,7 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     hidden = "device memory (whose process is not visible)"
     whose = "memory of the server's process" if most.owner == "server" else hidden
     summary = f"{where}: {whose} {_grows(most.bytes_per_cycle)}"
-    likely, other = likely_and_other(facts.engine_name)
-    found = {
-        likely: Finding(likely, "fault", f"{summary}; {UNDECIDED}", evidence),
-        other: Finding(other, "unknown", UNDECIDED),
-    }
-    return found[TORCH], found[NON_TORCH]
+    return undecided(Finding(NON_TORCH, "fault", summary, evidence), facts)
 
 
 def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
@@ -139,15 +143,15 @@ def _outside_torch_by_device(
     inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits
 ) -> Finding:
     """Where no process's bytes are reported: what its device grew by, less what torch reserved."""
-    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "another process"]
+    growths = [one for one in device_growths(timeline, facts, limits) if one.owner != "another process"]
     reserved: Counter[str] = Counter()
     for one in inside:
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
-    beside = [(one, one.judged_bytes - reserved[cuda_uuid(one.uuid)]) for one in growths]
-    if not beside:
+    non_torch = [(one, one.judged_bytes - reserved[cuda_uuid(one.uuid)]) for one in growths]
+    if not non_torch:
         unread = f"the bytes of the server's processes are not reported; {SEE_PROCESSES}"
         return Finding(NON_TORCH, "unknown", gap_reason(timeline, facts, "nvml") or unread)
-    most, rest = max(beside, key=lambda one: one[1])
+    most, rest = max(non_torch, key=lambda one: one[1])
     where, amount = f"GPU {most.gpu}", f"{format_bytes(rest)} in {most.judged_cycles} equal requests"
     status: Status
     if rest < limits.device_quantum_bytes:
@@ -174,7 +178,7 @@ def _flat(what: str, cycles: int, limit_bytes: int) -> str:
 
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:
     return (
-        Evidence("process", growth.who, "", "torch"),
+        Evidence("process", growth.who, "holder", "torch"),
         Evidence(f"{what}_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
         Evidence(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
         Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
@@ -197,5 +201,5 @@ def _evidence(growth: DeviceGrowth, limits: Limits) -> tuple[Evidence, ...]:
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
         Evidence("smallest_detectable_leak", limits.device_quantum_bytes, "bytes per request", "computed"),
-        Evidence("holder", growth.owner, "", "nvml"),
+        Evidence("holder", growth.owner, "holder", "nvml"),
     )

@@ -1,8 +1,10 @@
 """leak.host: anonymous memory of one of the server's processes keeps growing on the host.
 
-The most common real leak, and in any of the processes: the API server, the engine core, a worker. Anonymous bytes and
-not resident ones, since page cache and mapped weights come and go as the kernel likes; where only those are
-reported, as by the API server's metrics endpoint, they count after hours. A run of minutes cannot see it.
+The most common real leak, and in any of the processes: the API server, the engine core, a worker. Decided in this
+order: a soak; each process's anonymous bytes over hours; all processes together, where none shows it alone; resident
+bytes where no others are reported, as by the API server's metrics endpoint. Anonymous bytes come first, because page
+cache and mapped weights come and go as the kernel likes. Growth is then compared with the size limits of the process's
+caches (`host_caches`). A run of minutes without a soak cannot detect it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,7 @@ ID = "leak.host"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Judge a soak's cycles; without one, each process over as many hours as there are samples."""
-    soak = soaked(timeline, facts, limits)
-    by_soak = None if soak is None else of_soak(ID, soak.of(Part.HOST_ANONYMOUS), limits)
+    by_soak = of_soak(ID, soaked(timeline, facts, limits).of(Part.HOST_ANONYMOUS), limits)
     if by_soak is not None:
         return (by_soak,)
     # The anonymous bytes of each process, then of all together; then resident ones where no others are reported.

@@ -1,16 +1,16 @@
-"""leak.kv_blocks: KV blocks still in use while no request runs. Exact accounting, no statistics.
+"""leak.kv_blocks: KV blocks still in use while no request runs. Exact accounting; statistics only if it is never idle.
 
 The usage gauge counts blocks with a live reference only; cached blocks without one are free
 (vllm/v1/core/block_pool.py::BlockPool.get_usage), so an idle engine must show 0, with or without prefix caching.
 Decided in this order:
 
-1. Idle intervals of the engine that runs now: blocks in use at the end of the last one are a leak, unless they are
+1. Idle intervals of the life that is judged: blocks in use at the end of the last one are a leak, unless they are
    fewer than before (still being released) or the pool had not settled (unknown). A KV connector may hold the blocks
    of finished requests until its timeout: suspect until then.
 2. Nothing in use at the end: blocks that a timeout released late, then a prefix cache whose hits collapsed.
-3. Never idle: blocks that nobody returns are held at every moment, so the lowest usage over hours bounds them exactly,
-   and where they grow, the lowest readings beside equal numbers of running requests rise. That proves no leak, since
-   requests may have become longer, but where they do not rise there is none.
+3. Never idle: leaked blocks are in use at every moment, so the lowest usage over hours bounds them exactly, and where
+   they grow, the lowest samples at equal numbers of running requests rise. A rise proves no leak, since requests may
+   have become longer (unknown), but without one there is none.
 
 The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
@@ -25,11 +25,10 @@ from typing import Literal
 from kvdiag import stats
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
-from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
+from kvdiag.formatting import format_bytes, format_duration, format_number, format_rate, format_ratio, plural
 from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
 
 ID = "leak.kv_blocks"
@@ -39,43 +38,41 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
-    # When the engine that runs now started, as far as observed: its pool was empty then.
-    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
-    began = max([facts.started_seconds or 0.0, *restarts])
-    every = idle_floors(timeline, facts, limits)
-    intervals = [floor for floor in every if floor.at_seconds >= began]
+    intervals = idle_floors(timeline, facts, limits)
     floors = [floor for floor in intervals if floor.blocks is not None]
     if not floors:
-        if not timeline.marks and (lowest := busy_floor(timeline, facts, limits, began)) is not None:
+        if not timeline.marks and (lowest := busy_floor(timeline, facts, limits)) is not None:
             return (_under_load(lowest, facts),)
-        return unknown(ID, _not_idle(every, timeline, facts))
+        return unknown(ID, _not_idle(timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
     if intervals[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
         return unknown(ID, "the pool had not settled at the last sample; sample the idle server for a few seconds more")
     requests = _requests_between(timeline, first, last)
+    counted = ("requests including warm-up", "kvdiag") if timeline.marks else ("requests", "engine")
     evidence: tuple[Evidence, ...] = (
         Evidence("idle_intervals", len(floors), "intervals", "engine"),
         Evidence("blocks_at_first_idle", before, "blocks", "engine"),
         Evidence("blocks_at_last_idle", held, "blocks", "engine"),
-        Evidence("requests_between", requests, "requests", "kvdiag"),
+        Evidence("requests_between", requests, *counted),
     )
     if held == 0:
-        if late := late_holds(timeline, facts, limits):
+        if late := late_frees(timeline, facts, limits):
             return (_released_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:
             return (_hits_collapsed(collapse, evidence),)
-        summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')}"
+        limit = f"detection limit 1 block over {plural(requests, 'request')}" if requests else "detection limit 1 block"
+        summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')} ({limit})"
         return (Finding(ID, "ok", summary, evidence),)
     # What falls below the lowest floor since the pool was last empty is being released late.
-    since_empty = takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))
-    if held < min((floor.blocks or 0 for floor in since_empty), default=0):
+    since_empty = [last, *takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))]
+    if held < min((floor.blocks or 0 for floor in since_empty[1:]), default=0):
         blocks = plural(held, "block is", "blocks are")
         summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
         return (Finding(ID, "unknown", summary, evidence),)
     size = block_bytes(facts)
     amount = f" ({format_bytes(held * size)})" if size is not None else ""
-    rate = f"; +{(held - before) / requests:.2g} per request" if requests and held > before else ""
+    rate = f"; +{format_number((held - before) / requests)} per request" if requests and held > before else ""
     total = sum(pool.usable_blocks for pool in facts.pools)
     left = None if not requests or held <= before else round((total - held) * requests / (held - before))
     evidence += (
@@ -87,26 +84,27 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if growth is not None and growth.exhaustion_seconds is not None:
         grows = format_rate(growth.bytes_per_second * HOUR_SECONDS)
         rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
-    summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
+    summary = f"{format_number(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
+    since = since_empty[-1].begin_seconds
     if facts.kv_connector is not None and _held_seconds(last, timeline, facts) < limits.connector_timeout_seconds:
         timeout = format_duration(limits.connector_timeout_seconds)
         summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"
-        return (Finding(ID, "suspect", summary, evidence, growth=growth),)
-    return (Finding(ID, "fault", summary, evidence, growth=growth),)
+        return (Finding(ID, "suspect", summary, evidence, growth=growth, since_seconds=since),)
+    return (Finding(ID, "fault", summary, evidence, growth=growth, since_seconds=since),)
 
 
 def _growth(floors: Sequence[IdleFloor], block_bytes: int, room_bytes: int, limits: Limits) -> GrowthFigures | None:
-    """The mean growth since the pool was last empty, and when it fills the pool; `None` over too few idle intervals.
+    """The mean growth since the pool was last empty, and when the pool is full; `None` over too few idle intervals.
 
     The bounds are the slowest and the fastest of two halves, since load differs from one to the next.
     """
     held = floors[-len(tuple(takewhile(lambda floor: floor.blocks, reversed(floors)))) - 1 :]
-    first, middle, last = held[0], held[len(held) // 2], held[-1]
+    first, halfway, last = held[0], held[len(held) // 2], held[-1]
     if len(held) < limits.kv_growth_intervals or (last.blocks or 0) <= (first.blocks or 0):
         return None
     rates = [
         ((after.blocks or 0) - (before.blocks or 0)) * block_bytes / (after.at_seconds - before.at_seconds)
-        for before, after in ((first, middle), (first, last), (middle, last))
+        for before, after in ((first, halfway), (first, last), (halfway, last))
     ]
     slowest, fastest = max(min(rates), 0.0), max(rates)
     return GrowthFigures(
@@ -134,7 +132,7 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
         ID,
         # Once may be a peer that was lost; what happens again is how this server works.
         "fault" if len(large) > 1 else "suspect",
-        f"{format_count(most)} of {plural(total, 'KV block')} stayed in use for up to "
+        f"{format_number(most)} of {plural(total, 'KV block')} stayed in use for up to "
         f"{format_duration(longest)} while idle, {times}; released by a timeout, not when their requests ended",
         (
             *evidence,
@@ -170,9 +168,7 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
     )
 
 
-def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
-    if any(floor.blocks is not None for floor in every):
-        return "the engine restarted and has not been idle for two samples in a row since; pause traffic for a moment"
+def _not_idle(timeline: Timeline, facts: Facts) -> str:
     answered = any(sample.engines for sample in timeline.samples)
     reason = None if answered else gap_reason(timeline, facts, "engine")
     return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
@@ -181,7 +177,7 @@ def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> s
 def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     """A server that is never idle, by its minimum usage: ok as far as that bounds a leak, else unknown."""
     total = sum(pool.usable_blocks for pool in facts.pools)
-    lowest = f"{format_count(floor.lowest_blocks)} of {plural(total, 'KV block')}"
+    lowest = f"{format_number(floor.lowest_blocks)} of {plural(total, 'KV block')}"
     evidence = (
         Evidence("window", round(floor.hours, 2), "hours", "kvdiag"),
         Evidence("min_blocks_under_load", floor.lowest_blocks, "blocks", "engine"),
@@ -191,14 +187,15 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     )
     if floor.says == "bounded":
         most = plural(floor.lowest_blocks, "block is leaked", "blocks are leaked")
-        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: at most {most}", evidence)
+        leaked = f"at most {most}" if floor.lowest_blocks else "no block is leaked"
+        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: {leaked}", evidence)
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
-        window = format_duration(floor.hours * HOUR_SECONDS)
-        summary = f"{usage} did not rise over {window} (detection limit {floor.visible_per_hour:,.2g} blocks/h)"
+        window, limit = format_duration(floor.hours * HOUR_SECONDS), format_number(floor.visible_per_hour)
+        summary = f"{usage} did not rise over {window} (detection limit {limit} blocks/h)"
         return Finding(ID, "ok", summary, evidence)
     if floor.says == "rising":
-        rate = f"{floor.growth_per_hour:,.2g} blocks/h"
+        rate = f"{format_number(floor.growth_per_hour)} blocks/h"
         summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
         return Finding(ID, "unknown", summary, evidence)
     summary = (
@@ -215,20 +212,18 @@ def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> flo
 
 
 def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
-    """How long blocks had been in use without a pause, nothing running beside them, at the end of an idle interval."""
-    since = floor.at_seconds
-    for sample in reversed(timeline.between(timeline.samples[0].at_seconds, floor.at_seconds)):
-        if sample.engines is not None:
-            if not _held_idle(sample, facts):
-                break
-            since = sample.at_seconds
-    return floor.at_seconds - since
+    """How long blocks had been in use without a pause, with nothing running, at the end of an idle interval."""
+    newest_first = reversed(timeline.between(timeline.samples[0].at_seconds, floor.at_seconds))
+    read = (sample for sample in newest_first if sample.engines is not None)
+    held = [sample.at_seconds for sample in takewhile(lambda sample: _held_idle(sample, facts), read)]
+    return floor.at_seconds - min(held, default=floor.at_seconds)
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
-    """Requests of kvdiag's own between two floors; other clients' requests are not counted."""
+    """Requests between two floors: kvdiag's own if it sent any, else all that the engines counted as finished."""
     if not timeline.marks:
-        return None
+        counts = [_finished(timeline, floor.at_seconds) for floor in (first, last)]
+        return None if counts[0] is None or counts[1] is None else counts[1] - counts[0]
     return sum(
         span.outcome.completed + span.outcome.failed
         for span in timeline.spans()
@@ -236,6 +231,12 @@ def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> 
         and span.release_seconds is not None
         and first.at_seconds < span.release_seconds <= last.at_seconds
     )
+
+
+def _finished(timeline: Timeline, at_seconds: float) -> int | None:
+    """Requests that the engines counted as finished up to a moment; `None` where one does not count them."""
+    last = next((one for one in reversed(timeline.between(0.0, at_seconds)) if one.engines), None)
+    return None if last is None else last.total("requests_finished_total")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +247,7 @@ class LateFree:
     blocks: int
 
 
-def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
+def late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
     """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
@@ -269,8 +270,8 @@ def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
 
 
 def _held_idle(sample: Sample, facts: Facts) -> int | None:
-    """Blocks held in a reading of idle engines; `None` where they work, or do not tell."""
-    # Most readings of a day are of a server that works, or that holds nothing.
+    """Blocks held in a sample of idle engines; `None` where they work, or do not report it."""
+    # Most samples of a day are of a server that works, or that holds nothing.
     if not any(engine.kv_usage_ratio for engine in sample.engines or ()) or sample.engines_idle is not True:
         return None
     return None if sample.load is not None and sample.load.requests else held_blocks(sample, facts)
@@ -284,10 +285,10 @@ Says = Literal["bounded", "flat", "rising", "open"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyFloor:
-    """The lowest readings of a pool over some hours.
+    """The lowest samples of a pool over some hours.
 
-    `lowest_blocks` is the lowest of the newest third, beside `running` requests. `growth_per_hour` is that of the
-    lowest readings at equal numbers of running requests, `visible_per_hour` what could have been missed: in blocks.
+    `lowest_blocks` is the lowest of the newest third, with `running` requests. `growth_per_hour` is that of the
+    lowest samples at equal numbers of running requests, `visible_per_hour` what could have been missed: in blocks.
     """
 
     hours: float
@@ -298,16 +299,16 @@ class BusyFloor:
     says: Says
 
 
-def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: float) -> BusyFloor | None:
-    """What the lowest readings say; `None` where there are too few of them since a moment."""
-    readings = _readings(timeline, facts, limits, since_seconds)
+def busy_floor(timeline: Timeline, facts: Facts, limits: Limits) -> BusyFloor | None:
+    """What the lowest samples say; `None` where there are too few of them."""
+    readings = _readings(timeline, facts, limits)
     if not readings:
         return None
     first, last = readings[0][2], readings[-1][2]
     hours = (last - first) / HOUR_SECONDS
     if last - first < limits.busy_floor_seconds:
         return None
-    count = limits.busy_floor_cells
+    count = limits.busy_floor_bins
     cells: list[Reading | None] = [None] * count
     for reading in readings:
         place = min(int((reading[2] - first) / (last - first) * count), count - 1)
@@ -320,7 +321,7 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: 
     slope = None if lows is None or running is None else stats.slope(lows, [running])
     if slope is None:
         return None
-    lowest = min(cell for cell in cells[-count // 3 :] if cell is not None)
+    lowest = min(cell for cell in cells[-round(limits.busy_floor_last_ratio * count) :] if cell is not None)
     # Less than a block in all cannot show.
     visible = max(slope.per_step, 0.0) + max(limits.busy_floor_errors * slope.error_per_step, 1.0 / count)
     total = sum(pool.usable_blocks for pool in facts.pools)
@@ -342,11 +343,11 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: 
     )
 
 
-def _readings(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: float) -> list[Reading]:
+def _readings(timeline: Timeline, facts: Facts, limits: Limits) -> list[Reading]:
     found: list[Reading] = []
-    due = since_seconds
+    due = 0.0
     for sample in timeline.samples:
-        if sample.engines is None or sample.at_seconds < due or any(engine.asleep for engine in sample.engines):
+        if sample.engines is None or sample.at_seconds < due or sample.asleep:
             continue
         held = held_blocks(sample, facts)
         running = [engine.requests_running for engine in sample.engines]

@@ -7,8 +7,8 @@ Decided in this order:
 2. Requests of our own that failed with an out-of-memory message, unless another verdict explains each of them: a single
    long request is capacity.long_context, and enough memory in too small pieces is fragmentation.allocator.
 3. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
-4. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
-   shorter than the time between two samples, but torch keeps what they took: the minimum of free bytes records them.
+4. If nothing failed: a device with almost nothing free while requests run, and free again afterwards. Most transients
+   are shorter than the time between two samples, but torch keeps what they took, so the minimum of free bytes shows it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
+from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
 from kvdiag.diagnosis.server_exits import server_exits
-from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
+from kvdiag.diagnosis.timeline_queries import (
+    NO_DEVICES,
+    assigned_uuids,
+    gap_reason,
+    server_bytes,
+    server_devices,
+    torch_readings,
+)
 from kvdiag.formatting import format_bytes, format_holder, plural
 from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
@@ -38,7 +45,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if judged:
         return (worst(judged),)
     if failures := memory_failures(timeline):
-        return (worst(_of_request(span, shortage) for span, shortage in failures),)
+        return (worst(_of_request(span, shortage, limits) for span, shortage in failures),)
     ended = [one for one in server_exits(timeline, facts, limits) if one.answered_before]
     if ended:
         last = ended[-1]
@@ -56,18 +63,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     return (_of_devices(timeline, facts, limits),)
 
 
-def _of_request(span: Span, shortage: Shortage) -> Finding:
+def _of_request(span: Span, shortage: Shortage, limits: Limits) -> Finding:
     asked = format_bytes(shortage.asked_bytes or 0)
     free = "" if shortage.free_bytes is None else f" with {format_bytes(shortage.free_bytes)} free"
     evidence = (*shortage_evidence(shortage), Evidence("step", span.step, "", "kvdiag"))
-    room = enough_room(shortage)
-    if room:
-        summary = f"enough memory was free for the failed allocation of {asked}, but not in one piece"
+    found = holes_in_message(shortage, limits)
+    if found.explain_it:
+        summary = f"free plus unallocated memory was enough for {asked}, but in no single block"
         return Finding(ID, "ok", summary, evidence)
     if span.workload is not None and span.workload.requests == 1:
         summary = f"the failed allocation of {asked} was for a request that ran alone: a context limit, not a spike"
         return Finding(ID, "ok", summary, evidence)
-    if room is None:
+    if found.state == "unknown":
         summary = f"an allocation of {asked} failed{free}; run the agent in the server to see why (`kvdiag agent`)"
         return Finding(ID, "unknown", summary, evidence)
     return Finding(ID, "fault", f"{asked} requested at once{free} under concurrent requests", evidence)
@@ -79,7 +86,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
     grown = last.allocated_bytes - first.allocated_bytes
     failure = last.failure
     evidence: tuple[Evidence, ...] = (
-        Evidence("process", last.who, "", "torch"),
+        Evidence("process", last.who, "holder", "torch"),
         Evidence("failed_allocations", times, "times", "torch"),
         Evidence("allocated_growth", grown, "bytes", "torch"),
     )
@@ -94,7 +101,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
         Evidence("available_with_unused", room, "bytes", "black box"),
     )
     if confirmed(failure):
-        summary = f"{who}: enough memory was free for the failed allocation, but not in one piece"
+        summary = f"{who}: free plus unallocated memory was enough for the failed allocation, but in no single block"
         return Finding(ID, "ok", summary, evidence)
     if short > 0 and grown >= short:
         growth = f"torch's allocated bytes had grown by {format_bytes(grown)}"
@@ -119,7 +126,14 @@ class _Dip:
 def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
-        unread = "no GPU of the server was read under load; run kvdiag in its PID namespace"
+        how = (
+            "run the test steps (`kvdiag run`)"
+            if assigned_uuids(timeline, facts)
+            else "run kvdiag in the server's PID namespace"
+        )
+        unread = f"no GPU of the server was sampled while requests ran; {how}"
+        if timeline.samples and all(sample.devices is None for sample in timeline.samples):
+            return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or NO_DEVICES)
         if timeline.samples and not any(sample.engines_idle is False for sample in timeline.samples):
             return Finding(ID, "unknown", "no request ran while the GPUs were sampled; sample the server under load")
         return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or unread)
@@ -167,7 +181,7 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     idle: dict[str, Device] = {}
     due = times[0]
     for sample in timeline.samples:
-        # A day of eight GPUs has 700,000 readings, and torch keeps what the most needed of them took.
+        # A day of eight GPUs has 700,000 samples, and torch keeps what the most needed of them took.
         if sample.devices is None or sample.at_seconds < due:
             continue
         place = bisect_right(times, sample.at_seconds) - 1

@@ -1,4 +1,4 @@
-"""spike.graph_capture: CUDA graphs do not fit beside the pool, and the server exits before its first answer.
+"""spike.graph_capture: CUDA graphs do not fit next to the pool, and the server exits before its first answer.
 
 A timeline alone shows that a start failed and how little memory was free; whether graphs were being captured at that
 time stands only in the engine's log (kvdiag/diagnosis/postmortem/transients.py). An engine that serves has its graphs.
@@ -33,6 +33,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         return (Finding(ID, "unknown", summary, evidence),)
     if any(sample.engines for sample in timeline.samples):
-        return (Finding(ID, "ok", "the engine is serving, so graph capture succeeded"),)
+        return (Finding(ID, "ok", "the engine has served, so graph capture succeeded"),)
     unseen = "no engine start was observed; restart the engine while `kvdiag serve` runs"
     return unknown(ID, gap_reason(timeline, facts, "engine") or unseen)

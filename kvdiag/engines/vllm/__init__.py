@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.openai_client import OpenAIClient
-from kvdiag.engines.vllm import metrics, requests, settings, startup_log
+from kvdiag.engines.vllm import metrics, settings, startup_log
+
+
+def completion_body(
+    *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
+) -> dict[str, Any]:
+    """The JSON body of one request, in vLLM's dialect.
+
+    `ignore_eos` and `min_tokens` make the length exact; `continuous_usage_stats` puts an exact count into every chunk,
+    even where several tokens come in one.
+    """
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **({} if cache_salt is None else {"cache_salt": cache_salt}),
+        **({} if user is None else {"user": user}),
+    }
+
 
 ENGINE = EngineAdapter(
     name="vllm",
@@ -41,8 +66,8 @@ ENGINE = EngineAdapter(
     parse_startup_log=startup_log.parse_log,
     parse_settings=settings.parse_settings,
     failed_pool_bytes=startup_log.failed_pool_bytes,
-    request_body=requests.request_body,
-    completions_path=requests.COMPLETIONS_PATH,
-    first_engine_headers=MappingProxyType(requests.FIRST_ENGINE_HEADERS),
+    request_body=completion_body,
+    completions_path="/v1/completions",
+    first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
     flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -9,7 +9,9 @@ outside their range become gaps.
 
 from __future__ import annotations
 
+import json
 import math
+import pkgutil
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +26,13 @@ KV_USAGE, GPU_USAGE = "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
 USAGE_NAMES = (KV_USAGE, GPU_USAGE)
 """The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
 
-COUNTS: Mapping[str, tuple[str, ...]] = {
-    "requests_running": ("vllm:num_requests_running",),
-    "requests_waiting": ("vllm:num_requests_waiting",),
-    "preemptions_total": ("vllm:num_preemptions_total",),
-    "prompt_tokens_total": ("vllm:prompt_tokens_total",),
-    "generation_tokens_total": ("vllm:generation_tokens_total",),
-    "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-}
+COUNTS: Mapping[str, Sequence[str]] = json.loads(pkgutil.get_data(__package__, "counts.json") or b"")
 """Field of `Engine` to its names, newest first."""
 
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 SLEEP_STATE = "vllm:engine_sleep_state"
 CONFIG = "vllm:cache_config_info"
+CHECK = "run `kvdiag doctor`"
 
 BUCKETS = "vllm:request_generation_tokens_bucket"
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
@@ -51,7 +46,7 @@ _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """Requested at each tick: about a thirtieth of all metrics (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
-NEEDED_NAMES: Mapping[str, tuple[str, ...]] = {
+NEEDED_NAMES: Mapping[str, Sequence[str]] = {
     "KV usage": USAGE_NAMES,
     "running requests": COUNTS["requests_running"],
     "waiting requests": COUNTS["requests_waiting"],
@@ -61,6 +56,12 @@ NEEDED_NAMES: Mapping[str, tuple[str, ...]] = {
 
 MAX_SERIES = 512
 """Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
+
+MAX_LABEL_CHARACTERS = 64
+"""Of an engine's label, which is a number: it stands in every sample and gap."""
+
+MAX_GAPS = 32
+"""Of one page."""
 
 MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
@@ -83,14 +84,26 @@ def parse_engines(page: Page) -> EngineReading:
     wanted = (*POLLED_NAMES, CONFIG)
     if (crowd := _crowd(page, wanted)) is not None:
         return None, (crowd,)
-    labels = sorted({line.engine for name in wanted for line in page.get(name, ())}, key=_by_number)
+    # By engine at once: to look through all lines for each of them takes seconds of the event loop.
+    pages: dict[str, dict[str, tuple[Series, ...]]] = {}
+    for name in wanted:
+        for line in page.get(name, ()):
+            own = pages.setdefault(line.engine, {})
+            own[name] = (*own.get(name, ()), line)
+    labels = sorted(pages, key=_by_number)
+    if len(labels) > MAX_SERIES:
+        reason = f"{len(labels)} engines, more than {MAX_SERIES}: not one server's metrics"
+        return None, (Gap(SOURCE, "refused", reason),)
     if not labels:
         is_served = any(name.startswith(("http_", "process_")) for name in page)
         hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
         return None, (Gap(SOURCE, "absent", f"the metrics have no vllm:* series: {hint}"),)
+    if max(map(len, labels)) > MAX_LABEL_CHARACTERS:
+        reason = f"an engine's label has more than {MAX_LABEL_CHARACTERS} characters: not one server's metrics"
+        return None, (Gap(SOURCE, "refused", reason),)
     gaps: list[Gap] = []
-    engines = tuple(_engine(page, label, gaps) for label in labels)
-    return engines, tuple(gaps)
+    engines = tuple(_engine(pages[label], label, gaps) for label in labels)
+    return engines, tuple(gaps[:MAX_GAPS])
 
 
 def _by_number(label: str) -> tuple[int, str]:
@@ -100,7 +113,9 @@ def _by_number(label: str) -> tuple[int, str]:
 def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
     for name in names:
         if (count := len(page.get(name, ()))) > MAX_SERIES:
-            return Gap(SOURCE, "failed", f"{name} has {count} series, more than {MAX_SERIES}: not one server's metrics")
+            return Gap(
+                SOURCE, "refused", f"{name} has {count} series, more than {MAX_SERIES}: not one server's metrics"
+            )
     return None
 
 
@@ -123,7 +138,7 @@ def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
 def _value(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
     """The value of an engine's series with these labels, under the first name that is present."""
     for name in names:
-        lines = [line for line in page.get(name, ()) if line.engine == label and labels.items() <= line.labels.items()]
+        lines = [line for line in page.get(name, ()) if labels.items() <= line.labels.items()]
         if len(lines) > 1:
             gaps.append(_repeated(name, len(lines), label))
             return None
@@ -141,7 +156,7 @@ def _count(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labe
 
 
 def _refused(name: str, label: str, value: float) -> Gap:
-    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible value")
+    return Gap(SOURCE, "failed", f"{name} of engine {label} is {value:g}: not a possible value; {CHECK}")
 
 
 def _repeated(name: str, count: int, label: str) -> Gap:
@@ -171,7 +186,7 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
         try:
             pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
         except ValueError as error:
-            gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {line.engine} cannot be used: {error}"))
+            gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {line.engine} cannot be used: {error}; {CHECK}"))
     return tuple(pools), tuple(gaps)
 
 
@@ -191,7 +206,7 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
 def _dialect(page: Page, version: str | None) -> tuple[int, int]:
     """How many null blocks a version's pool has, and how many of them its usage gauge counts."""
     known = parse_version(version)
-    # V0 is gone after 0.11.0; before, metrics without any of V1's names are V0's, which has a hit rate instead.
+    # V0 was removed after 0.11.0; before, metrics without any of V1's names are V0's, which has a hit rate instead.
     if not (known and known > (0, 11, 0)) and page.keys().isdisjoint((KV_USAGE, *COUNTS["prefix_queries_total"])):
         return 0, 0
     # kv_cache_usage_perc without its older twin means 0.11 or later, even if /version is not available.

@@ -42,7 +42,7 @@ _ARGUMENT_LINE = re.compile(r"\bnon-default args: |\bargs: Namespace\(")
 _CONFIG_LINE = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
 
 WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
-"""The messages of a start that tell a figure, as regular expressions; `{…}` in one stands for the form of a number."""
+"""The messages of a start that report a figure, as regular expressions; `{…}` stands for the form of a number."""
 
 _RESOLVED = tuple(
     (name, form, re.compile(wording.replace(f"{{{form}}}", _FORMS[form])))
@@ -54,7 +54,7 @@ _SWITCHES = tuple((name, re.compile(wording), value) for name, wording, value in
 
 
 def parse_settings(lines: Iterable[str]) -> EngineSettings:
-    """The settings of one start; of two lines that tell the same one, the later. What the engine's config line says
+    """The settings of one start; of two lines that report the same one, the later. What the engine's config line says
     stands above what was asked for: it is what came of it, and of the model itself where a drafter is loaded too.
     """
     arguments: dict[str, Any] = {}

@@ -1,9 +1,8 @@
 """What vLLM prints of its memory while it starts, 0.6 to 0.32: text in, values out. Nothing is ever evaluated.
 
-Pure: `parse_log`. With I/O: `read_log`. The wordings are those of vllm/worker/worker.py (V0), v1/worker/gpu_worker.py,
-gpu_model_runner.py, cpu_worker.py, v1/core/kv_cache_utils.py and the engines' first lines; only messages are matched,
-so that prefixes, colours and what a container runtime puts in front do not matter. Of several starts in one file the
-last that tells its memory counts.
+Pure. The wordings are those of vllm/worker/worker.py (V0), v1/worker/gpu_worker.py, gpu_model_runner.py, cpu_worker.py,
+v1/core/kv_cache_utils.py and the engines' first lines; only messages are matched, so that prefixes, colours and what a
+container runtime puts in front do not matter. Of several starts in one file the last that reports its memory counts.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from kvdiag.engines.vllm.settings import WORDINGS, parse_settings
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
-from kvdiag.sources.log_file import read_long_log
+from kvdiag.oom.log import ANSI
 
 MAX_LINE_CHARACTERS = 64 * 2**10
 """The longest line, the engine's config, has 3,400 in 0.32; the rest of a line is ignored."""
@@ -28,7 +26,6 @@ MAX_CONTINUATIONS = 6
 MAX_RANKS = 4096
 _PREFIX_CHARACTERS = 256
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})[),]")
 _LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
@@ -45,7 +42,7 @@ _STARTS = re.compile(r"vLLM API server version|non-default args: |Initializing a
 _RANK_SIZES = tuple((name, re.compile(wording.replace("{number}", _NUMBER))) for name, wording in WORDINGS["sizes"])
 """Field of `RankReport` to the wordings of it. Of one rank the last line counts, except for weights: the largest."""
 
-_TOKENS = re.compile(rf"\w+(?: \+ host)? KV cache size: {_COUNT} tokens")
+_TOKENS = re.compile(rf"\b\w{{1,64}}(?: \+ host)? KV cache size: {_COUNT} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: (\d{{1,12}}\.\d{{1,4}})x")
 _BLOCKS = re.compile(rf"# \w{{1,12}} blocks: {_COUNT}(?:, # CPU blocks: \d{{1,15}})?")
 _OVERRIDE = re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override={_COUNT}")
@@ -79,30 +76,17 @@ class _Start:
         return bool(sized or self.tokens or self.concurrencies or self.blocks)
 
 
-def read_log(path: Path) -> EngineReport:
-    """The report of a log file; `-` is standard input. Of a long file its two ends are read, which a note then says.
-
-    Raises:
-        KvdiagError: it cannot be read, or is not a log of a vLLM server that starts.
-    """
-    content, whole = read_long_log(path)
-    report = parse_log(content.decode("utf-8", "replace"), origin=str(path))
-    if whole:
-        return report
-    return replace(report, notes=(*report.notes, "the log is long: only its beginning and its end were read"))
-
-
 def failed_pool_bytes(text: str) -> int | None:
     """The size below zero of a KV pool for which a start had no memory, as a positive number; `None` without one."""
     found = _BELOW_ZERO.findall(text)
     return round(float(found[-1]) * GIB) if found else None
 
 
-def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
+def parse_log(text: str) -> EngineReport:
     """What the last start in `text` says of its memory.
 
     Raises:
-        KvdiagError: none of the lines that tell it are there.
+        KvdiagError: none of the lines that report it are there.
     """
     starts = [_Start()]
     for process, name, record in _records(text):
@@ -115,7 +99,7 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
     telling = [start for start in starts if start.tells_memory]
     if not telling:
         raise KvdiagError(
-            f"{origin} has none of vLLM's memory figures (model weights, available KV cache, "
+            "the log has none of vLLM's memory figures (model weights, available KV cache, "
             "KV cache size): give the log from the server's start, at level INFO"
         )
     report = _report(telling[-1])
@@ -134,12 +118,12 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
     for raw in re.split(r"[\r\n]+", text):
         line = raw[:MAX_LINE_CHARACTERS]
         if "\x1b" in line:
-            line = _ANSI.sub("", line)
+            line = ANSI.sub("", line)
         front = line[:_PREFIX_CHARACTERS]
         found = _PROCESS.search(front) if " pid=" in front else None
         own = found is not None or _LEVEL.search(front) is not None
         if own or joined >= MAX_CONTINUATIONS:
-            yield from _told(key, name, held)
+            yield from _reported(key, name, held)
             held, joined = [], 0
         if own:
             # With a rank or a process id the same name is another process; without either it is the main one.
@@ -147,10 +131,10 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
             name += f" rank {found['rank']}" if found and found["rank"] else ""
         held.append(line)
         joined += 1
-    yield from _told(key, name, held)
+    yield from _reported(key, name, held)
 
 
-def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]]:
+def _reported(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]]:
     if held and any(_INTERESTING.search(line) for line in held):
         yield key, name, " ".join(line.strip() for line in held)
 
@@ -167,7 +151,7 @@ def _take(start: _Start, key: str, name: str, record: str) -> None:
         start.concurrencies[data_rank] = (_count(found[1]), float(found[2]), 0.5 * 10**-digits)
     for found in _BLOCKS.finditer(record):
         start.blocks[data_rank] = _count(found[1])
-        start.is_v0 = start.is_v0 or _V0.search(record) is not None
+    start.is_v0 = start.is_v0 or _V0.search(record) is not None
     for found in _OVERRIDE.finditer(record):
         # Workers print the same with a handful of blocks while they estimate their graphs, before any pool size.
         if any("pool" in process.sizes for process in start.processes.values()):
@@ -180,7 +164,7 @@ def _take_size(start: _Start, key: str, name: str, figure: str, printed: str) ->
     process = start.processes.setdefault(key, _Process(name))
     process.name = name or process.name
     if printed.startswith("-"):
-        # A pool below zero is a start that failed; graphs below zero are a reading that other processes disturbed.
+        # A pool below zero is a start that failed; graphs below zero are a measurement that other processes disturbed.
         process.failed_pool = printed if figure == "pool" else process.failed_pool
         return
     size = _size(printed)

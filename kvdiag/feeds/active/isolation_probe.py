@@ -1,6 +1,6 @@
 """The isolation probe: two tenants ask the same, one request at a time, with salts and without. It judges nothing.
 
-Each request has a span of its own, with a reading of the engines right before it and readings after it until they have
+Each request has a span of its own, with a sample of the engines right before it and samples after it until they have
 counted it, so that every prefix hit is known to be its own.
 """
 
@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION
-from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed, within
+from kvdiag.feeds.active.load_generator import Prompt, Speed, within
 from kvdiag.feeds.active.run_timeline import MarkedRun, engine_samples
 from kvdiag.feeds.active.step_plan import shortened
-from kvdiag.feeds.live.sampling import Sampler
 from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
 
 ROUNDS = 6
-"""The least with which a rank test of hits against misses can come to 1 in 900."""
+"""The least with which a rank-sum test of hits against misses can come to 1 in 900."""
 
 SALTED_ROUNDS: tuple[tuple[ProbeKind, ...], ...] = (
     ("first", "same_salt", "other_salt"),
@@ -32,7 +31,7 @@ UNSALTED: tuple[ProbeKind, ...] = ("first_unsalted", "other_unsalted")
 PROMPT_TOKENS = 2048
 
 MIN_BLOCKS = 4
-"""Whole blocks that a prompt fills at least: prefix caches know whole blocks alone, hybrid models have large ones."""
+"""Whole blocks that a prompt takes at least: prefix caches know whole blocks alone, hybrid models have large ones."""
 
 POOL_SHARE = 4
 """A prompt takes one part of so many of the pool: three of one round are cached at once, and none is pushed out."""
@@ -45,7 +44,7 @@ REQUEST_SECONDS = 60.0
 COUNTED_SECONDS = 2.0
 """Longest wait until the metrics count a request: they do so with its first token, some milliseconds late."""
 
-IMPATIENT_SECONDS = 0.1
+UNCOUNTED_SECONDS = 0.1
 """The same once a request was not counted by then: the metrics are another server's, and waiting is futile."""
 
 READING_PAUSE_SECONDS = 0.02
@@ -99,15 +98,12 @@ class IsolationFeed(MarkedRun):
     `other_headers` hold the other tenant's key; without them both tenants have one key.
     """
 
-    facts: Facts
-    sampler: Sampler
-    requests: Requests
     other_headers: Mapping[str, str] | None = None
-    _patience_seconds: float = field(default=COUNTED_SECONDS, init=False)
+    _counted_seconds: float = field(default=COUNTED_SECONDS, init=False)
 
     async def run(self, speed: Speed | None, tell: Callable[[str], None]) -> None:
         """All requests, one after the other; fewer where they fail."""
-        plan = plan_isolation(self.facts, speed, other_key=self.other_headers is not None)
+        plan = plan_isolation(self.sampler.facts, speed, other_key=self.other_headers is not None)
         prompt, failed = self.requests.new_prompt(1), 0
         for cycle, workload in enumerate(plan.requests):
             tell(f"request {cycle + 1} of {len(plan.requests)}")
@@ -131,7 +127,7 @@ class IsolationFeed(MarkedRun):
         other = probe.kind.startswith("other")
         salt = {"other_salt": secrets.token_hex(16)}.get(probe.kind, prompt.cache_salt)
         headers = dict(self.other_headers or {}) if probe.other_key else {}
-        if len(self.facts.pools) > 1:
+        if len(self.sampler.facts.pools) > 1:
             # Each engine of a data-parallel server has a prefix cache of its own.
             headers |= self.requests.engine.first_engine_headers
         return replace(
@@ -143,7 +139,7 @@ class IsolationFeed(MarkedRun):
 
     async def _await_counted(self, before: int | None, outcome: Outcome) -> None:
         """Read until the engines have counted the request and are idle; where they never do, that is to be judged."""
-        first, until_seconds = self.recorder.count, self.clock.now_seconds() + self._patience_seconds
+        first, until_seconds = self.recorder.count, self.sampler.clock.now_seconds() + self._counted_seconds
         while True:
             await self.sampler.read_engine()
             readings = self._readings(first)
@@ -152,8 +148,8 @@ class IsolationFeed(MarkedRun):
                 return
             if counted >= before + outcome.prompt_tokens and readings[-1].engines_idle is not False:
                 return
-            if self.clock.now_seconds() > until_seconds:
-                self._patience_seconds = IMPATIENT_SECONDS
+            if self.sampler.clock.now_seconds() > until_seconds:
+                self._counted_seconds = UNCOUNTED_SECONDS
                 return
             await asyncio.sleep(READING_PAUSE_SECONDS)
 
@@ -163,6 +159,5 @@ class IsolationFeed(MarkedRun):
 
 def _prompts_counted(samples: list[Sample]) -> int | None:
     """Prompt tokens that the engines have counted; an earlier sample may arrive later."""
-    counts = [[engine.prompt_tokens_total for engine in sample.engines or ()] for sample in samples]
-    whole = [sum(count or 0 for count in each) for each in counts if each and None not in each]
-    return max(whole, default=None)
+    counts = (sample.total("prompt_tokens_total") for sample in samples)
+    return max((count for count in counts if count is not None), default=None)

@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from kvdiag.engines.engine import EngineAdapter
+from kvdiag.formatting import format_duration
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.http import UNPACKED, HttpReader, Unreadable, explain, unpacked
@@ -37,6 +38,10 @@ SILENCE_SECONDS = 60.0
 
 DEFAULT_TOKEN_IDS = tuple(range(300, 900))
 """Ids that are plain text in the vocabularies of Llama, Qwen, GPT and Gemma; used where /tokenize is not to be had."""
+
+
+TIMED_OUT = "timed out"
+"""How the error of a load begins that took too long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +184,7 @@ class Requests:
                             request.first_token_seconds = taken_seconds
                         request.decode_seconds = taken_seconds - request.first_token_seconds
                     if request.generated_tokens >= max_tokens:
-                        break  # the engine frees its blocks with the last token, whatever is still to come
+                        break  # the engine frees its blocks with the last token, before the rest is read
                     # A stream that has always more to read would never let the sampler have a turn.
                     await asyncio.sleep(0)
         if not request.generated_tokens:
@@ -204,7 +209,7 @@ async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Out
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        error = f"timed out after {seconds:.0f} s"
+        error = f"{TIMED_OUT} after {format_duration(seconds)}"
         return Outcome(completed=0, failed=requests, prompt_tokens=0, generated_tokens=0, errors=(error,))
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from kvdiag.feeds.live.sampling import Clock, TimelineBuilder
+from kvdiag.diagnosis.timeline_queries import is_idle
+from kvdiag.feeds.active.load_generator import TIMED_OUT, Requests
+from kvdiag.feeds.live.sampling import Sampler, TimelineBuilder
+from kvdiag.formatting import plural
 from kvdiag.model import Mark, Phase, Sample
+from kvdiag.sources.http import NO_ANSWER
 
 CROWDED_SAMPLES = 3
 """Samples under load that must all show waiting requests before a longer load is skipped."""
@@ -14,14 +20,16 @@ CROWDED_SAMPLES = 3
 
 @dataclass(kw_only=True)
 class MarkedRun:
-    """A run whose steps are marked in the timeline that `recorder` makes, dated by `clock`."""
+    """A run whose `requests` are marked in the timeline that `recorder` makes, dated by the clock of its `sampler`."""
 
     recorder: TimelineBuilder
-    clock: Clock
+    sampler: Sampler
+    requests: Requests
 
     def _mark(self, step: str, cycle: int, phase: Phase, **more: Any) -> None:
         """Mark that a cycle of a step has reached this phase; `more` are the mark's other fields."""
-        self.recorder.add(Mark(at_seconds=self.clock.now_seconds(), step=step, cycle=cycle, phase=phase, **more))
+        now_seconds = self.sampler.clock.now_seconds()
+        self.recorder.add(Mark(at_seconds=now_seconds, step=step, cycle=cycle, phase=phase, **more))
 
 
 def crowded(samples: list[Sample]) -> bool:
@@ -29,6 +37,16 @@ def crowded(samples: list[Sample]) -> bool:
     loaded = [sample for sample in engine_samples(samples) if sample.open_requests]
     waiting = [sample for sample in loaded if any(engine.requests_waiting for engine in sample.engines or ())]
     return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
+
+
+def still_queued(error: str, samples: Sequence[Sample]) -> str:
+    """Why requests failed: where no answer came while the engine counted requests that wait, they were queued."""
+    counts = (sum(one.requests_waiting or 0 for one in sample.engines or ()) for sample in reversed(samples))
+    waiting = next((count for count in counts if count), 0)
+    if not waiting or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
+        return error
+    blocks = "the KV pool is too small for this load, or its blocks are not released"
+    return f"{plural(waiting, 'request')} still queued for KV blocks: {blocks}"
 
 
 def is_engine_reading(sample: Sample) -> bool:
@@ -43,18 +61,4 @@ def engine_samples(samples: list[Sample]) -> list[Sample]:
 
 def idle_streak(samples: list[Sample]) -> int:
     """The number of newest engine samples in a row with idle engines and no request of ours."""
-    streak = 0
-    for sample in reversed(samples):
-        if not is_engine_reading(sample):
-            continue
-        if not sample.engines_idle or (sample.load is not None and sample.load.requests):
-            break
-        streak += 1
-    return streak
-
-
-def tokens_counted(sample: Sample) -> int:
-    """Prompt and generated tokens since the engines started, as far as they are reported."""
-    return sum(
-        (engine.prompt_tokens_total or 0) + (engine.generation_tokens_total or 0) for engine in sample.engines or ()
-    )
+    return len([*takewhile(is_idle, filter(is_engine_reading, reversed(samples)))])

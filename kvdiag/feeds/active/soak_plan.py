@@ -1,4 +1,4 @@
-"""What a soak will offer to this server: its warm-up, then idle and load cycles in turns. Pure."""
+"""What a soak will offer to this server: its warm-up, then idle and load cycles alternately. Pure."""
 
 from __future__ import annotations
 

@@ -49,9 +49,8 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
-    note = (
-        f"repeated with {workload.max_tokens:,} output tokens: in the first attempt, no sample had all requests running"
-    )
+    longer_by = f"repeated with {workload.max_tokens:,} output tokens per request, so that they last longer"
+    note = f"{longer_by}: in the first attempt, no sample had all requests running"
     return replace(planned, workload=workload, notes=(*notes, note))
 
 

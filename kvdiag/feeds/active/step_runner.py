@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
@@ -18,19 +18,19 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, Step
 from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.active.load_generator import Requests, Speed, within
+from kvdiag.feeds.active.load_generator import Speed, within
 from kvdiag.feeds.active.run_timeline import (
     MarkedRun,
     crowded,
     engine_samples,
     idle_streak,
     is_engine_reading,
-    tokens_counted,
+    still_queued,
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
-from kvdiag.feeds.live.sampling import Sampler
-from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
+from kvdiag.formatting import format_duration
+from kvdiag.model import Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SAMPLES = 15
@@ -111,9 +111,6 @@ class ActiveFeed(MarkedRun):
     """
 
     steps: tuple[Step, ...]
-    facts: Facts
-    sampler: Sampler
-    requests: Requests
     progress: Callable[[Progress], None]
     begin: Callable[[], None] = lambda: None
     soak: Callable[[Speed | None], SoakPlan] | None = None
@@ -160,7 +157,7 @@ class ActiveFeed(MarkedRun):
             return measured[0]
 
         newest = engine_samples(self.recorder.since(0))[-1:]
-        if not self.facts.forced and all(one.engines_idle is None for one in newest):
+        if not self.sampler.facts.forced and all(one.engines_idle is None for one in newest):
             # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
             await warmed_up(1, self.steps[0].title)
         for number, step in enumerate(self.steps, start=1):
@@ -172,7 +169,7 @@ class ActiveFeed(MarkedRun):
                 await self._settle()
                 self._mark(step.id, 0, "end")
             else:
-                (planned,) = plan((step,), self.facts, await warmed_up(number, step.title))
+                (planned,) = plan((step,), self.sampler.facts, await warmed_up(number, step.title))
                 await self._run_step(planned, number, total)
         if self.soak is not None:
             await self._run_soak(self.soak(await warmed_up(total, SOAK.title)), total)
@@ -185,28 +182,28 @@ class ActiveFeed(MarkedRun):
             self._mark(SOAK_WARMUP, cycle, "release", outcome=await self._load(workload))
             await self._settle()
             self._mark(SOAK_WARMUP, cycle, "end")
-        spoilt, latest = 0, self.clock.now_seconds() + LATE_RATIO * soak.seconds
+        spoilt, latest = 0, self.sampler.clock.now_seconds() + LATE_RATIO * soak.seconds
         for cycle, workload in enumerate(soak.cycles):
-            minutes = (len(soak.cycles) - cycle) * soak.cycle_seconds / 60.0
-            detail = f"cycle {cycle + 1} of {len(soak.cycles)}, {minutes:.0f} min left"
+            left = format_duration((len(soak.cycles) - cycle) * soak.cycle_seconds)
+            detail = f"cycle {cycle + 1} of {len(soak.cycles)}, {left} left"
             self._tell(number, number, SOAK.title, detail)
             await self._soak_cycle(workload, cycle, soak)
             span = self.recorder.timeline().spans(SOAK.id)[-1]
             spoilt = spoilt + 1 if disturbance(self.recorder.timeline(), span) else 0
-            if spoilt >= SPOILT_CYCLES or self.clock.now_seconds() > latest:
+            if spoilt >= SPOILT_CYCLES or self.sampler.clock.now_seconds() > latest:
                 return
 
     async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
         """One cycle of the planned length, with a sample of every source at its end."""
         settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
-        rest_seconds = self.clock.now_seconds() + soak.cycle_seconds - settling_seconds
+        rest_seconds = self.sampler.clock.now_seconds() + soak.cycle_seconds - settling_seconds
         self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
         self._mark(SOAK.id, cycle, "offer")
         outcome = NOTHING
         if workload.requests:
             outcome = await self._load(workload)
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
-        await self._checked_wait(lambda _: False, max(rest_seconds - self.clock.now_seconds(), 0.0))
+        await self._checked_wait(lambda _: False, max(rest_seconds - self.sampler.clock.now_seconds(), 0.0))
         if not workload.requests:
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
         await self.sampler.read_host()
@@ -222,14 +219,14 @@ class ActiveFeed(MarkedRun):
 
         await self.recorder.wait_for(watched, SLOW_SETTLE_SECONDS)
         samples = engine_samples(self.recorder.since(first))
-        if any(engine.asleep for sample in samples for engine in sample.engines or ()):
+        if any(sample.asleep for sample in samples):
             raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
-        if self.facts.forced or not samples:
+        if self.sampler.facts.forced or not samples:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
             raise KvdiagError(f"the server's metrics cannot be used: {unreadable}")
         busy = max((sample.open_requests for sample in samples), default=0)
-        if busy or tokens_counted(samples[0]) != tokens_counted(samples[-1]):
+        if busy or samples[0].tokens_total != samples[-1].tokens_total:
             what = f"{busy} requests run or wait" if busy else "tokens are being generated"
             raise KvdiagError(
                 f"the server has other traffic ({what}), which the steps would count as their own; "
@@ -241,11 +238,11 @@ class ActiveFeed(MarkedRun):
 
         Returns the measured speed. Two an engine, since gauges of an engine that never ran may be absent.
         """
-        longest = self.facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
+        longest = self.sampler.facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
         output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
         prompt = min(WARMUP_PROMPT_TOKENS, max(longest - output, 1))
         speed: Speed | None = None
-        for cycle in range(2 * max(len(self.facts.pools), 1)):
+        for cycle in range(2 * max(len(self.sampler.facts.pools), 1)):
             self._mark(WARMUP, cycle, "begin")
             self._mark(WARMUP, cycle, "offer")
             try:
@@ -253,14 +250,15 @@ class ActiveFeed(MarkedRun):
                     measured = await self.requests.measure(prompt, output)
             except TimeoutError:
                 raise KvdiagError(
-                    f"the server did not finish one request of {prompt} tokens in {STEP_SECONDS:.0f} s"
+                    f"the server did not finish one request of {prompt} tokens in {format_duration(STEP_SECONDS)}"
                 ) from None
             if isinstance(measured, str):
                 if measured.startswith("HTTP 4"):
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
                 if measured == NO_ANSWER:
                     # Every further request would be waited for as long.
-                    raise KvdiagError(f"a completion of {prompt} tokens failed: {measured}")
+                    reason = still_queued(measured, self.recorder.since(-RECENT_SAMPLES))
+                    raise KvdiagError(f"a completion of {prompt} tokens failed: {reason}")
                 return None
             speed = measured
             outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)
@@ -274,7 +272,7 @@ class ActiveFeed(MarkedRun):
         while cycle < planned.cycles or (not seen and cycle < MAX_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
             if 0 < cycle < MAX_OFFERS and not seen:
-                planned, detail = held_longer(planned, self.facts), f"{detail} with longer outputs".strip()
+                planned, detail = held_longer(planned, self.sampler.facts), f"{detail} with longer outputs".strip()
             self._tell(number, total, planned.step.title, detail)
             seen = await self._run_cycle(planned, cycle) or seen
             cycle += 1
@@ -290,6 +288,8 @@ class ActiveFeed(MarkedRun):
         await self._settle(publications=planned.cycles > 1 and cycle == 0)
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned.workload)
+        errors = tuple(dict.fromkeys(still_queued(error, self.recorder.since(first)) for error in outcome.errors))
+        outcome = replace(outcome, errors=errors)
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
@@ -324,7 +324,7 @@ class ActiveFeed(MarkedRun):
         if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
             await self.sampler.read_devices(processes=True)
         if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):
-            quiet_seconds = self.clock.now_seconds()
+            quiet_seconds = self.sampler.clock.now_seconds()
             await self._checked_wait(
                 lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
                 PUBLICATION_SECONDS,

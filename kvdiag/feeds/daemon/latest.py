@@ -33,7 +33,7 @@ class LatestReadings:
             observed = getattr(sample, part) is not None
             if not observed and not gaps:
                 continue
-            failed = any(gap.kind == "failed" for gap in gaps)
+            failed = any(gap.kind != "absent" for gap in gaps)
             if observed:
                 self._parts[source] = sample
             elif failed or source == "engine":

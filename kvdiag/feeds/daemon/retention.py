@@ -11,11 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
-from kvdiag.model import PARTS, Sample
+from kvdiag.model import PARTS, Facts, Sample, Timeline
+
+MAX_LIVES = 16
+"""Lives of a server that are kept, the newest: a crash loop makes one a minute."""
+
+MAX_PARTS = 120_000
+"""Engines, devices, processes, allocators and gaps of all thinned samples: with 8 GPUs a day has 50,000."""
 
 
 class Retention:
-    """The samples of one server, in ascending time.
+    """The samples of one server through its lives, in ascending time, with the facts of its earlier lives.
 
     A day at 1 Hz with 8 GPUs would take 500 MB in full; five minutes in full and the rest thinned take 7 MB, or 15 MB
     if every figure changes each minute.
@@ -28,10 +34,23 @@ class Retention:
         self._whole: deque[Sample] = deque()
         self._thinned: deque[Sample] = deque()
         self._sharing = Interning()
+        self._earlier: list[tuple[float, Facts]] = []
 
-    def load(self, samples: Iterable[Sample]) -> None:
-        """Begin with the thinned samples of an earlier run, in ascending time."""
+    def begin_life(self, at_seconds: float, before: Facts) -> None:
+        """Keep the samples until a moment as those of a process with other facts, if it ever answered."""
+        if all(sample.engines is None for sample in self.samples()):
+            self.clear()
+            return
+        self._earlier = [*self._earlier, (at_seconds, before)][-MAX_LIVES:]
+        if len(self._earlier) == MAX_LIVES:
+            for kept in (self._thinned, self._whole):
+                while kept and kept[0].at_seconds < self._earlier[0][0]:
+                    kept.popleft()
+
+    def load(self, samples: Iterable[Sample], earlier_facts: Iterable[tuple[float, Facts]] = ()) -> None:
+        """Begin with the thinned samples of an earlier run, in ascending time, and the facts of its earlier lives."""
         self._thinned.extend(samples)
+        self._earlier.extend(earlier_facts)
 
     def add(self, sample: Sample) -> tuple[Sample, ...]:
         """Add the newest sample, thin the minute that has become old, and drop samples that are too old.
@@ -41,15 +60,24 @@ class Retention:
         self._whole.append(sample)
         made: list[Sample] = []
         oldest_whole_seconds = sample.at_seconds - self._whole_seconds
-        while (minute := minute_of(self._whole[0])) + MINUTE_SECONDS <= oldest_whole_seconds:
+        while (part := self._part_of(self._whole[0]))[0] + MINUTE_SECONDS <= oldest_whole_seconds:
             taken = []
-            while minute_of(self._whole[0]) == minute:
+            while self._part_of(self._whole[0]) == part:
                 taken.append(self._whole.popleft())
-            made += (self._sharing.sample(one) for one in thinned(taken))
-        self._thinned.extend(made)
+            begins = not self._thinned or self._part_of(self._thinned[-1])[1] != part[1]
+            parts = [self._sharing.sample(one) for one in thinned(taken, begins=begins)]
+            self._thinned.extend(parts)
+            made += parts
+        over = sum(map(_parts, self._thinned)) - MAX_PARTS if made else 0
+        while over > 0:
+            over -= _parts(self._thinned.popleft())
         while self._thinned and self._thinned[0].at_seconds < sample.at_seconds - self._all_seconds:
             self._thinned.popleft()
         return tuple(made)
+
+    def _part_of(self, sample: Sample) -> tuple[float, int]:
+        """A sample's minute, and how many lives were over before it: no two are thinned into one."""
+        return minute_of(sample), sum(until <= sample.at_seconds for until, _ in self._earlier)
 
     def move(self, seconds: float) -> None:
         """Correct all times after the clock was set by so much."""
@@ -57,11 +85,21 @@ class Retention:
             moved = [replace(sample, at_seconds=sample.at_seconds + seconds) for sample in kept]
             kept.clear()
             kept.extend(moved)
+        self._earlier = [(until + seconds, facts) for until, facts in self._earlier]
 
     @property
     def thinned(self) -> tuple[Sample, ...]:
         """The thinned samples."""
         return tuple(self._thinned)
+
+    @property
+    def earlier_facts(self) -> tuple[tuple[float, Facts], ...]:
+        """The facts of earlier lives, each with the time until which they held."""
+        return tuple(self._earlier)
+
+    def timeline(self) -> Timeline:
+        """All samples, with the facts of earlier lives."""
+        return Timeline(samples=self.samples(), earlier_facts=self.earlier_facts)
 
     def samples(self) -> tuple[Sample, ...]:
         """All samples."""
@@ -71,6 +109,13 @@ class Retention:
         """Drop all samples: they were of another server."""
         self._whole.clear()
         self._thinned.clear()
+        self._earlier.clear()
+
+
+def _parts(sample: Sample) -> int:
+    return sum(
+        len(part or ()) for part in (sample.engines, sample.devices, sample.host, sample.allocators, sample.gaps)
+    )
 
 
 def minute_of(sample: Sample) -> float:
@@ -78,25 +123,32 @@ def minute_of(sample: Sample) -> float:
     return sample.at_seconds // MINUTE_SECONDS * MINUTE_SECONDS
 
 
-def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
+def thinned(minute: Sequence[Sample], *, begins: bool = False) -> tuple[Sample, ...]:
     """The samples that represent a minute, in order, each reduced to the parts for which it is kept.
 
     Of each part the newest sample; of the devices the newest that lists processes, if any does; of the engines also
     the fullest, and the last two in a row that were idle (a floor takes two that agree) with the one that ended that;
-    every gap once.
+    every gap once, and the engines' again after their last answer, which may have been the server's. Where a life
+    `begins`, also the first sample of each part, which is its start.
     """
     read = {
         part: [at for at, sample in enumerate(minute) if getattr(sample, part) is not None] for part in PARTS.values()
     }
     engines, devices = read["engines"], read["devices"]
     listed = [at for at in devices if any(device.processes is not None for device in minute[at].devices or ())]
+    usage = {at: max((one.kv_usage_ratio or 0.0 for one in minute[at].engines or ()), default=0.0) for at in engines}
+    fullest = sorted(engines, key=usage.__getitem__)[-1:]
     kept = {part: {*places[-1:]} for part, places in read.items()} | {
-        "engines": {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)},
+        "engines": {*engines[-1:], *_idle_pair(engines, minute), *fullest},
         "devices": {*(listed or devices)[-1:]},
     }
+    if begins:
+        kept = {part: places | {*read[part][:1]} for part, places in kept.items()}
     reported: set[tuple[str, str]] = set()
     found = []
     for at, sample in enumerate(minute):
+        if engines[-1:] == [at - 1]:
+            reported = {one for one in reported if one[0] != "engine"}
         gaps = tuple(gap for gap in sample.gaps if (gap.source, gap.kind) not in reported)
         reported.update((gap.source, gap.kind) for gap in gaps)
         parts: dict[str, Any] = {part: getattr(sample, part) if at in places else None for part, places in kept.items()}
@@ -110,8 +162,3 @@ def _idle_pair(engines: list[int], minute: Sequence[Sample]) -> list[int]:
     idle = [minute[at].engines_idle is True for at in engines]
     last = next((place for place in range(len(engines) - 1, 0, -1) if idle[place - 1] and idle[place]), None)
     return [] if last is None else engines[last - 1 : last + 2]
-
-
-def _fullest(engines: list[int], minute: Sequence[Sample]) -> list[int]:
-    usage = {at: max((one.kv_usage_ratio or 0.0 for one in minute[at].engines or ()), default=0.0) for at in engines}
-    return sorted(engines, key=lambda at: usage[at])[-1:]

@@ -1,4 +1,11 @@
-"""Which server a daemon watches: found, lost, found again, and distinguished from the one before it."""
+"""Follows one server for a daemon: found, lost, found again, and whether it is still the same process.
+
+The state is `starting` until the first answer, then `serving`, and `lost` from a failed read to the next answer. A
+search repeats until the server is found. Later one starts only if a lost server answers again or stays lost, counters
+fell, or its processes are missing, because a search also identifies the server and computes its cost model. A server is
+another process if a counter fell or no pid is the same; where pids are not known, its facts decide. A failed search is
+logged and repeated: the daemon outlives its server. Nothing here judges memory.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +22,13 @@ from kvdiag.feeds.live.sampling import DeviceReading, ticks
 from kvdiag.feeds.recording.restore import same_server
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import Facts, Sample, ServerState
+from kvdiag.sources import host
 from kvdiag.sources.worker_thread import ThreadedReader
 
 _log = structlog.get_logger()
+
+MAX_ENGINES = 1024
+"""Whose counters are remembered: a server may rename its engines with each answer."""
 
 LOST_SEARCH_SECONDS = 10.0
 """Between searches for a server that is lost, or whose processes are no longer found."""
@@ -51,7 +62,10 @@ class ServerTracker:
         self._tokens: dict[str, int] = {}
         self._restarted = False
         self._had_pids = False
+        self._exited = False
         self._returned = asyncio.Event()
+        self._answered_seconds: float | None = None
+        self._began_seconds: float | None = None
         self.state: ServerState = "starting"
         self.facts = Facts()
 
@@ -59,33 +73,61 @@ class ServerTracker:
         """Continue from an earlier run, whose last sample of the engines is `newest`."""
         self.facts = facts
         if newest is not None:
+            self._answered_seconds = newest.at_seconds
             self._counters_fell(newest)
 
     def add(self, sample: Sample) -> None:
-        """Follow whether the engines answer, and whether their counters have restarted from 0."""
-        if sample.engines is not None:
-            if self._counters_fell(sample):
+        """Follow whether the engines answer, their counters restarted from 0, or the server's processes exited."""
+        if sample.host or any(gap.source == host.SOURCE for gap in sample.gaps):
+            self._exited = not sample.host
+        if sample.answered:
+            self._answered_seconds = sample.at_seconds
+            fell = self._counters_fell(sample)
+            if fell or self.state == "lost":
+                self._began_seconds = sample.at_seconds
+            if fell:
                 self._restarted = True
             if self._restarted or self.state == "lost":
                 self._returned.set()
             self._become("serving")
-        elif self.state == "serving" and any(gap.source == "engine" for gap in sample.gaps):
+        elif self.has_answered and any(gap.source == "engine" for gap in sample.gaps):
             self._become("lost")
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it answered before, in an earlier run too: one that does not answer now is down, not starting."""
+        return self._answered_seconds is not None
+
+    @property
+    def down_since_seconds(self) -> float | None:
+        """Its last answer, if it no longer answers."""
+        return self._answered_seconds if self.state == "lost" else None
+
+    def move(self, seconds: float) -> None:
+        """Correct all times after the clock was set by so much."""
+        self._answered_seconds, self._began_seconds = (
+            None if at is None else at + seconds for at in (self._answered_seconds, self._began_seconds)
+        )
 
     def leave(self, finder: Finder) -> None:
         """Look for another server from now on."""
         self._finder, self.state, self._restarted, self._had_pids = finder, "starting", True, False
+        self._answered_seconds = None
 
-    def take(self, facts: Facts) -> bool:
-        """Watch the server with these facts; return whether it is another one, or the same one restarted."""
+    def take(self, facts: Facts, now_seconds: float) -> float | None:
+        """Watch the server with these facts; return since when it is another process, `None` if it is the same."""
         before, pids = self.facts, {*(self.facts.server_pids or ())} & {*(facts.server_pids or ())}
         same = bool(pids) if before.server_pids and facts.server_pids else same_server(before, facts)
+        # In a container the next process has the same id; a process keeps its pools.
+        blocks = {(one.engine, one.total_blocks) for one in before.pools if facts.pool(one.engine)}
+        same = same and blocks <= {(one.engine, one.total_blocks) for one in facts.pools}
         other = self._restarted or not same
         if other:
             self._tokens.clear()
-        self.facts, self._restarted = facts, False
+        began_seconds = now_seconds if self._began_seconds is None else self._began_seconds
+        self.facts, self._restarted, self._began_seconds = facts, False, None
         self._had_pids = self._had_pids or facts.server_pids is not None
-        return other
+        return began_seconds if other else None
 
     async def first(self, absent: Callable[[str], None]) -> FoundServer:
         """The server, once there is one; `absent` is called with the reason of each attempt that fails."""
@@ -93,7 +135,7 @@ class ServerTracker:
             try:
                 return await self._found()
             except KvdiagError as error:
-                absent(f"starting: {error}")
+                absent(str(error))
         raise AssertionError("ticks never end")
 
     async def next(self) -> FoundServer:
@@ -103,8 +145,9 @@ class ServerTracker:
                 async with asyncio.timeout(LOST_SEARCH_SECONDS):
                     await self._returned.wait()
             except TimeoutError:
-                # A server that restarts during a search is found without its processes; without them no host is read.
-                if self.state != "lost" and not (self._had_pids and self.facts.server_pids is None):
+                # A server that restarts during a search is found without its processes, or with those that exited.
+                without = self._had_pids and (self._exited or self.facts.server_pids is None)
+                if self.state != "lost" and not without:
                     continue
             self._returned.clear()
             try:
@@ -134,6 +177,8 @@ class ServerTracker:
     def _counters_fell(self, sample: Sample) -> bool:
         """Whether an engine's counter has fallen: counters begin at 0 with their process."""
         fell = False
+        if len(self._tokens) > MAX_ENGINES:
+            self._tokens.clear()
         for engine in sample.engines or ():
             if (count := engine.prompt_tokens_total) is not None:
                 fell = fell or count < self._tokens.get(engine.engine, 0)

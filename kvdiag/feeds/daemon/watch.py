@@ -36,9 +36,9 @@ CLOCK_SECONDS = 1.0
 
 
 class Watch:
-    """One server's history, newest samples and newest diagnosis. `run` fills it, `snapshot` returns it.
+    """One server's history, newest samples and newest diagnosis. `run` writes it, `snapshot` returns it.
 
-    It starts before the server does, outlives it, and follows the next one at the same place with an empty history.
+    It starts before the server does, outlives it, and follows the next one at the same place as another life.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Watch:
         self._latest = LatestReadings()
         self._server = ServerTracker(finder, retry_seconds=tick_seconds)
         self._diagnoses = schedule(
-            lambda: (self._retention.samples(), self._server.facts, self.limits),
+            lambda: (self._retention.timeline(), self._server.facts, self.limits),
             self._renewed,
             clock=self._clock,
         )
@@ -97,7 +97,7 @@ class Watch:
         self._restore()
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch until cancelled. Each part guards itself: an error of this class ends the daemon."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._diagnoses.run())
@@ -130,6 +130,7 @@ class Watch:
                 diagnosis=self._diagnoses.newest,
                 diagnosed_seconds=self._diagnoses.made_seconds,
                 engines_seconds=self._latest.engines_seconds(),
+                down_since_seconds=self._server.down_since_seconds,
                 lengths=self._lengths,
                 pressure_thresholds=self.limits.pressure,
             )
@@ -160,15 +161,21 @@ class Watch:
     def _restore(self) -> None:
         if self._recorder is None:
             return
-        before = self._recorder.before
+        before, self._recorder.before = self._recorder.before, None
         if before is not None:
-            self._retention.load(before.thinned)
+            self._retention.load(before.thinned, before.earlier_facts)
             samples = reversed((*before.thinned, *before.tail))
             self._server.restore(before.facts, next((one for one in samples if one.engines is not None), None))
-            self._recorder.begin(before.facts)
-        self._recorder.renew_history(self._retention.thinned)
+            self._recorder.clock_was_set(before.clock_set_seconds)
+        self._record_lives()
         for sample in () if before is None else before.tail:
             self._keep(sample)
+
+    def _record_lives(self) -> None:
+        """Record the history again, and what follows, with the facts of all lives."""
+        if self._recorder is not None:
+            self._recorder.begin(self._server.facts, self._retention.earlier_facts)
+            self._recorder.renew_history(self._retention.thinned)
 
     def _own_health(self) -> tuple[SourceHealth, ...]:
         """The health of the recorder, and of the clock once it has been set."""
@@ -186,11 +193,11 @@ class Watch:
             seconds = self._clock.set_seconds()
             if abs(seconds) < CLOCK_SECONDS:
                 continue
-            for dated in (self._clock, self._retention, self._latest, self._diagnoses):
+            for dated in (self._clock, self._retention, self._latest, self._diagnoses, self._server):
                 dated.move(seconds)
             if self._recorder is not None:
                 self._recorder.clock_was_set(seconds)
-                self._recorder.renew_history(self._retention.thinned)
+            self._record_lives()
             self._clock_set_total += 1
             self._renewed()
             _log.warning("clock", set_seconds=round(seconds, 1), reason="moved the history by the same time")
@@ -240,23 +247,26 @@ class Watch:
             if self._elsewhere is not None:
                 self._server.leave(self._elsewhere)
                 self._elsewhere, found, self._latest = None, None, LatestReadings()
+                self._retention.clear()
                 self._take(Facts())
             elif not searching.cancelled():
                 found = searching.result()
                 self._take(found.facts)
 
     def _absent(self, reason: str) -> None:
-        self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(Gap("engine", "absent", reason),)))
+        known = self._server.has_answered
+        gap = Gap("engine", "failed", reason) if known else Gap("engine", "absent", f"starting: {reason}")
+        self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
     def _take(self, facts: Facts) -> None:
-        if self._server.take(facts):
-            # The old history would be judged by the new server's facts.
-            self._retention.clear()
+        before = self._server.facts
+        began_seconds = self._server.take(facts, self._clock.now_seconds())
+        if began_seconds is not None:
+            self._retention.begin_life(began_seconds, before)
             self._diagnoses.clear()
-            if self._recorder is not None:
-                self._recorder.renew_history(())
+            self._record_lives()
+        elif self._recorder is not None:
+            self._recorder.begin(facts, self._retention.earlier_facts)
         self._renewed()
-        if self._recorder is not None:
-            self._recorder.begin(facts)
         if facts.url is not None:
             _log.info("watches", url=facts.url, model=facts.model, version=facts.engine_version, pids=facts.server_pids)

@@ -40,13 +40,6 @@ class Column:
         times, values = (array("d", compress(numbers, possible)) for numbers in (self.times, self.values))
         return Column(targets=self.targets, times=times, values=values), possible.count(False)
 
-    def since(self, seconds: float) -> Column:
-        """The samples from a moment on."""
-        first = bisect_left(self.times, seconds)
-        if not first:
-            return self
-        return Column(targets=self.targets, times=self.times[first:], values=self.values[first:])
-
 
 def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
     """One column of several for the same field, and how many of them overlap those before.

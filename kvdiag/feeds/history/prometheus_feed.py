@@ -1,4 +1,13 @@
-"""Timelines from a Prometheus' history: which replicas there are, then the samples of a few of them at a time."""
+"""Makes timelines from a Prometheus' history: `survey` finds the replicas, `read` reads the samples of a few at a time.
+
+The survey asks for series without samples, from what identifies a server to what may belong to it: metrics of engines
+and kvdiag, GPU exporters, the containers of their pods, and, if --match selects some servers, the GPUs of their pods,
+hosts and UUIDs, which lack the selected labels. `series_join` decides which of them belong together.
+
+Reading is limited by size: a query names metrics and label values of several replicas, and covers as much time as
+`POINTS_AT_ONCE` allows at the scrape interval measured so far. Where a value does not change, the newest is enough.
+A replica's samples are dropped once its timeline is made, so that memory does not grow with the fleet.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +148,7 @@ def _by(names: Iterable[str], labels: Iterable[str], values: Sequence[str], endi
 async def read(
     source: PrometheusSource, replicas: Sequence[Replica], window: Window
 ) -> AsyncIterator[tuple[Replica, Timeline, Facts]]:
-    """Each replica's timeline and facts, one after the other. Few are held at once, whatever their number."""
+    """Each replica's timeline and facts, one after the other. Few are held at once."""
     pace = _Pace(SCRAPE_SECONDS)
     left = list(replicas)
     while left:
@@ -170,7 +179,7 @@ class _Pace:
         return replicas[:REPLICAS_AT_ONCE]
 
     def chunk_seconds(self, series: int) -> float:
-        """The stretch of time of which so many series bring no more points than one query may."""
+        """The interval of which so many series bring no more points than one query may."""
         return max(POINTS_AT_ONCE * self.scrape_seconds / max(series, 1), 60.0)
 
     def learn(self, points: int, series: int, seconds: float) -> None:

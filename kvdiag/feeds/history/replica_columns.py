@@ -87,14 +87,11 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
 def _key(meaning: Meaning, labels: LabelMap) -> Key:
     if meaning.part == "engine":
         return (labels.get("engine", "0"),)
-    if meaning.part == "device":
-        return (
-            uuid_of(labels) or f"gpu{labels.get('gpu', '')}",
-            labels.get("Hostname", "") if uuid_of(labels) is None else "",
-        )
-    if meaning.part in ("process", "torch"):
+    if meaning.part in ("device", "process", "torch"):
+        uuid = uuid_of(labels)
+        host = labels.get("Hostname", "") if uuid is None else ""
         who = labels.get("process") or labels.get("rank") or labels.get("pid") or ""
-        return (uuid_of(labels) or f"gpu{labels.get('gpu', '')}", who)
+        return (uuid or f"gpu{labels.get('gpu', '')}", host if meaning.part == "device" else who)
     if meaning.part == "host":
         return (labels.get("process", ""),)
     if meaning.part == "container":

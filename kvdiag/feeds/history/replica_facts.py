@@ -1,4 +1,10 @@
-"""What does not change over a replica's history: its pools, model, version, limits. Pure."""
+"""What does not change over a replica's history: its pools, model, version, limits. Pure.
+
+Each fact comes from the source that reports it most directly. The pools come from the engine's own configuration (the
+newest, and with it those of other sizes before a restart, since usage is a ratio of the pool of its time), else from
+kvdiag's metrics, which count tokens. Engine and version are those of the image, if all containers agree. Facts on which
+the series disagree, and figures out of range, are `None`: nothing is taken from another replica.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +17,49 @@ from kvdiag.feeds.history.replica_columns import Columns
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_answers import Points
-from kvdiag.sources.prometheus_text import series
+from kvdiag.sources.prometheus_text import Page, Series, series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The newest pools, since when they have their size, the host caches, and what could not be read of them."""
+    """The newest pools, the engine's host caches, and what could not be read of them.
+
+    `earlier` are the pools of other sizes before restarts, each with the time until which they were there: the usage
+    of that time is read by them.
+    """
 
     pools: tuple[KvPool, ...]
-    caches: tuple[HostCache, ...]
-    since_seconds: float | None
-    gaps: tuple[Gap, ...]
+    caches: tuple[HostCache, ...] = ()
+    earlier: tuple[tuple[float, tuple[KvPool, ...]], ...] = ()
+    gaps: tuple[Gap, ...] = ()
 
 
 def pools_of(columns: Columns, present: Iterable[str], version: str | None, engine: EngineAdapter | None) -> Pools:
-    """The KV pools by the engines' newest configuration.
-
-    If a restart changed a pool's size, earlier usage ratios are of the old pool: `since_seconds` is then the moment
-    from which the newest size holds.
-    """
+    """The KV pools as the engines' newest configuration reports them, and those before them."""
     if engine is None:
-        return Pools(pools=_by_tokens(columns), caches=(), since_seconds=None, gaps=())
+        return Pools(pools=_by_tokens(columns))
     reported = [
         (labels, points) for labels, points in columns.reported if labels.get("__name__") == engine.config_metric
     ]
+    metrics: Page = {name: () for name in present if name in engine.metrics}
+    lines, since = _newest_config(reported)
+    page: Page = {**metrics, engine.config_metric: lines} if lines else metrics
+    pools, gaps = engine.parse_pools(page, version)
+    earlier: list[tuple[float, tuple[KvPool, ...]]] = []
+    while since is not None:
+        until = since
+        lines, since = _newest_config([(labels, points) for labels, points in reported if points.times[0] < until])
+        earlier.append((until, engine.parse_pools({**metrics, engine.config_metric: lines}, version)[0]))
+    return Pools(
+        pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
+        caches=engine.parse_caches(page),
+        earlier=tuple(reversed(earlier)),
+        gaps=gaps,
+    )
+
+
+def _newest_config(reported: Sequence[tuple[LabelMap, Points]]) -> tuple[tuple[Series, ...], float | None]:
+    """The newest configuration of each engine, and since when their pools have this size, if they had another."""
     newest: dict[str, tuple[LabelMap, Points]] = {}
     for labels, points in sorted(reported, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
         newest[labels.get("engine", "0")] = (labels, points)
@@ -43,15 +68,7 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
         current, its_points = newest[labels.get("engine", "0")]
         if _size(labels) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
-    lines = tuple(series(labels, 1.0) for labels, _ in newest.values())
-    page = {name: () for name in present if name in engine.metrics} | ({engine.config_metric: lines} if lines else {})
-    pools, gaps = engine.parse_pools(page, version)
-    return Pools(
-        pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
-        caches=engine.parse_caches(page),
-        since_seconds=since,
-        gaps=gaps,
-    )
+    return tuple(series(labels, 1.0) for labels, _ in newest.values()), since
 
 
 def _size(labels: LabelMap) -> tuple[str, ...]:

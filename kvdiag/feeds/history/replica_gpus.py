@@ -1,4 +1,11 @@
-"""Devices, their processes and torch's allocators from columns. Pure."""
+"""Makes a replica's devices, their processes and torch's allocators from the columns of its series. Pure.
+
+In this order: process labels become pids (where a label has none, or two have the same one, a number that no Linux
+process can have); cards are what the labels report of each GPU; devices and allocators follow for each time that one
+was read. Exporters report different figures, so total and free bytes are computed from those that determine them, and
+a computed total that varies by rounding is taken as constant. An impossible sample is left out and counted in a gap; a
+GPU of unknown size keeps its processes.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +100,10 @@ def devices_of(
         card = cards[uuid]
         if problems[uuid]:
             text = problems[uuid].most_common(1)[0][0]
-            reason = f"GPU {card.index}: {problems[uuid].total()} impossible samples ({text})"
+            reason = f"GPU {card.index}: {problems[uuid].total()} impossible samples ({text}); check its exporter"
             gaps.append(Gap("nvml", "failed", reason))
         elif card.uuid not in sized:
-            reason = f"GPU {card.index}: size unknown; it needs used and free bytes, or a total"
+            reason = f"GPU {card.index}: size unknown; export used and free bytes, or a total"
             gaps.append(Gap("nvml", "absent", reason))
     return found, gaps
 
@@ -166,7 +173,7 @@ def allocators_of(
 
     found = readings(*rows_of(parts), made)
     return found, [
-        Gap("torch_allocator", "failed", f"{count} impossible samples ({text})")
+        Gap("torch_allocator", "failed", f"{count} impossible samples ({text}); check its exporter")
         for text, count in problems.most_common(1)
     ]
 

@@ -1,7 +1,10 @@
 """A replica's series → its Timeline and Facts. Pure: points in, values out.
 
-Each part of a sample keeps the time at which it was scraped: engines, devices and host processes come from different
-targets, and which of their samples belong together is decided by the diagnosis.
+In this order: the series are sorted into columns by what they report; the pools follow, by which usage is read; then
+the names of processes, the samples, and the facts. Each part of a sample keeps the time at which it was scraped:
+engines, devices and host processes come from different targets, and which of their samples belong together is decided
+by the diagnosis. An interval that could not be read, a failed scrape and series that ended early are gaps, so that
+silence is not taken for health.
 """
 
 from __future__ import annotations
@@ -9,13 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history.columns import JOIN_SECONDS, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
 from kvdiag.feeds.history.replica_facts import (
-    Pools,
     engine_of,
     host_limit_bytes,
     longest_request_tokens,
@@ -26,6 +27,7 @@ from kvdiag.feeds.history.replica_facts import (
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, only
+from kvdiag.formatting import format_duration, format_time
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
@@ -38,7 +40,7 @@ MAX_LOST = 8
 API_SERVER = "API server"
 FIRST_LIFE = 1
 
-SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0)")
+SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0); see Prometheus's /targets")
 
 
 def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple[Timeline, Facts]:
@@ -49,8 +51,6 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
     version = version_of(labels, container)
     engine = engine_with_metrics(one["__name__"] for one in labels)
     pools = pools_of(columns, _present(replica, history), version, engine)
-    if pools.since_seconds is not None:
-        _cut(columns, pools.since_seconds)
     names = names_of(columns)
     samples, gaps = _samples(columns, labels, names, container)
     model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
@@ -73,11 +73,12 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
             *pools.gaps,
             *columns.gaps,
             *gaps,
-            *_missing(history, pools),
+            *_missing(history),
             *_ended(samples, end_seconds),
         ),
     )
-    return Timeline(samples=samples), facts
+    earlier = tuple((until, replace(facts, pools=before)) for until, before in pools.earlier)
+    return Timeline(samples=samples, earlier_facts=earlier), facts
 
 
 def _where(replica: Replica) -> str:
@@ -97,15 +98,6 @@ def _present(replica: Replica, history: History) -> list[str]:
             last[name] = max(last[name], points.times[-1])
     newest = max(last.values(), default=0.0)
     return [name for name, seconds in last.items() if newest - seconds <= JOIN_SECONDS]
-
-
-def _cut(columns: Columns, since_seconds: float) -> None:
-    for keys in columns.parts.values():
-        for fields in keys.values():
-            for name, column in list(fields.items()):
-                fields[name] = column.since(since_seconds)
-                if not fields[name].times:
-                    del fields[name]
 
 
 def _samples(
@@ -189,7 +181,7 @@ def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:
 
 
 def _born(columns: Columns) -> int:
-    """When the newest of the server's processes began, to tell one run from the next."""
+    """When the newest of the server's processes began, to separate one run from the next."""
     starts = [
         points.values[-1]
         for labels, points in columns.reported
@@ -198,18 +190,19 @@ def _born(columns: Columns) -> int:
     return round(max(starts, default=0.0))
 
 
-def _missing(history: History, pools: Pools) -> list[Gap]:
+def _missing(history: History) -> list[Gap]:
     gaps = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in history.warnings]
     lost = _joined(history.lost)
     gaps += [
-        Gap(SOURCE, "failed", f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}")
+        Gap(
+            SOURCE,
+            "failed",
+            f"{format_time(one.start_seconds)} to {format_time(one.end_seconds)} could not be read: {one.reason}",
+        )
         for one in lost[:MAX_LOST]
     ]
     if len(lost) > MAX_LOST:
         gaps.append(Gap(SOURCE, "failed", f"{len(lost) - MAX_LOST} more intervals could not be read"))
-    if pools.since_seconds is not None:
-        reason = f"the KV pool changed its size at {clock(pools.since_seconds)}: earlier samples are not diagnosed"
-        gaps.append(Gap(SOURCE, "absent", reason))
     return gaps
 
 
@@ -226,17 +219,12 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(SOURCE, "absent", "none of its series has a sample in this window")]
+        return [Gap(SOURCE, "absent", "no series has a sample in this window; widen --window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
     reason = (
-        f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
+        f"its series end at {format_time(samples[-1].at_seconds)}, {format_duration(silent)} before the window does: "
         "was the server replaced, or is it no longer scraped?"
     )
     return [Gap(SOURCE, "absent", reason)]
-
-
-def clock(seconds: float) -> str:
-    """A moment in words, UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

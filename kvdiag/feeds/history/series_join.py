@@ -124,7 +124,8 @@ def join(
     """
     chosen = frozenset(gpus)
     reported = [(series_id, dict(series_id)) for series_id in sorted(chosen.union(series))]
-    realms = _realms([labels for _, labels in reported])
+    # Labels that every series of every exporter has, such as a region: what differs in them is elsewhere.
+    realms = sorted(set.intersection(*(set(labels) for _, labels in reported)) - OF_ONE_TARGET) if reported else ()
     found: list[Replica] = []
     gaps: list[Gap] = []
     apart: dict[str, list[tuple[Labels, LabelMap]]] = defaultdict(list)
@@ -135,12 +136,6 @@ def join(
         found += [replace(one, key=f"{one.key} [{realm}]") for one in replicas] if len(apart) > 1 else replicas
         gaps += missing
     return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
-
-
-def _realms(reported: Sequence[LabelMap]) -> tuple[str, ...]:
-    """Labels that every series of every exporter has, such as a region: what differs in them is elsewhere."""
-    names = set(reported[0]).intersection(*reported[1:]) - OF_ONE_TARGET if reported else set()
-    return tuple(sorted(names))
 
 
 def _join(
@@ -160,21 +155,21 @@ def _join(
 
 def _servers(reported: Sequence[tuple[Labels, LabelMap]]) -> dict[str, _Group]:
     engines: dict[str, _Group] = {}
-    beside: dict[str, _Group] = {}
+    exported: dict[str, _Group] = {}
     for series_id, labels in reported:
         name = labels.get("__name__", "")
         if name not in ENGINE_METRICS and name not in KVDIAG:
             continue
         key = _key(labels)
-        group = (engines if name in ENGINE_METRICS else beside).setdefault(key, _Group(key=key))
+        group = (engines if name in ENGINE_METRICS else exported).setdefault(key, _Group(key=key))
         group.series.append(series_id)
         group.own.append(labels)
         group.hosts |= hosts_of(labels)
         if (uuid := uuid_of(labels)) is not None:
             group.uuids.add(uuid)
             group.gpus = group.gpus or METRICS[name].part == "device"
-    for key, group in sorted(beside.items()):
-        home = engines.get(key) or _only_home(group, engines, beside)
+    for key, group in sorted(exported.items()):
+        home = engines.get(key) or _only_home(group, engines, exported)
         if home is None:
             engines[key] = group
             continue
@@ -200,7 +195,7 @@ def _add_pods(
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap("engine", "absent", "its engine's metrics are not scraped: its requests are unknown")
+        gap = Gap("engine", "absent", "its engine's metrics are not scraped; add its /metrics to Prometheus")
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -219,15 +214,15 @@ def _of_its_pod(groups: Mapping[str, _Group], labels: LabelMap) -> _Group | None
     return groups.get(_pod_key(pod)) if (pod := pod_of(labels)) is not None else None
 
 
-def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str, _Group]) -> _Group | None:
+def _only_home(group: _Group, engines: Mapping[str, _Group], exported: Mapping[str, _Group]) -> _Group | None:
     """The one server that kvdiag's own metrics can be of, where they name no pod of it."""
     if group.key.startswith("pod "):
         return None
-    near = [one for one in engines.values() if one.hosts & group.hosts and one.key not in beside]
-    rivals = [one for one in beside.values() if one.hosts & group.hosts and one.key not in engines]
+    near = [one for one in engines.values() if one.hosts & group.hosts and one.key not in exported]
+    rivals = [one for one in exported.values() if one.hosts & group.hosts and one.key not in engines]
     if len(near) == 1 and len(rivals) == 1:
         return near[0]
-    return next(iter(engines.values())) if len(engines) == len(beside) == 1 and not near else None
+    return next(iter(engines.values())) if len(engines) == len(exported) == 1 and not near else None
 
 
 def _join_gpus(

@@ -1,6 +1,9 @@
 """Live sampling: engine, devices and host, each at its own pace, on drift-free ticks, into one growing timeline.
 
-Each loop samples its own source alone, so that a hung driver call never delays the engine's samples.
+Each loop samples its own source alone, so that a hung driver call never delays the engine's samples. A tick is due at
+its own time: a late one does not shift the others, and missed ones are counted. A read that fails or exceeds its time
+limit is a gap, and the next tick tries again. Our own load is noted right before and after the engines answer, which
+bounds what was resident at that moment. Times come from a clock that never runs backwards. Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import structlog
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
@@ -39,8 +43,11 @@ AGENT_SECONDS = 1.0
 HOST_SECONDS = 5.0
 """A process's command line is read under its memory lock, which a process that hangs in a driver keeps."""
 
-DRIVER_STUCK = "the driver has not answered for {}: its readings are stale"
-AGENTS_STUCK = "the agents' folder has not answered for {}: its readings are stale"
+DRIVER_STUCK = "the driver has not answered for {}: its samples are stale; check nvidia-smi"
+AGENTS_STUCK = "the agents' folder has not answered for {}: its samples are stale; check its volume"
+NVML_LOADING = "NVML has not answered yet ({}): its library takes seconds to load on a busy machine; check nvidia-smi"
+"""While the library has never answered, it is unknown whether there is a driver."""
+
 HOST_STUCK = "the host has not answered for {}: is a process stuck in a driver?"
 
 
@@ -206,6 +213,7 @@ class Sampler:
     durations_seconds: dict[str, float] = field(default_factory=dict, init=False)
     """Duration of the newest read of each source."""
     _driver_absent: bool = field(default=False, init=False)
+    _reading_engine: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -271,16 +279,19 @@ class Sampler:
         """Sample the engines, with the load of our own requests right before and after."""
         if self.engine is None:
             return
-        before = self.load()
-        with self._timed("engine"):
-            engines, gaps = await self.engine.read()
-        now_seconds = self.clock.now_seconds()
-        self.record(Sample(at_seconds=now_seconds, engines=engines, load=self.load(), load_before=before, gaps=gaps))
+        # One read at a time: an earlier answer that is recorded later shows counters that fall, as after a restart.
+        async with self._reading_engine:
+            before = self.load()
+            with self._timed("engine"):
+                engines, gaps = await self.engine.read()
+            now_seconds, after = self.clock.now_seconds(), self.load()
+            self.record(Sample(at_seconds=now_seconds, engines=engines, load=after, load_before=before, gaps=gaps))
 
     async def read_devices(self, *, processes: bool) -> None:
         """Sample the devices; a driver that does not answer in time is a gap, not a wait."""
         with self._timed("nvml"):
-            devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", DRIVER_STUCK), processes=processes)
+            stuck = DRIVER_STUCK if self.nvml.answered else NVML_LOADING
+            devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", stuck), processes=processes)
         self._driver_absent = driver_absent(devices, gaps)
         self.record(Sample(at_seconds=self.clock.now_seconds(), devices=devices, gaps=gaps))
 
@@ -315,4 +326,4 @@ async def _in_time(
         return await reader.ask(timeout_seconds, **arguments)
     except ReadTimeout as busy:
         source, reason = stuck
-        return None, (Gap(source, "failed", reason.format(f"{busy.since_seconds:.0f} s")),)
+        return None, (Gap(source, "failed", reason.format(format_duration(busy.since_seconds))),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
+from kvdiag.formatting import format_duration
 from kvdiag.model import MAX_BYTES, Facts, Gap
 from kvdiag.sources import host, served_model
 from kvdiag.sources.http import Unreadable
@@ -15,11 +16,6 @@ HOST_SECONDS = 30.0
 """On a machine with thousands of processes or a slow volume, reading takes a while."""
 
 
-def host_reader() -> ThreadedReader[Facts]:
-    """A reader of the facts on a thread of its own, which is abandoned if the host hangs."""
-    return ThreadedReader(read_facts, "host")
-
-
 async def gather_facts(
     client: EngineClient,
     url: str,
@@ -27,7 +23,7 @@ async def gather_facts(
     *,
     host_seconds: float = HOST_SECONDS,
 ) -> tuple[Facts, Identity]:
-    """The facts of the server at `url`; those of this host are read by `reader`.
+    """The facts of the server at `url`; those of this host by `reader`, on a thread that is abandoned if it hangs.
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a
@@ -45,7 +41,7 @@ async def gather_facts(
         facts = await reader.ask(host_seconds, url=url, engine=client.engine, identity=identity, page=page, gaps=gaps)
     except ReadTimeout as busy:
         raise KvdiagError(
-            f"{url}: timed out after {busy.since_seconds:.0f} s reading the server's processes and files: "
+            f"{url}: timed out after {format_duration(busy.since_seconds)} reading the server's processes and files: "
             "is a process stuck in a driver, or a volume hung?"
         ) from busy
     try:

@@ -1,7 +1,9 @@
 """Limits what is kept of a recording: all of a small one; the older part of a large one is thinned to minutes.
 
 A recording may unpack to a thousand times its size. Three things are limited, for all files of one folder together:
-bytes after unpacking, values, and memory, which is estimated from the text of each line.
+bytes after unpacking, values, and memory, which is estimated from the text of each line. The first two are counted
+before a line is decoded and are errors; memory is relieved by thinning, as a daemon thins its own history, and is an
+error only if that is not enough, or with test steps, which cannot be judged from minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ MAX_PARTS = 1024
 """Engines, devices and allocators of one sample."""
 
 MAX_PIDS = 16_384
-"""Processes of one recording: short-lived ones come and go on a GPU."""
+"""Processes of one recording: a GPU may have many short-lived ones."""
 
 
 class TooLongError(KvdiagError):

@@ -42,7 +42,7 @@ class DiskRecorder:
         """Begin the thread."""
         self._segments = segments
         self.before = before
-        """What was recorded by an earlier run."""
+        """What was recorded by an earlier run, until it is restored."""
         self._clock = clock
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._hurry = threading.Event()
@@ -60,9 +60,9 @@ class DiskRecorder:
             return f"{self._segments.folder} cannot be written to: its disk hangs"
         return self._problem
 
-    def begin(self, facts: Facts) -> None:
-        """Record the next samples with these facts."""
-        self._orders.put(lambda: self._segments.begin(facts))
+    def begin(self, facts: Facts, earlier: tuple[tuple[float, Facts], ...] = ()) -> None:
+        """Record the next samples with these facts, and those of earlier lives."""
+        self._orders.put(lambda: self._segments.begin(facts, earlier))
 
     def add(self, sample: Sample) -> None:
         """Record one sample."""
@@ -72,7 +72,7 @@ class DiskRecorder:
             self._orders.put(lambda: self._add(sample))
 
     def keep(self, samples: Sequence[Sample]) -> None:
-        """Record a thinned minute, for the next start."""
+        """Record a thinned minute, for the next start; while the disk hangs it is dropped, and not counted as lost."""
         if samples and self._orders.qsize() < MAX_WAITING:
             self._orders.put(lambda: self._segments.keep(samples))
 

@@ -11,13 +11,15 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from heapq import merge
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, TooLongError
+from kvdiag.feeds.recording.segment_store import NAME
 from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
+from kvdiag.formatting import format_duration
 from kvdiag.model import Facts, Gap, GapKind, Timeline
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -63,6 +65,7 @@ def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeli
     begun = {path for path in paths if is_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
     budget = Budget() if budget is None else budget
+    ahead_seconds = 0.0
     for older, path in reversed([*enumerate(paths)]):
         if path not in begun:
             gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))
@@ -78,26 +81,46 @@ def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeli
                 problems.append(error)
                 gaps.append(_gap(f"{path.name} is left out: {of_it(error, path)}", "failed"))
             continue
-        timeline = moved(timeline, late_seconds[path])
+        timeline = moved(timeline, late_seconds[path] - ahead_seconds)
         if CUT_OFF in facts.gaps:
             gaps.append(_gap(f"{path.name} is incomplete: its recorder was killed, or is still writing"))
         if THINNED in facts.gaps:
             gaps.append(_gap(f"{path.name}: {THINNED.reason}"))
-        times = [sample.at_seconds for sample in (*timeline.samples[:1], *timeline.samples[-1:])]
-        times += [mark.at_seconds for mark in (*timeline.marks[:1], *timeline.marks[-1:])]
-        if times:
-            own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap not in (CUT_OFF, THINNED)))
-            segments.append(_Segment(path.name, timeline, own, min(times), max(times)))
+        if not (times := _ends(timeline)):
+            continue
+        if (overlap_seconds := _overlap_seconds(path.name, max(times), segments[-1:])) > OVERLAP_SECONDS:
+            ahead_seconds += overlap_seconds
+            timeline = moved(timeline, -overlap_seconds)
+            times = _ends(timeline)
+            why = f"the clock was set back by at least {format_duration(overlap_seconds)}, which no header records"
+            gaps.append(_gap(f"{path.name} and all before it are dated earlier: {why}"))
+        own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap not in (CUT_OFF, THINNED)))
+        segments.append(_Segment(path.name, timeline, own, min(times), max(times)))
     gaps.reverse()
-    if gone := sum(not path.exists() for path in listed):
+    if removed := sum(not path.exists() for path in listed):
         gaps.append(
-            _gap(f"{gone} of {len(listed)} segments were removed while they were read: the recorder needed space")
+            _gap(f"{removed} of {len(listed)} segments were removed while they were read: the recorder needed space")
         )
     if not segments and problems:
         raise problems[0]
     if not segments:
         raise KvdiagError(f"the segments in {folder} hold no sample: did the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
+
+
+def _ends(timeline: Timeline) -> list[float]:
+    """The times of the first and last sample and mark."""
+    parts = (timeline.samples[:1], timeline.samples[-1:], timeline.marks[:1], timeline.marks[-1:])
+    return [entry.at_seconds for part in parts for entry in part]
+
+
+def _overlap_seconds(name: str, last_seconds: float, after: list[_Segment]) -> float:
+    """By how much a recorder's segment ends after its next one began; other names are in no order.
+
+    The clock was set back while no recorder ran, or the header that records it is damaged.
+    """
+    known = after and NAME.fullmatch(name) and NAME.fullmatch(after[0].name)
+    return last_seconds - after[0].first_seconds if known else 0.0
 
 
 def behind(paths: Iterable[Path]) -> dict[Path, float]:
@@ -111,7 +134,7 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
     for path in reversed(list(paths)):
         found[path] = seconds
         with contextlib.suppress(KvdiagError):
-            seconds += read_header(path)[1]
+            seconds += read_header(path).clock_set_seconds
     return found
 
 
@@ -127,6 +150,7 @@ def moved(timeline: Timeline, seconds: float) -> Timeline:
     return Timeline(
         samples=tuple(replace(one, at_seconds=max(one.at_seconds + seconds, 0.0)) for one in timeline.samples),
         marks=tuple(replace(one, at_seconds=max(one.at_seconds + seconds, 0.0)) for one in timeline.marks),
+        earlier_facts=tuple((until + seconds, facts) for until, facts in timeline.earlier_facts),
     )
 
 
@@ -160,19 +184,22 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
                 f"{before.name} and {after.name} in {folder} cover the same time, so they are of several servers: "
                 "give the files instead of the folder, and each is diagnosed separately"
             )
-    # The usage ratio of a pool of another size cannot be read by the newest pools.
-    first = next(
-        place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])
-    )
-    if first:
-        gaps.append(_gap(f"the KV pool changed its size at {segments[first].name}: earlier samples are not diagnosed"))
-    kept = segments[first:]
+    # By the newest pools the usage of others cannot be read.
+    runs = [list(run) for _, run in groupby(segments, key=lambda one: one.facts.pools)]
     timeline = Timeline(
-        samples=tuple(merge(*(one.timeline.samples for one in kept), key=lambda sample: sample.at_seconds)),
-        marks=tuple(merge(*(one.timeline.marks for one in kept), key=lambda mark: mark.at_seconds)),
+        samples=tuple(merge(*(one.timeline.samples for one in segments), key=lambda sample: sample.at_seconds)),
+        marks=tuple(merge(*(one.timeline.marks for one in segments), key=lambda mark: mark.at_seconds)),
+        earlier_facts=tuple(
+            (after[0].first_seconds, _facts_of(run)) for run, after in pairwise(runs) if run[0].facts.pools
+        ),
     )
-    pids = sorted({pid for one in kept for pid in one.facts.server_pids or ()})
-    return timeline, replace(newest, server_pids=tuple(pids) or None, gaps=(*newest.gaps, *gaps))
+    return timeline, replace(_facts_of(runs[-1]), gaps=(*newest.gaps, *gaps))
+
+
+def _facts_of(run: list[_Segment]) -> Facts:
+    """The newest facts of some segments, with the processes of all of them."""
+    pids = sorted({pid for one in run for pid in one.facts.server_pids or ()})
+    return replace(run[-1].facts, server_pids=tuple(pids) or None)
 
 
 def _gap(reason: str, kind: GapKind = "absent") -> Gap:

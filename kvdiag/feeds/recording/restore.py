@@ -1,4 +1,11 @@
-"""Restores the history of a daemon's previous run, so that a restart does not forget a slow leak."""
+"""Restores the history of a daemon's previous run, so that a restart does not forget a slow leak.
+
+First the newest readable header of all segments: it says which lives the server had, and a server with another address
+has no history here. Then the history of thinned minutes, the newest segments first until their memory is used up. Last
+the tail: segments that ended after the history did, whose samples were not thinned yet. Each part may not delay or
+outgrow a start, so both have budgets. Samples dated in the future move the whole history back, and what could not be
+read is a gap of the last sample, since a verdict must not take a hole for a flat line.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +17,17 @@ import structlog
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.interning import MINUTE_SECONDS, Interning
+from kvdiag.feeds.daemon.retention import MAX_LIVES, minute_of
 from kvdiag.feeds.recording.budget import Budget, TooLongError
 from kvdiag.feeds.recording.folder_timeline import behind, moved, of_it
-from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files
-from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
-from kvdiag.model import Facts, Gap, GapKind, Sample
+from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files, number_of
+from kvdiag.feeds.recording.trace import Header, is_begun, read_header, read_trace
+from kvdiag.model import Facts, Gap, GapKind, Sample, Timeline
 
 _log = structlog.get_logger()
 
 TAIL_SECONDS = 3600.0
-"""Of the newest segments, for what the history does not hold yet: minutes, or what a killed daemon left."""
+"""Of the newest segments, up to the last sample, where there is no history to continue: it is damaged, or too new."""
 
 MAX_TAILS = 64
 """Segments that are looked at for that; each start makes one."""
@@ -30,18 +38,24 @@ HISTORY_BYTES, TAIL_BYTES = 56 * 2**20, 16 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """An earlier run's history: `thinned` to minutes, and `tail`, as it came, after that."""
+    """An earlier run's history: `thinned` to minutes, and `tail`, as it came, after that.
+
+    `facts` are those of the server's last life, `earlier_facts` those of the lives before it, as in a `Timeline`.
+    `clock_set_seconds` is how far the clock was set since, as far as that shows: all times here are corrected by it.
+    """
 
     facts: Facts
+    earlier_facts: tuple[tuple[float, Facts], ...]
     thinned: tuple[Sample, ...]
     tail: tuple[Sample, ...]
+    clock_set_seconds: float = 0.0
 
 
 def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | None:
     """The recorded history of the server within the last day, `None` if there is none.
 
     `url` is the server's, where it is known. What cannot be read is left out, logged, and a gap of the last
-    sample; samples dated in the future (their clock was ahead) are left out, too.
+    sample. Samples dated in the future show that the clock was set back: the whole history is then dated earlier.
 
     Raises:
         KvdiagError: the folder cannot be read.
@@ -51,27 +65,48 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
     except OSError as error:
         raise KvdiagError(f"cannot read {folder}: {error.strerror}") from error
     lost: dict[str, Gap] = {}
-    facts = next(
-        (known for path in reversed(segments) if (known := _facts(path, lost)) is not None and known.url), None
-    )
-    if facts is None or (url is not None and facts.url != url):
+    late_seconds = behind(segments[-MAX_TAILS:])
+    # The newest of all says which lives there were: of a segment that is damaged the one before it does.
+    for newest in sorted((*histories, *segments), key=number_of, reverse=True):
+        if (known := _header(newest, lost)) is not None and known.facts.url:
+            break
+    else:
         return None
-    span = _Span(facts, now_seconds - KEPT_SECONDS, now_seconds, Budget(memory_bytes=HISTORY_BYTES), lost)
+    if url is not None and known.facts.url != url:
+        return None
+    earlier = tuple((until + late_seconds.get(newest, 0.0), facts) for until, facts in known.earlier_facts or ())
+    from_seconds = now_seconds - KEPT_SECONDS
+    if len(earlier) == MAX_LIVES:
+        from_seconds = max(from_seconds, earlier[0][0])
+    urls = {one.url for one in (known.facts, *(facts for _, facts in earlier))} - {None}
+    span = _Span(known.facts, urls, from_seconds, Budget(memory_bytes=HISTORY_BYTES), lost)
     thinned = _in_order([_samples(path, span) for path in reversed(histories)])
     if thinned:
-        _log.info(
-            "recorder", state="goes on", minutes=len(thinned), since_seconds=round(now_seconds - thinned[0].at_seconds)
-        )
-    tail_seconds = now_seconds - TAIL_SECONDS
-    if thinned:
-        tail_seconds = max(tail_seconds, (thinned[-1].at_seconds // MINUTE_SECONDS + 1) * MINUTE_SECONDS)
-    span = _Span(facts, tail_seconds, now_seconds, Budget(memory_bytes=TAIL_BYTES), lost)
-    tail = _in_order([_samples(path, span, late) for path, late in behind(segments[-MAX_TAILS:]).items()])
-    if lost:
-        tail.append(Sample(at_seconds=now_seconds, gaps=tuple(lost.values())))
+        from_seconds = max(from_seconds, minute_of(thinned[-1]) + MINUTE_SECONDS)
+    span = span._replace(from_seconds=from_seconds, budget=Budget(memory_bytes=TAIL_BYTES))
+    tails = []
+    for path, late in late_seconds.items():
+        if samples := _samples(path, span, late):
+            tails.append(samples)
+            span = span._replace(from_seconds=max(span.from_seconds, samples[-1].at_seconds - TAIL_SECONDS))
+    tail = _in_order(tails)
     if not thinned and not tail:
         return None
-    return Before(facts=facts, thinned=tuple(thinned), tail=tuple(tail))
+    set_seconds = min(0.0, now_seconds - (tail or thinned)[-1].at_seconds)
+    if set_seconds:
+        _log.warning("clock", set_seconds=round(set_seconds, 1), reason="moved the recorded history by the same time")
+    past = moved(Timeline(samples=tuple(thinned), earlier_facts=earlier), set_seconds)
+    newer = moved(Timeline(samples=tuple(tail)), set_seconds).samples
+    if thinned:
+        ago_seconds = round(now_seconds - past.samples[0].at_seconds)
+        _log.info("recorder", state="continues", minutes=len(thinned), since_seconds=ago_seconds)
+    return Before(
+        facts=known.facts,
+        earlier_facts=past.earlier_facts,
+        thinned=past.samples,
+        tail=(*newer, Sample(at_seconds=now_seconds, gaps=tuple(lost.values()))) if lost else newer,
+        clock_set_seconds=set_seconds,
+    )
 
 
 def same_server(one: Facts, other: Facts) -> bool:
@@ -80,18 +115,24 @@ def same_server(one: Facts, other: Facts) -> bool:
 
 
 class _Span(NamedTuple):
-    """What is read of each segment: samples of one server in a time, within a budget; and what could not be."""
+    """What is read of each segment: samples of one server since a time, within a budget; and what could not be.
+
+    `urls` are those of the server in all of its lives.
+    """
 
     facts: Facts
+    urls: set[str | None]
     from_seconds: float
-    until_seconds: float
     budget: Budget
     lost: dict[str, Gap]
 
 
 def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample, ...]:
-    own = _facts(path, span.lost)
-    if own is None or not same_server(own, span.facts):
+    own = _header(path, span.lost)
+    if own is None or own.facts.url not in span.urls:
+        return ()
+    # Its writer knew of no other life.
+    if own.earlier_facts is None and not same_server(own.facts, span.facts):
         return ()
     try:
         timeline, _ = read_trace(
@@ -100,11 +141,7 @@ def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample
     except KvdiagError as error:
         _leave_out(path, error, span.lost)
         return ()
-    samples = moved(timeline, late_seconds).samples
-    known = tuple(sample for sample in samples if sample.at_seconds <= span.until_seconds)
-    if ahead := len(samples) - len(known):
-        _log.warning("recorder", reason=f"{ahead} samples of {path.name} are dated in the future: ignored")
-    return known
+    return moved(timeline, late_seconds).samples
 
 
 def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
@@ -116,12 +153,10 @@ def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
     return found
 
 
-def _facts(path: Path, lost: dict[str, Gap]) -> Facts | None:
-    """Facts of a segment that was begun, as they were when nothing had cut it off."""
+def _header(path: Path, lost: dict[str, Gap]) -> Header | None:
+    """The header of a segment that was begun."""
     try:
-        if is_begun(path):
-            facts, _ = read_header(path)
-            return replace(facts, gaps=tuple(gap for gap in facts.gaps if gap != CUT_OFF))
+        return read_header(path) if is_begun(path) else None
     except KvdiagError as error:
         _leave_out(path, error, lost)
     return None

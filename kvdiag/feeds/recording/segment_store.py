@@ -1,8 +1,11 @@
 """The folder of a recorder: trace segments that rotate within a size limit, readable even after a kill.
 
-    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each
-    DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, restored at the next start
+    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each     DIR/history/kvdiag-00000001.jsonl.gz   the last
+day thinned to minutes, restored at the next start
 
+A segment ends when it is full or old, when the facts change, and when the clock was set, since a trace has one set of
+facts and ascending times. Room for a whole new segment is made before it is written, by removing the oldest. A lock
+that ends with its process keeps a second recorder out. Links and files of other users are neither followed nor removed.
 A torn last line, which a kill leaves, is dropped by readers.
 """
 
@@ -68,6 +71,7 @@ class SegmentStore:
             KvdiagError: it cannot be made, read or written, or another recorder has it.
         """
         self.folder = folder
+        self._is_link = folder.is_symlink()
         self._history = folder / HISTORY
         self.max_bytes = max_bytes
         try:
@@ -76,20 +80,21 @@ class SegmentStore:
             os.close(files_.folder(folder))
             _make_history(folder)
             self._lock = _locked(folder / ".lock")
-            self._number = max((_number(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
+            self._number = max((number_of(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
         except OSError as error:
             raise KvdiagError(
                 f"cannot record to {folder}: {(error.strerror or str(error)).lower()}; give another --record-dir"
             ) from error
         self._facts = Facts()
+        self._earlier: tuple[tuple[float, Facts], ...] = ()
         self._set_seconds = 0.0
         self._open: dict[Path, _Segment] = {}
         self._histories: list[_Segment] = []
 
-    def begin(self, facts: Facts) -> None:
-        """Write the next samples to new segments with these facts in their headers."""
-        if facts != self._facts:
-            self._facts = facts
+    def begin(self, facts: Facts, earlier: tuple[tuple[float, Facts], ...] = ()) -> None:
+        """Write the next samples to new segments with these facts, and those of earlier lives, in their headers."""
+        if (facts, earlier) != (self._facts, self._earlier):
+            self._facts, self._earlier = facts, earlier
             self._end(self.folder)
             self._end(self._history)
 
@@ -102,7 +107,7 @@ class SegmentStore:
         """Write one sample, in a new segment where the old one is full.
 
         Raises:
-            KvdiagError: the disk is full or gone; the segment ends there.
+            KvdiagError: the disk is full or unmounted; the segment ends there.
         """
         if self.folder not in self._open:
             self._start(self.folder, sample.at_seconds, self._set_seconds)
@@ -116,7 +121,7 @@ class SegmentStore:
         """Write a minute that was thinned to the history.
 
         Raises:
-            KvdiagError: the disk is full or gone.
+            KvdiagError: the disk is full or unmounted.
         """
         if not samples:
             return
@@ -134,7 +139,7 @@ class SegmentStore:
         """Replace the history.
 
         Raises:
-            KvdiagError: the disk is full or gone; the old ones are still there.
+            KvdiagError: the disk is full or unmounted; the old ones are still there.
         """
         old = files(self._history)
         self._end(self._history)
@@ -151,7 +156,7 @@ class SegmentStore:
         """End the open segments and unlock the folder.
 
         Raises:
-            KvdiagError: the disk is full or gone; the folder is unlocked all the same.
+            KvdiagError: the disk is full or unmounted; the folder is unlocked all the same.
         """
         try:
             self._end(self.folder)
@@ -165,7 +170,7 @@ class SegmentStore:
 
         def new(path: Path) -> int:
             # The user may give a link as the directory; the history directory in it must not be one.
-            file = files_.created(path, link=folder == self.folder)
+            file = files_.created(path, link=folder == self.folder and self._is_link)
             made.append(path)
             return file
 
@@ -173,10 +178,13 @@ class SegmentStore:
             path = folder / f"kvdiag-{number:08d}.jsonl.gz"
             try:
                 # The folder may have been emptied; the recorder does not create it again.
+                self._refuse_link()
                 if self.folder.is_dir():
                     self._hold()
                     _make_history(self.folder)
-                writer = TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds, opened=new)
+                writer = TraceWriter(
+                    path, self._facts, clock_set_seconds=clock_set_seconds, earlier_facts=self._earlier, opened=new
+                )
             except KvdiagError as error:
                 if isinstance(error.__cause__, FileExistsError) and number < self._number + MAX_TAKEN:
                     continue
@@ -187,6 +195,10 @@ class SegmentStore:
             self._open[folder] = _Segment(path, writer, begun_seconds)
             return self._open[folder]
         raise AssertionError("there is always a next number")
+
+    def _refuse_link(self) -> None:
+        if self.folder.is_symlink() and not self._is_link:
+            raise KvdiagError(f"cannot record to {self.folder}: a symbolic link has taken its place")
 
     def _hold(self) -> None:
         """Lock the folder again if it was replaced: the lock was the old one's."""
@@ -203,6 +215,7 @@ class SegmentStore:
         """Write to the open segment of a folder; return its size, and its age by the newest sample."""
         segment = self._open[folder]
         try:
+            self._refuse_link()
             for sample in samples:
                 segment.writer.add(sample)
             try:
@@ -224,6 +237,7 @@ class SegmentStore:
 
     def _make_room(self) -> None:
         """Remove the oldest segments until a whole new one fits the size limit."""
+        self._refuse_link()
         found = [(path, _size(path)) for path in files(self.folder)]
         history_bytes = sum(_size(path) for path in files(self._history))
         left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
@@ -243,7 +257,7 @@ def files(folder: Path) -> list[Path]:
     """
     with os.scandir(folder) as entries:
         found = [entry.name for entry in entries if NAME.fullmatch(entry.name) and _is_ours(entry)]
-    return sorted((folder / name for name in found), key=_number)
+    return sorted((folder / name for name in found), key=number_of)
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
@@ -266,7 +280,8 @@ def _make_history(folder: Path) -> None:
         raise KvdiagError(f"cannot record to {path}: {reason}; give another --record-dir") from error
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int:
+    """A segment's place in the order in which all were begun, those of the history among them."""
     found = NAME.fullmatch(path.name)
     return 0 if found is None else int(found[1])
 
@@ -291,7 +306,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 def _locked(path: Path) -> IO[bytes]:
     """A lock that ends with its process, even after a kill."""
-    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files_.CLOSED, 0o644), "wb")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files_.CLOSED, 0o600), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -1,6 +1,7 @@
 """Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
 
-A header may have free metadata `about` the trace, such as its origin; it is not judged.
+A header may have free metadata `about` the trace, such as its origin; it is not judged. A recorder's has the facts of
+the server's earlier lives.
 The last line has the number of entries. A trace without it was cut off, which becomes a gap of its facts, and a torn
 last line is dropped: a kill leaves both. Any other bad line is an error that names it.
 
@@ -16,10 +17,10 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import kvdiag
 from kvdiag import files
@@ -55,7 +56,7 @@ END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
 CHECK = re.compile(rb'\{"crc32":(\d{1,10})\}\n')
 """A line with the checksum of all before it."""
 
-CLOCK_SET = "clock_set_seconds"
+CLOCK_SET, EARLIER = "clock_set_seconds", "earlier_facts"
 
 MAX_SET_SECONDS = 2e9
 """From 1970, where a machine without a clock begins, to now."""
@@ -76,6 +77,20 @@ class DamagedError(KvdiagError):
     """A trace that is not as it was written."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Earlier:
+    until_seconds: float
+    facts: Facts
+
+
+class Header(NamedTuple):
+    """A trace's first line. `earlier_facts` are as in a `Timeline`, `None` where its writer names none."""
+
+    facts: Facts
+    clock_set_seconds: float
+    earlier_facts: tuple[tuple[float, Facts], ...] | None
+
+
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
@@ -86,12 +101,14 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         about: Mapping[str, Any] | None = None,
         *,
         clock_set_seconds: float = 0.0,
+        earlier_facts: Sequence[tuple[float, Facts]] | None = None,
         opened: Callable[[Path], int] = files.emptied,
     ) -> None:
         """Begin a trace in a new file or over an old one of ours; `about` is metadata for its header.
 
         `opened` returns the descriptor of the file, emptied.
-        `clock_set_seconds` is how far the clock was set between the recording before this one and this one.
+        `clock_set_seconds` is how far the clock was set between the recording before this one and this one;
+        `earlier_facts` are those of the server's earlier lives.
 
         Raises:
             KvdiagError: the file cannot be written.
@@ -103,6 +120,8 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         header = {"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)}
         if clock_set_seconds:
             header[CLOCK_SET] = clock_set_seconds
+        if earlier_facts is not None:
+            header[EARLIER] = [to_plain(_Earlier(until_seconds=until, facts=one)) for until, one in earlier_facts]
         if about is not None:
             if (length := len(json.dumps(about, allow_nan=False))) > MAX_ABOUT_CHARACTERS:
                 raise ValueError(f"`about` has {length} characters; at most {MAX_ABOUT_CHARACTERS} are allowed")
@@ -121,7 +140,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         """Append one sample or mark.
 
         Raises:
-            KvdiagError: the disk is full or gone.
+            KvdiagError: the disk is full or unmounted.
         """
         kind = "sample" if isinstance(entry, Sample) else "mark"
         self._write({kind: to_plain(entry)})
@@ -147,7 +166,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
         """End the trace.
 
         Raises:
-            KvdiagError: the disk is full or gone.
+            KvdiagError: the disk is full or unmounted.
         """
         if self._file.closed:
             return
@@ -163,7 +182,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
                 file.close()
 
     def __exit__(self, *raised: object) -> None:
-        """Close the file whatever happened."""
+        """Close the file, after an error without its end."""
         if raised[0] is None:
             self.close()
         else:
@@ -205,14 +224,15 @@ def is_begun(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """The file's content, unpacked where it is packed, whatever the file is called."""
+    """The file's content, unpacked where it is packed; the name does not matter."""
     try:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
-        with path.open("rb") as raw:
+        with files.opened(path) as raw:  # something else may have taken its place
             packed = raw.read(2) == GZIP_MAGIC
-        with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            yield cast("IO[bytes]", file)
+            raw.seek(0)
+            with gzip.open(raw) if packed else raw as file:
+                yield cast("IO[bytes]", file)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
     except (OSError, EOFError) as error:
@@ -240,7 +260,7 @@ def _read_lines(
     budget: Budget,
 ) -> tuple[Timeline, Facts]:
     header = next(lines, (b"", False))[0]
-    facts, crc32 = _header(header, path), zlib.crc32(header)
+    facts, crc32 = _header(header, path).facts, zlib.crc32(header)
     kept = Kept(budget)
     count = 0
     for number, (line, whole) in enumerate(lines, start=2):
@@ -289,21 +309,17 @@ def _before(line: bytes, seconds: float) -> bool:
         return False
 
 
-def read_header(path: Path) -> tuple[Facts, float]:
-    """The facts of a trace's first line, and how far the clock was set right before it was begun.
+def read_header(path: Path) -> Header:
+    """A trace's first line.
 
     Raises:
         KvdiagError: as `read_trace`, for what stands there.
     """
     with _unpacked(path) as file:
-        first = next(_lines(file), (b"", False))[0]
-        facts, moved = _header(first, path), decode_object(first, max_values=MAX_LINE_VALUES).get(CLOCK_SET, 0.0)
-    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MAX_SET_SECONDS:
-        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
-    return facts, float(moved)
+        return _header(next(_lines(file), (b"", False))[0], path)
 
 
-def _header(line: bytes, path: Path) -> Facts:
+def _header(line: bytes, path: Path) -> Header:
     not_a_trace = f"{path} is not a kvdiag trace: its first line is not a header"
     try:
         header = decode_object(line, max_values=MAX_LINE_VALUES)
@@ -315,11 +331,19 @@ def _header(line: bytes, path: Path) -> Facts:
     if version > FORMAT:
         writer = header.get("kvdiag_version")
         use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
-        raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use {use}")
+        raise KvdiagError(f"{path} has trace format {version}, but this kvdiag reads format {FORMAT}: use {use}")
+    moved, earlier = header.get(CLOCK_SET, 0.0), header.get(EARLIER)
+    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MAX_SET_SECONDS:
+        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
+    if not isinstance(earlier, list | None):
+        raise KvdiagError(f"{path}, line 1: {EARLIER} is not a list")
     try:
-        return _of_today(from_plain(Facts, header.get("facts")))
+        facts = _of_today(from_plain(Facts, header.get("facts")))
+        known = None if earlier is None else [from_plain(_Earlier, one) for one in earlier]
+        lives = None if known is None else tuple((one.until_seconds, one.facts) for one in known)
     except ValueError as error:
         raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
+    return Header(facts, float(moved), lives)
 
 
 def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:

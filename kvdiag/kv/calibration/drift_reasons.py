@@ -1,6 +1,9 @@
 """Why a reported figure differs from the predicted one: what the arithmetic confirms, then what it cannot exclude.
 
-A reason is confirmed where the model with that one setting changed gives every reported capacity to the last digit.
+A reason is confirmed where the model with that one setting changed gives every reported capacity to the last digit: the
+changes that the report leaves open are tried one by one. Only if none does, a capacity gets the reasons that its sign
+and size leave possible. Weights and the pool's bytes have no such test, since overheads are not exact. At most three
+reasons are kept, the likeliest first, and a figure within the limit gets none.
 """
 
 from __future__ import annotations

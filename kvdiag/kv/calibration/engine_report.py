@@ -1,6 +1,9 @@
 """An engine's report of its own memory, from its startup log or its metrics endpoint. Values only; missing is None.
 
-A log prints GiB with two decimals, so a printed size is an interval, and what follows from it is compared as one.
+One type for both sources, so that a comparison does not depend on where the figures come from. A log prints GiB with
+two decimals, so a printed size is an interval, and what follows from it is compared as one. What a version leaves out
+follows from its number where its source shows it (the default memory fraction, graphs inside it or not), and from
+nothing else. Ranks are kept apart: the smallest pool decides for all of them.
 """
 
 from __future__ import annotations
@@ -85,7 +88,6 @@ class EngineSettings:
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     decode_context_parallel: int | None = None
-    data_parallel: int | None = None
     max_model_len_tokens: int | None = None
     max_num_batched_tokens: int | None = None
     block_size_tokens: int | None = None
@@ -143,6 +145,7 @@ class EngineReport:
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
+    engine_name: str | None = None
     ranks: tuple[RankReport, ...] = ()
     num_blocks: int | None = None
     tokens: int | None = None
@@ -173,7 +176,7 @@ class EngineReport:
 
 
 def page_report(facts: Facts) -> EngineReport:
-    """The same from a live server's metrics page. With several data-parallel engines, of the one with fewest blocks.
+    """The same from a live server's metrics endpoint. Of several data-parallel engines, the one with fewest blocks.
 
     The page has no sizes of weights or activation, and on a GPU none of the pool.
     """
@@ -186,7 +189,7 @@ def page_report(facts: Facts) -> EngineReport:
     )
     pool = min(facts.pools, key=lambda one: one.total_blocks, default=None)
     if pool is None:
-        return EngineReport(settings=settings)
+        return EngineReport(settings=settings, engine_name=facts.engine_name)
     settings = replace(
         settings,
         kv_dtype=pool.cache_dtype,
@@ -201,6 +204,7 @@ def page_report(facts: Facts) -> EngineReport:
     several = f"{len(facts.pools)} data-parallel engines: compared with engine {pool.engine}, the smallest pool"
     return EngineReport(
         settings=settings,
+        engine_name=facts.engine_name,
         ranks=() if size is None else (RankReport(name="each rank", pool=size),),
         num_blocks=pool.total_blocks,
         tokens=pool.capacity_tokens,

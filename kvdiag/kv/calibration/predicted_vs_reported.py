@@ -1,7 +1,9 @@
 """Predicted and reported figures: the model's prediction for a deployment compared with its engine's report. Pure.
 
-The pool's bytes as the engine reports them go through the same arithmetic as in any plan; a printed figure that lies
-inside what its rounding allows has no drift.
+In this order: weights of each rank, the pool that a plan leaves, then blocks, tokens and concurrency. For the last
+three the pool's bytes as the engine reports them go through the same arithmetic as in any plan, so that an error in the
+overheads does not show as one in the layout. A printed figure that lies inside what its rounding allows has no drift.
+What the engine does not report is listed as missing; reasons for a drift are `drift_reasons`' task.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from kvdiag.kv.bounds import MAX_BYTES
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize
@@ -30,22 +33,23 @@ _FIRST_WITH_WHOLE_BLOCKS = (0, 10)
 
 
 class Figure(StrEnum):
-    """What is compared."""
+    """What is compared: its name in documents, in a table, and what it is a figure of, for a sentence."""
 
-    WEIGHTS = "weights_bytes"
-    POOL = "kv_pool_bytes"
-    BLOCKS = "num_blocks"
-    TOKENS = "capacity_tokens"
-    CONCURRENCY = "max_concurrency"
+    WEIGHTS = "weights_bytes", "weights", "bytes of weights"
+    POOL = "kv_pool_bytes", "KV pool", "bytes of KV pool"
+    BLOCKS = "num_blocks", "blocks", "blocks, with the null block"
+    TOKENS = "capacity_tokens", "tokens", "tokens of capacity"
+    CONCURRENCY = "max_concurrency", "concurrency", "longest requests at once"
 
+    label: str
+    phrase: str
 
-_TITLES = {
-    Figure.WEIGHTS: "bytes of weights",
-    Figure.POOL: "bytes of KV pool",
-    Figure.BLOCKS: "blocks, with the null block",
-    Figure.TOKENS: "tokens of capacity",
-    Figure.CONCURRENCY: "longest requests at once",
-}
+    def __new__(cls, value: str, label: str = "", phrase: str = "") -> Self:
+        """A figure is its name; label and phrase are attributes."""
+        member = str.__new__(cls, value)
+        member._value_, member.label, member.phrase = value, label, phrase
+        return member
+
 
 CAPACITY_FIGURES = frozenset({Figure.BLOCKS, Figure.TOKENS, Figure.CONCURRENCY})
 
@@ -87,11 +91,6 @@ class Comparison:
     reported: Interval
     where: str = ""
     reasons: tuple[Reason, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """What it is a figure of, for a sentence."""
-        return _TITLES[self.figure]
 
     @property
     def drift_ratio(self) -> float:
@@ -316,15 +315,15 @@ def _concurrency(
 
 def _missing(report: EngineReport, expected: Expected) -> tuple[str, ...]:
     """What the engine does not report, as its own log lines name it."""
-    gone = []
+    missing = []
     if report.deciding_rank is None and report.num_blocks is None:
-        gone.append('"Available KV cache memory"')
+        missing.append('"Available KV cache memory"')
     if report.tokens is None and report.num_blocks is None:
-        gone.append('"KV cache size: ... tokens"')
+        missing.append('"KV cache size: ... tokens"')
     if report.concurrency is None:
-        gone.append('"Maximum concurrency"')
+        missing.append('"Maximum concurrency"')
     if expected.weights_bytes is not None and not any(rank.weights for rank in report.ranks):
-        gone.append('"Model loading took"')
+        missing.append('"Model loading took"')
     if expected.total_bytes is None and not report.settings.is_cpu:
-        gone.append('the device\'s total ("Free memory on device", "total_gpu_memory")')
-    return tuple(gone)
+        missing.append('the device\'s total ("Free memory on device", "total_gpu_memory")')
+    return tuple(missing)

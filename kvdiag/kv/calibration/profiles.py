@@ -24,7 +24,7 @@ from kvdiag.kv.layout.layers import Architecture, AttentionLayer
 SCHEMA_VERSION = 1
 MAX_PROFILES = 4096
 _MAX_TEXT = 512
-_SAME_GPU_RATIO = 0.05
+SAME_GPU_RATIO = 0.05
 """The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
 
 _WIDTHS = (
@@ -109,7 +109,7 @@ class Profile(ProfileQuery):
 
 
 def model_key(config: Mapping[str, object], architecture: Architecture, *, name: str) -> ModelKey:
-    """The identity of a model: its shape and quantization, whatever it is called and wherever it lies."""
+    """The identity of a model: its shape and quantization, and neither its name nor its place."""
     text = text_fields(config)
     kv_heads = sorted({layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)})
     quantization = config.get("quantization_config") or config.get("compression_config")
@@ -136,7 +136,7 @@ def find_profile(profiles: Sequence[Profile], query: ProfileQuery) -> Profile | 
         named = query.gpu_name is None or profile.gpu_name is None or query.gpu_name == profile.gpu_name
         return (
             named
-            and abs(profile.gpu_total_bytes - query.gpu_total_bytes) <= _SAME_GPU_RATIO * query.gpu_total_bytes
+            and abs(profile.gpu_total_bytes - query.gpu_total_bytes) <= SAME_GPU_RATIO * query.gpu_total_bytes
             and profile.model.digest == query.model.digest
             and (profile.tensor_parallel, profile.pipeline_parallel) == (query.tensor_parallel, query.pipeline_parallel)
             and (wanted is None or profile.max_num_batched_tokens in (None, wanted))
@@ -227,7 +227,7 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise KvModelError(
-            f"schema_version is {str(version)[:20]!r}, this kvdiag reads {SCHEMA_VERSION}", "schema_version"
+            f"schema_version is {str(version)[:20]!r}, but this kvdiag reads {SCHEMA_VERSION}", "schema_version"
         )
     entries = document["profiles"]
     if len(entries) > MAX_PROFILES:

@@ -2,7 +2,9 @@
 
 What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
 checked here: concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the number of blocks where the pool's
-bytes are reported.
+bytes are reported. Settings that are not reported are tried, the usual ones first; the candidate with the least drift
+is taken, and if it has any, the tokens in flight are solved for. With drift left, or without the number of ranks, bytes
+are unknown rather than guessed. Results are cached, since every diagnosis asks for the same server.
 """
 
 from __future__ import annotations
@@ -119,7 +121,9 @@ def bytes_problem(facts: Facts) -> str | None:
         if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
             return "block sizes differ between pipeline stages; see `kvdiag audit`"
         if model.block_bytes is None:
-            return "the tensor-parallel size is not known; run kvdiag in the server's PID namespace"
+            given = "start the engine with its pool's size in --kv-cache-memory-bytes"
+            how = given if facts.server_pids else "run kvdiag in the server's PID namespace"
+            return f"the tensor-parallel size is not reported by the server's processes; {how}"
     return None
 
 
@@ -222,10 +226,10 @@ def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
         return candidate
     low, high = 1, MAX_IN_FLIGHT_TOKENS
     while low < high:
-        middle = (low + high) // 2
-        terms = replace(candidate.deployment, max_in_flight_tokens=middle).request_terms(candidate.architecture)
+        midpoint = (low + high) // 2
+        terms = replace(candidate.deployment, max_in_flight_tokens=midpoint).request_terms(candidate.architecture)
         enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
-        low, high = (low, middle) if enough else (middle + 1, high)
+        low, high = (low, midpoint) if enough else (midpoint + 1, high)
     deployment = replace(candidate.deployment, max_in_flight_tokens=low)
     found = _candidate(candidate.architecture, deployment, report, facts)
     return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")

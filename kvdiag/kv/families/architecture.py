@@ -1,15 +1,17 @@
 """A parsed Hugging Face config.json -> Architecture.
 
-The dimensions come from where vLLM takes them: transformers_utils/model_arch_config_convertor.py and the model file
-of each family. A model type that is not in families.py is an error: the textbook formula is never a silent fallback,
-since it is wrong 4 to 25 times on latent, windowed and state layers.
+In this order: the language model's part of the config; its model type, by name or by its class; an encoder, where vLLM
+serves it as one; the values that the config class fills in; then the family's reader. The dimensions come from where
+vLLM takes them: transformers_utils/model_arch_config_convertor.py and the model file of each family. A model type that
+is not in `registry` is an error: the textbook formula is never a silent fallback, since it is wrong 4 to 25 times on
+latent, windowed and state layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.attention import encoder_only
-from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
@@ -17,22 +19,9 @@ from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
 
 # Where multimodal configs keep the language model, in the order tried
 # (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
-_TEXT_CONFIGS = (
-    "thinker_config",
-    "text_config",
-    "llm_config",
-    "language_config",
-    "text_model_config",
-    "language_model",
-)
-_MODEL_DTYPES = {
-    "float16": "float16",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
-    "float32": "float16",
-    "float": "float16",
-}
+_TEXT_CONFIGS: Sequence[str] = CONFIG_NAMES["text_configs"]
+# vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
+_MODEL_DTYPES: Mapping[str, str] = CONFIG_NAMES["dtypes"]
 _NEVER_ASSUMED = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
 )
@@ -139,7 +128,7 @@ def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
 
 
 def _dtype(top: Fields, text: Fields) -> str:
-    """The dtype the model runs in (config/model.py::_get_and_verify_dtype; the text config's, else the top's)."""
+    """The dtype the model runs in (config/model.py::_get_and_verify_dtype): the whole config's, else the text's."""
     for source in (top, text):
         for name in ("dtype", "torch_dtype"):
             value = source.text(name)

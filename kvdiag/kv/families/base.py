@@ -1,7 +1,16 @@
-"""What the readers of all families share: depth, heads, layer names, and layers made of them."""
+"""What the readers of all families share: depth, heads, layer names, and layers made of them.
 
-from collections.abc import Callable, Iterable
+A family's reader puts names to its layers, in their order, and these functions make layers of names and fields. A field
+is read under every name that vLLM and transformers accept. A layer of unknown type is an error that names the field,
+because its bytes are unknown and the textbook formula would be wrong by a factor. Nothing here knows of GPUs,
+parallelism or block sizes: those are kv/layout's.
+"""
+
+import json
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import check_range
@@ -9,6 +18,7 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
 
+CONFIG_NAMES: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "config_names.json") or b"")
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MAX_LAYERS = 1024
 MAX_HEADS = 4096

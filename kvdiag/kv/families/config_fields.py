@@ -1,6 +1,9 @@
 """Reads an untrusted config.json: checks every value for type and range, and names the field in each error.
 
-Nothing is coerced: a number in quotes is an error, not a number.
+A reader names the fields that it accepts, and the first one that is there counts. A value of the wrong type is an error
+and not converted: a number in quotes is no number, and true is none either; only 16.0 is taken as 16. Lists, numbers
+and nesting are bounded, because a config can come from anyone. A missing field is an error unless the reader has a
+default.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,17 @@
 """Families with Mamba layers, alone or together with attention.
 
-State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that
-each model's get_mamba_state_shape_from_config reads.
+Each function reads one family: which layer is of which kind (by a pattern, a list or a period), then the size of one
+state, then the layers. A layer with attention and a state gives two layers of the same index; one with neither keeps no
+cache. State sizes are those of vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields
+are those that each model's get_mamba_state_shape_from_config reads, with the defaults of its config class.
 """
 
 import re
+from collections.abc import Mapping
 
 from kvdiag.kv.families.base import (
     ATTENTION_NAMES,
+    CONFIG_NAMES,
     MAX_HEADS,
     MAX_LAYERS,
     ModelLayers,
@@ -177,15 +181,7 @@ def nemotron_h(text: Fields) -> ModelLayers:
     return ModelLayers(heads.attention_heads, tuple(layers), state_dtype=state_dtype)
 
 
-_BLOCK_LETTERS = {
-    "mamba": "M",
-    "mamba2": "M",
-    "linear_attention": "M",
-    "attention": "*",
-    "full_attention": "*",
-    "mlp": "-",
-    "moe": "E",
-}
+_BLOCK_LETTERS: Mapping[str, str] = CONFIG_NAMES["block_letters"]
 
 
 def nemotron_pattern(text: Fields) -> str:

@@ -1,8 +1,9 @@
-"""Families with layers that keep a state other than Mamba's: gated delta net, Kimi delta and linear attention, short
-convolution.
+"""Families with a state other than Mamba's: gated delta net, Kimi delta and linear attention, short convolution.
 
-State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that
-each model's get_mamba_state_shape_from_config reads.
+Each function reads one family: which layers keep a state (by name, list or period), the size of that state, and full
+attention or MLA elsewhere. Two models of the same type are distinguished by the fields that only one of them has, or by
+their class names. State sizes are those of vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator;
+the fields are those that each model's get_mamba_state_shape_from_config reads, with the defaults of its config class.
 """
 
 from collections.abc import Iterable

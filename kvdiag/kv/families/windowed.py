@@ -89,7 +89,7 @@ def interleaved(
     """Models that interleave sliding and full layers: every `period`-th layer is full (the first of each, if `first`).
 
     gemma2.py, gemma3.py, gpt_oss.py, commandr.py (its window is one token longer), afmoe.py, granite.py, olmo3;
-    laguna.py, whose layers are all full without layer_types, whatever sliding_window is.
+    laguna.py, whose layers are all full without layer_types, with any sliding_window.
     """
 
     def read(text: Fields) -> ModelLayers:

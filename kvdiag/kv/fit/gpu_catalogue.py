@@ -3,7 +3,7 @@
 import json
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvdiag.errors import KvModelError
@@ -14,6 +14,9 @@ _TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json"
 # NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
 _MEMORY_MIB: Mapping[str, int] = _TABLE["memory_mib"]
 _ALIASES: Mapping[str, str] = _TABLE["aliases"]
+_UNSUPPORTED: Mapping[str, Sequence[str]] = _TABLE["unsupported_levers"]
+# vLLM 0.32: kernels that read an 8-bit cache need compute capability 8.0 (flashinfer.py, flash_attn.py), fp8 weights
+# 7.5 (quantization/fp8.py::get_min_capability).
 _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE_WORD = re.compile(r"\d{1,4}gb")
@@ -21,7 +24,7 @@ _BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|serv
 """Words of a driver's name that do not depend on the memory size."""
 
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MIN_GPU_BYTES = 1 << 20
 GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
@@ -29,12 +32,8 @@ GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
 
 def gpu_bytes(name: str) -> int:
     """The memory of a GPU by its name, or a size such as 80GB, 80GiB or 85899345920."""
-    key = name.strip().lower().removeprefix("nvidia").strip(" -").replace(" ", "").replace("_", "-")
-    key = _ALIASES.get(key, key)
-    if key in _MEMORY_MIB:
+    if (key := _key(name)) is not None:
         return _MEMORY_MIB[key] * _MIB
-    if (spelled := _as_drivers_spell(name)) is not None:
-        return _MEMORY_MIB[spelled] * _MIB
     try:
         size = parse_bytes(name, field="gpu")
     except KvModelError:
@@ -43,6 +42,18 @@ def gpu_bytes(name: str) -> int:
     if size < _MIN_GPU_BYTES:
         raise KvModelError(f"gpu {name[:40]!a} is {size:,} bytes: give a unit, as in 80GB, or a name", "gpu")
     return size
+
+
+def unsupported_levers(name: str) -> frozenset[str]:
+    """The names of the levers that a GPU has no kernels for; none for a size."""
+    return frozenset(_UNSUPPORTED.get(_key(name) or "", ()))
+
+
+def _key(name: str) -> str | None:
+    """The GPU's key in the table; `None` for a size, or a name that is not in it."""
+    key = name.strip().lower().removeprefix("nvidia").strip(" -").replace(" ", "").replace("_", "-")
+    key = _ALIASES.get(key, key)
+    return key if key in _MEMORY_MIB else _as_drivers_spell(name)
 
 
 def _as_drivers_spell(name: str) -> str | None:

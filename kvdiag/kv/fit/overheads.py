@@ -13,7 +13,10 @@ ESTIMATE = "estimate"
 """The source of overheads that were not measured."""
 
 GENERIC_ENGINE = "generic"
-"""`--engine` for any engine that is not modelled: no overheads but a rule of thumb."""
+"""`--engine` for any engine that is not modelled."""
+
+RULE_OF_THUMB = "rule of thumb, 1.5 GB context, 2 GB allocator and activation"
+"""The source of overheads for any engine, also for one that is not modelled."""
 
 # The rule of thumb of "KV memory in production" and the audit article: CUDA context 1.5 GB, allocator 2 GB, activations
 # counted inside the latter; 80 - 35 - 1.5 - 2 = 41.5 GB for a 70B model at TP 4 on 80 GB.
@@ -48,7 +51,7 @@ def generic_overheads() -> Overheads:
         context_bytes=GENERIC_CONTEXT_BYTES,
         activation_bytes=GENERIC_OVERHEAD_BYTES,
         graph_bytes=0,
-        source="rule of thumb: 1.5 GB context, 2 GB allocator and activation",
+        source=RULE_OF_THUMB,
     )
 
 

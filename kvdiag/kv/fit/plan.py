@@ -1,8 +1,10 @@
 """Will it fit: the memory budget of an engine, what a pool then serves, and what to change when it does not.
 
-The budget follows vLLM v1/worker/gpu_worker.py::determine_available_memory: a fraction of the device's total, less
-weights, context, activation and graphs, is the KV pool. Everything is per GPU and of its pipeline stage; a plan is as
-good as its worst stage.
+In this order: the budget of each stage's GPU, its pool, the blocks that the demand needs, the headroom of the worst
+stage, then the most requests and the longest context that fit with the other one as demanded. A demand fits, fits
+tightly (under a tenth of the pool free) or does not. The budget follows vLLM
+v1/worker/gpu_worker.py::determine_available_memory: a fraction of the device's total, less weights, context, activation
+and graphs, is the KV pool. Everything is per GPU and of its pipeline stage; a plan is as good as its worst stage.
 """
 
 import math

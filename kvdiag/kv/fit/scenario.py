@@ -1,8 +1,15 @@
-"""A whole what-if: model, deployment, GPU, weights, demand; its plan; and the single changes that would make it fit."""
+"""A whole what-if: model, deployment, GPU, weights, demand; its plan; and which changes would make it fit.
 
-from collections.abc import Iterator, Sequence
+`find_levers` tries each single change. `find_combinations` tries GPUs, weight format and KV-cache format together, and
+keeps a combination only if none that needs less fits as well. Each change makes a new scenario whose plan is computed
+in full, because changes influence one another: more GPUs also shrink the weights of each. Changes that the model rules
+out are left out; those that the GPU or vLLM does not support are listed last and never count as a solution.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.overheads import Overheads
@@ -17,6 +24,7 @@ from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_qua
 
 _HIGHER_FRACTION_RATIO = 0.95
 _MAX_GPUS = 64
+_WIDER = (2, 4, 8)
 _FP8_BITS = 8
 # The eviction example of "KV memory in production": sinks, recent tokens and heavy hitters, 400 of 2,000 tokens.
 EVICTION_KEEP_RATIO = 0.2
@@ -61,19 +69,40 @@ class Scenario:
     overheads: Overheads
     demand: Demand
     most_context_tokens: int | None = None
+    unsupported_levers: frozenset[str] = frozenset()
+    """Names of levers that the GPU has no kernels for."""
 
     @property
     def gpus(self) -> int:
         """How many GPUs it takes."""
         return self.deployment.tensor_parallel * self.deployment.pipeline_parallel
 
+    @property
+    def widest_gpus(self) -> int:
+        """The most GPUs that changes are tried with."""
+        return max(self.gpus * factor for factor in (1, *_WIDER) if self.gpus * factor <= max(self.gpus, _MAX_GPUS))
+
 
 _EVICTION = "eviction-budget"
+_FEWER, _SHORTER = "fewer-sequences", "shorter-context"
+DEMAND_LEVERS = (_FEWER, _SHORTER)
+"""The levers that serve less than was asked for."""
+
+ORDER = tuple(Outcome)
+
+
+class _Change(NamedTuple):
+    """A change of one thing, what it costs otherwise, and the scenario with it."""
+
+    name: str
+    change: str
+    price: str
+    made: Callable[[Scenario], Scenario]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """One single change, what it costs otherwise, and the plan with it."""
+    """A change, or several together, what they cost otherwise, and the plan with them."""
 
     name: str
     change: str
@@ -81,7 +110,7 @@ class Lever:
     plan: Plan
     gained_bytes: int
     supported: bool = True
-    """Whether the engine can do it."""
+    """Whether the engine can do it, on that GPU."""
 
 
 def rank_weights(scenario: Scenario) -> tuple[int, ...]:
@@ -136,30 +165,27 @@ def block_waste_ratio(scenario: Scenario) -> float:
 def demand_grid(
     scenario: Scenario, *, contexts: Sequence[int], concurrencies: Sequence[int]
 ) -> tuple[tuple[Plan, ...], ...]:
-    """Plans over context x concurrency, one row per context."""
+    """Plans over context x concurrency, one row per context up to the model's limit."""
     return tuple(
         tuple(
             scenario_plan(replace(scenario, demand=Demand(context_tokens=context, requests=requests)))
             for requests in concurrencies
         )
         for context in contexts
+        if context <= (scenario.most_context_tokens or context)
     )
 
 
 def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     """Every single change that helps: those that make it fit first, then by bytes gained; unsupported ones last."""
-    levers = []
-    for name, change, price, changed in _changes(scenario, plan):
-        try:
-            better = scenario_plan(changed)
-        except KvModelError:
-            # Not possible: a TP that divides nothing, a format MLA lacks.
-            continue
-        gained = better.headroom_bytes - plan.headroom_bytes
-        if gained > 0:
-            supported = name != _EVICTION
-            lever = Lever(name=name, change=change, price=price, plan=better, gained_bytes=gained, supported=supported)
-            levers.append(lever)
+    changes = (*_cache_formats(scenario), *_demand_changes(scenario, plan), *_wider(scenario, 2))
+    changes += tuple(_weight_formats(scenario))
+    if scenario.memory_fraction_ratio < _HIGHER_FRACTION_RATIO:
+        price = "leaves less room for spikes and other processes"
+        change = f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}"
+        changes += (_Change("memory-fraction", change, price, _with(memory_fraction_ratio=_HIGHER_FRACTION_RATIO)),)
+    tried = (_tried(scenario, plan, (one,)) for one in changes)
+    levers = [one for one in tried if one is not None and one.gained_bytes > 0]
     return tuple(
         sorted(
             levers,
@@ -168,44 +194,93 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     )
 
 
-def _changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Scenario]]:
-    """Name, change, price and changed scenario of every lever."""
-    architecture, deployment = scenario.architecture, scenario.deployment
-    if deployment.resolved_kv_dtype(architecture).element_bits > _FP8_BITS:
-        price = "half the bytes per token; slight accuracy loss; the attention kernel must support it"
-        changed = replace(scenario, deployment=replace(deployment, kv_dtype="fp8"))
-        yield "fp8-kv", "--kv-cache-dtype fp8", price, changed
-    yield from _demand_changes(scenario, plan)
-    if scenario.gpus * 2 <= _MAX_GPUS:
-        ranks = deployment.tensor_parallel * 2
-        wider = replace(scenario, deployment=replace(deployment, tensor_parallel=ranks))
-        price = f"{wider.gpus} GPUs instead of {scenario.gpus}"
-        yield "tensor-parallel", f"--tensor-parallel-size {ranks}", price, wider
+def find_combinations(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
+    """The least changes of GPUs, weight format and KV-cache format that make it fit together, fewest GPUs first.
+
+    Of two combinations that fit equally well, one that needs no less of anything than the other is left out; single
+    changes are left to `find_levers`.
+    """
+    gpus = (None, *(one for factor in _WIDER for one in _wider(scenario, factor)))
+    axes = (gpus, (None, *_weight_formats(scenario)), (None, *_cache_formats(scenario)))
+    kept: list[tuple[tuple[int, ...], Lever]] = []
+    for place in product(*(range(len(axis)) for axis in axes)):
+        chosen = tuple(change for axis, at in zip(axes, place, strict=True) if (change := axis[at]) is not None)
+        lever = _tried(scenario, plan, chosen) if chosen else None
+        if lever is None or not lever.supported or ORDER.index(lever.plan.outcome) >= ORDER.index(plan.outcome):
+            continue
+        less = [one for at, one in kept if all(low <= high for low, high in zip(at, place, strict=True))]
+        if all(ORDER.index(lever.plan.outcome) < ORDER.index(one.plan.outcome) for one in less):
+            kept.append((place, lever))
+    return tuple(one for place, one in kept if sum(map(bool, place)) > 1 or place[0] > 1)
+
+
+def _tried(scenario: Scenario, plan: Plan, changes: Sequence[_Change]) -> Lever | None:
+    """Changes made together, against the plan without them; `None` where they are not possible."""
+    changed = scenario
+    try:
+        for one in changes:
+            changed = one.made(changed)
+        better = scenario_plan(changed)
+    except KvModelError:
+        return None  # a TP that divides nothing, a format MLA lacks
+    names = [one.name for one in changes]
+    has_kernels = scenario.unsupported_levers.isdisjoint(names)
+    prices = [one.price if len(changes) == 1 else f"{one.change}: {one.price}" for one in changes]
+    return Lever(
+        name="+".join(names),
+        change=", ".join(one.change for one in changes),
+        price="; ".join(prices) if has_kernels else "this GPU has no kernels for it",
+        plan=better,
+        gained_bytes=better.headroom_bytes - plan.headroom_bytes,
+        supported=has_kernels and _EVICTION not in names,
+    )
+
+
+def _cache_formats(scenario: Scenario) -> Iterator[_Change]:
+    if scenario.deployment.resolved_kv_dtype(scenario.architecture).element_bits > _FP8_BITS:
+        price = "half the bytes per token, slight accuracy loss; the attention kernel must support it"
+        yield _Change("fp8-kv", "--kv-cache-dtype fp8", price, _served(kv_dtype="fp8"))
+
+
+def _wider(scenario: Scenario, factor: int) -> Iterator[_Change]:
+    if scenario.gpus * factor <= _MAX_GPUS:
+        ranks = scenario.deployment.tensor_parallel * factor
+        price = f"{scenario.gpus * factor} GPUs instead of {scenario.gpus}"
+        change = f"--tensor-parallel-size {ranks}"
+        yield _Change("tensor-parallel", change, price, _served(tensor_parallel=ranks))
+
+
+def _weight_formats(scenario: Scenario) -> Iterator[_Change]:
     weights = scenario.weights
-    if isinstance(weights, CountedWeights) and not weights.quantization.quantizes:
-        for weight_format, price in (
-            (WeightFormat.FP8, "needs a quantized checkpoint; slight accuracy loss"),
-            (WeightFormat.INT4, "needs a quantized checkpoint; some accuracy loss, slower at large batches"),
-        ):
-            changed = replace(scenario, weights=replace(weights, quantization=usual_quantization(weight_format)))
-            yield f"{weight_format}-weights", f"{weight_format} weights", price, changed
-    if scenario.memory_fraction_ratio < _HIGHER_FRACTION_RATIO:
-        price = "leaves less room for spikes and other processes"
-        changed = replace(scenario, memory_fraction_ratio=_HIGHER_FRACTION_RATIO)
-        yield "memory-fraction", f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}", price, changed
+    if not isinstance(weights, CountedWeights) or weights.quantization.quantizes:
+        return
+    for weight_format, price in (
+        (WeightFormat.FP8, "needs a quantized checkpoint, slight accuracy loss"),
+        (WeightFormat.INT4, "needs a quantized checkpoint, some accuracy loss, slower at large batches"),
+    ):
+        quantized = replace(weights, quantization=usual_quantization(weight_format))
+        yield _Change(f"{weight_format}-weights", f"{weight_format} weights", price, _with(weights=quantized))
 
 
-def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, str, Scenario]]:
+def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[_Change]:
     demand = scenario.demand
     if 0 < plan.max_requests < demand.requests:
         price = f"{demand.requests - plan.max_requests:,} of {demand.requests:,} requests must wait"
-        fewer = replace(scenario, demand=replace(demand, requests=plan.max_requests))
-        yield "fewer-sequences", f"--max-num-seqs {plan.max_requests}", price, fewer
+        change = f"--max-num-seqs {plan.max_requests}"
+        yield _Change(_FEWER, change, price, _with(demand=replace(demand, requests=plan.max_requests)))
     if 0 < plan.max_context_tokens < demand.context_tokens:
         price = f"vLLM rejects requests of more than {plan.max_context_tokens:,} tokens"
-        shorter = replace(scenario, demand=replace(demand, context_tokens=plan.max_context_tokens))
-        yield "shorter-context", f"--max-model-len {plan.max_context_tokens}", price, shorter
+        shorter = replace(demand, context_tokens=plan.max_context_tokens)
+        yield _Change(_SHORTER, f"--max-model-len {plan.max_context_tokens}", price, _with(demand=shorter))
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
-    change = f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens"
+    change = f"KV eviction, keeping {kept:,} of {demand.context_tokens:,} tokens"
     price = "vLLM 0.32 does not support it; it makes attention approximate"
-    yield _EVICTION, change, price, replace(scenario, demand=replace(demand, context_tokens=kept))
+    yield _Change(_EVICTION, change, price, _with(demand=replace(demand, context_tokens=kept)))
+
+
+def _with(**fields: Any) -> Callable[[Scenario], Scenario]:
+    return lambda scenario: replace(scenario, **fields)
+
+
+def _served(**fields: Any) -> Callable[[Scenario], Scenario]:
+    return lambda scenario: replace(scenario, deployment=replace(scenario.deployment, **fields))

@@ -1,5 +1,9 @@
 """A pool of bytes -> blocks -> tokens -> concurrent requests, as the engine counts them.
 
+In this order: each rank affords its pool's bytes over the bytes of its block; every rank gets the smallest of these
+counts; a request of the full context needs the sum over the groups; their ratio is the concurrency, and times the
+context the capacity in tokens. The engine computes its tokens from the concurrency, not from blocks, so this does too.
+One block is the null block, which no request gets: it counts in what the engine prints and not in what really fits.
 vLLM v1/core/kv_cache_utils.py: get_kv_cache_configs, get_kv_cache_capacity, _check_enough_kv_cache_memory.
 """
 
@@ -151,8 +155,8 @@ def longest_context_tokens(
         return 0
     low, high = 1, most_tokens
     while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        midpoint = (low + high + 1) // 2
+        low, high = (midpoint, high) if fits(midpoint) else (low, midpoint - 1)
     return low
 
 

@@ -1,7 +1,10 @@
 """How a model is served, and the cache layout that follows: Architecture x Deployment -> pages on every rank.
 
-Tensor parallel divides heads and states, pipeline parallel divides layers; MLA is on every tensor-parallel rank in
-full.
+In this order: the parallel sizes must divide the model; layers are placed on pipeline stages; the block size is the
+given one or the backend's; with recurrent states it is raised until an attention page is as large as a state; each
+layer gives its pages on one rank; `groups` decides which of them share a block table. Tensor parallel divides heads and
+states, pipeline parallel divides layers; MLA is on every tensor-parallel rank in full. Defaults are those of the
+engine, each with the place in its source, since a default that differs looks like drift.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +22,7 @@ from kvdiag.kv.layout.residency import ServingTerms
 _MAX_BLOCK_TOKENS = 1 << 20
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
 _DEFAULT_BLOCK_TOKENS = 16
-_CPU_BLOCK_TOKENS = 128
+CPU_BLOCK_TOKENS = 128
 _LATENT_BLOCK_TOKENS = 64
 # MLA and states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
@@ -238,7 +241,7 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
     if deployment.block_size_tokens is not None:
         return deployment.block_size_tokens
     if deployment.platform is Platform.CPU:
-        return _CPU_BLOCK_TOKENS
+        return CPU_BLOCK_TOKENS
     # FlashMLA and the indexer read pages of 64 tokens (v1/attention/backends/mla/flashmla.py, indexer.py).
     return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
 
@@ -246,12 +249,12 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
 def block_note(architecture: Architecture, deployment: Deployment) -> str:
     """A caution where the default block size depends on the CPU; empty elsewhere.
 
-    Without AMX, vLLM 0.32 uses blocks of 16 for latent attention on a CPU, whatever --block-size says
+    Without AMX, vLLM 0.32 uses blocks of 16 for latent attention on a CPU, with any --block-size
     (platforms/cpu.py::check_and_update_config).
     """
     if deployment.platform is not Platform.CPU or deployment.block_size_tokens or not architecture.uses_mla:
         return ""
-    return f"assumes a CPU with AMX (blocks of {_CPU_BLOCK_TOKENS} tokens); for other CPUs pass --block-size 16"
+    return f"assumes a CPU with AMX (blocks of {CPU_BLOCK_TOKENS} tokens); for other CPUs pass --block-size 16"
 
 
 def _coupled_block_tokens(context: _RankContext) -> int:
@@ -260,25 +263,17 @@ def _coupled_block_tokens(context: _RankContext) -> int:
     """
     block = context.block_tokens
     states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
-    rows = _attention_row_bytes(context)
-    if not states or rows is None:
+    attention = [layer for layer in context.architecture.layers if isinstance(layer, AttentionLayer | LatentLayer)]
+    if not states or not attention:
         return block
+    row_bytes = _layer_pages(attention[0], replace(context, block_tokens=1))[0].page_bytes
     kernel = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
     align = max(kernel, block)
     if context.architecture.uses_mla:
         align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
     state_bytes = max(_state_page(layer, context).page_bytes for layer in states)
-    coupled = ceil_div(ceil_div(state_bytes, align * rows) * align, kernel) * kernel
+    coupled = ceil_div(ceil_div(state_bytes, align * row_bytes) * align, kernel) * kernel
     return max(block, coupled)
-
-
-def _attention_row_bytes(context: _RankContext) -> int | None:
-    """Bytes one token takes in one attention layer, or None for a model without attention."""
-    one_token = replace(context, block_tokens=1)
-    for layer in context.architecture.layers:
-        if isinstance(layer, AttentionLayer | LatentLayer):
-            return _layer_pages(layer, one_token)[0].page_bytes
-    return None
 
 
 def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:

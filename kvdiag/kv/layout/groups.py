@@ -1,6 +1,9 @@
 """Layers -> groups: which layers share a block table, and what one block then costs.
 
-Follows vLLM v1/core/kv_cache_utils.py::get_kv_cache_groups with a layer-outermost cache layout, its default.
+Follows vLLM v1/core/kv_cache_utils.py::get_kv_cache_groups with a layer-outermost cache layout, its default. In this
+order: without the hybrid manager windowed layers cost their full length; layers that need equally many blocks are one
+group; else all pages are brought to one size (more tokens in a block, or padding) and split into groups of equal size;
+where an MLA page cannot be padded, windowed layers are allocated in full, or the model is refused as vLLM does.
 A block costs the same whichever group takes it, which is why a hybrid's cost is counted in blocks.
 """
 

@@ -3,6 +3,7 @@
 Nothing here knows of ranks, blocks or bytes of a pool; see pages.py and capacity.py for those.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -98,12 +99,9 @@ class Architecture:
     draft_layers: tuple[Layer, ...] = ()
 
     @property
-    def kinds(self) -> dict[LayerKind, int]:
+    def kinds(self) -> Counter[LayerKind]:
         """How many layers there are of each kind, in the order they first occur."""
-        counts: dict[LayerKind, int] = {}
-        for layer in self.layers:
-            counts[layer.kind] = counts.get(layer.kind, 0) + 1
-        return counts
+        return Counter(layer.kind for layer in self.layers)
 
     @property
     def is_hybrid(self) -> bool:

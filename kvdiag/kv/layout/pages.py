@@ -50,7 +50,7 @@ class PageSpec:
     """One layer's cache on one rank (a vLLM KVCacheSpec).
 
     `row_bytes` is what one head of one token takes; for a state page it is the whole state, and `heads` is 1.
-    `variant` holds whatever else must be equal before two layers may share a block table (number format,
+    `variant` holds what else must be equal before two layers may share a block table (number format,
     head sizes, cache role), as one string that is only ever compared.
     """
 

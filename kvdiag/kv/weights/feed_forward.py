@@ -1,6 +1,9 @@
 """A layer's feed-forward half: a dense block, or experts and those of them that all tokens share.
 
-Each family has its own config field names for widths and counts.
+Families with a rule of their own come first (Nemotron, Mamba, Moondream, Ernie VL); then a layer is one of experts if
+the config has experts and places them in it; else it is dense. Each family has its own config field names for widths
+and counts, so that a name counts only where its model file reads it; the docstrings name that file. Experts are counted
+with their router, shared experts and narrower space, because all of them take memory, however few a token uses.
 """
 
 from kvdiag.kv.families.base import MAX_LAYERS

@@ -58,7 +58,7 @@ class ModuleNames:
 # Plans ask the same again and again.
 @functools.lru_cache(maxsize=1 << 10)
 def _match_anywhere(names: ModuleNames, name: str) -> bool:
-    """Whether the layer is meant whatever its number."""
+    """Whether the layer is meant, with any number."""
     return any(
         any(one.match(full) for one in names.wild) or _expressed(names.expressions, full)
         for full in (f"layers.0.{spelled}" for spelled in spellings(name))
@@ -90,7 +90,7 @@ def _parts(name: str) -> Iterator[str]:
 
 
 def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
-    """The layers that the entries name. Raises KvModelError for an expression that is none or could take for ever."""
+    """The layers that the entries name. Raises KvModelError for an expression that is none or could take forever."""
     parts: set[str] = set()
     wild: list[re.Pattern[str]] = []
     numbered: dict[int, list[re.Pattern[str]]] = {}
@@ -131,9 +131,9 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
 @functools.cache
 def spellings(name: str) -> tuple[str, ...]:
     """What the linear layer `mlp.shared_experts.down_proj` is called, in checkpoints and in the engine."""
-    first, *middle, last = name.split(".")
+    first, *inner_parts, last = name.split(".")
     blocks = _SPELLINGS["blocks"].get(first, (first,))
-    inner = _SPELLINGS["shared_experts"] if middle == ["shared_experts"] else (".".join(middle),)
+    inner = _SPELLINGS["shared_experts"] if inner_parts == ["shared_experts"] else (".".join(inner_parts),)
     return tuple(
         ".".join(part for part in (block, between, projection) if part)
         for block in blocks

@@ -1,7 +1,9 @@
 """How many parameters a model has, from its config, split by what tensor parallelism and quantization do to them.
 
-For models without a local checkpoint. Counted from the shapes of the linear layers in vLLM's model files; norms,
-biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an estimate.
+For models without a local checkpoint. Each layer is counted by its kind (attention, latent, state), then its
+feed-forward half, then what stands outside the layers. Counted from the shapes of the linear layers in vLLM's model
+files; norms, biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an
+estimate. Shared and repeated layers count once, as they are stored. A size that the config leaves out is an error.
 """
 
 import math
@@ -65,7 +67,9 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
             case StateLayer():
                 parts += _state(text, layer, hidden)
             case CachelessLayer() if layer.kind is LayerKind.SHARED:
-                parts += _sharing_attention(architecture, layer, hidden)
+                # It has a query and an output alone (gemma3n.py, gemma4.py: is_kv_shared_layer).
+                query = hidden * architecture.attention_heads * (layer.head_size or 0)
+                parts += LayerParameters((Linear("self_attn.q_proj", query), Linear("self_attn.o_proj", query)))
             case _ if layer.kind is LayerKind.ENCODER_ONLY:
                 parts += _uncached_attention(text, architecture, index, hidden)
     if architecture.model_type == "zamba2":
@@ -149,14 +153,6 @@ def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
     else:
         gated = model_type in TYPES["output_gated"] or (model_type == "k2_horizon" and text.has("attention_gate_func"))
     return query if gated else 0
-
-
-def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden: int) -> LayerParameters:
-    """A layer that reuses another's cache has a query and an output alone (gemma3n.py, gemma4.py:
-    is_kv_shared_layer).
-    """
-    query = hidden * architecture.attention_heads * (layer.head_size or 0)
-    return LayerParameters((Linear("self_attn.q_proj", query), Linear("self_attn.o_proj", query)))
 
 
 def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:

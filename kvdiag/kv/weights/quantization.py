@@ -1,8 +1,9 @@
 """How a checkpoint stores its linear layers: bits per weight with scales and zero points, and layers left in 16 bits.
 
-From a format's name, or from a config's quantization_config, which each tool writes in its own way
+A format's name gives its usual settings. A config's quantization_config gives its own, which each tool writes in its
+own way: its method decides how bits and groups are read, then come the layers that it leaves out
 (vllm/model_executor/layers/quantization/: awq.py, auto_gptq.py, fp8.py, modelopt.py, mxfp4.py, bitsandbytes.py,
-compressed_tensors/).
+compressed_tensors/). A method of unknown size is an error, since the weights are the largest part of a plan.
 """
 
 import json

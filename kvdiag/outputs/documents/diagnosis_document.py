@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
-from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Quantity, Sample, StepResult
+from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
 
 SCHEMA_VERSION = 2
@@ -11,13 +11,14 @@ SCHEMA_VERSION = 2
 
 
 def document(diagnosis: Diagnosis) -> Json:
-    """The whole document. Units are in the names or beside the values; bytes are integers; unknown is null."""
+    """The whole document. Units are in the names or next to the values; bytes are integers; unknown is null."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "worst": diagnosis.worst,
+        **fields_of(diagnosis, "worst", "down_since_seconds"),
         "subject": subject(diagnosis.facts),
         "window": fields_of(diagnosis, start="start_seconds", end="end_seconds", samples="samples"),
-        "steps": [_step(step) for step in diagnosis.steps],
+        "lives": plain(diagnosis.lives),
+        "steps": plain(diagnosis.steps),
         "findings": plain(diagnosis.findings),
         "ledger": [ledger_line(line) for line in diagnosis.ledger],
         "gaps": plain(diagnosis.gaps),
@@ -76,15 +77,6 @@ def cost_model(model: Served | str) -> Json:
 def _device(device: Device) -> Json:
     memory = fields_of(device.memory, "total_bytes", "used_bytes", "free_bytes")
     return fields_of(device, "uuid", "name", gpu="index") | memory
-
-
-def _step(step: StepResult) -> Json:
-    compared = {"expected": _quantities(step.expected), "measured": _quantities(step.measured)}
-    return fields_of(step, "id", "status", "summary", "notes") | compared
-
-
-def _quantities(quantities: tuple[Quantity, ...]) -> Json:
-    return {quantity.name: quantity.value for quantity in quantities}
 
 
 def ledger_line(line: LedgerLine) -> Json:

@@ -52,6 +52,7 @@ def fit_document(
     scenario: Scenario,
     plan: Plan,
     levers: Sequence[Lever],
+    combinations: Sequence[Lever],
     *,
     origin: str,
     notes: Sequence[str],
@@ -66,7 +67,8 @@ def fit_document(
         **_plan(plan),
         "block_waste_ratio": block_waste_ratio,
         "budgets": [_budget(budget) for budget in plan.budgets],
-        "levers": [fields_of(lever, "name", "change", "price", "gained_bytes") | _plan(lever.plan) for lever in levers],
+        "levers": [_lever(lever) for lever in levers],
+        "combinations": [_lever(lever) for lever in combinations],
         "notes": list(notes),
     }
 
@@ -74,6 +76,10 @@ def fit_document(
 def grid_document(rows: Sequence[Sequence[Plan]]) -> list[Json]:
     """One entry per context and concurrency."""
     return [_plan(plan) for row in rows for plan in row]
+
+
+def _lever(lever: Lever) -> Json:
+    return fields_of(lever, "name", "change", "price", "gained_bytes", "supported") | _plan(lever.plan)
 
 
 def _plan(plan: Plan) -> Json:

@@ -27,7 +27,9 @@ def document(result: FleetDiagnosis) -> Json:
 
 def _replica(one: Judged) -> Json:
     own = diagnosis_document.document(one.diagnosis)
-    kept = {name: own[name] for name in ("worst", "window", "findings", "ledger", "gaps")}
+    kept = {
+        name: own[name] for name in ("worst", "down_since_seconds", "window", "lives", "findings", "ledger", "gaps")
+    }
     return {"subject": dict(one.subject), "server": own["subject"], **kept}
 
 
@@ -43,7 +45,7 @@ def compared(fleet: Fleet) -> Json:
 
 
 def _replicas(one: VersionReplicas) -> Json:
-    return {**plain(one.version), **fields_of(one, "replicas", "compared", "hours", "restarts")}
+    return {**plain(one.version), **fields_of(one, "replicas", "compared", "hours", "restarts", "worst")}
 
 
 def _growth(one: VersionGrowth) -> Json:
@@ -65,4 +67,4 @@ def _tested(one: VersionGrowth | VersionChange) -> Json:
 def _interval(interval: Interval) -> Json:
     """An interval; its bounds are null if there are too few replicas."""
     low, high = (None if math.isinf(bound) else bound for bound in (interval.low, interval.high))
-    return {"low": low, "median": interval.middle, "high": high}
+    return {"low": low, "median": interval.estimate, "high": high}

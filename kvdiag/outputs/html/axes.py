@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvdiag.formatting import format_ratio
+from kvdiag.formatting import LAST_SECONDS, UNITS, format_count
 
 MAX_TICKS = 5
 MAX_MOMENTS = 6
 
-UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+MIN_SHARE = 0.02
+"""Least height of an axis of ratios, so that noise does not look like growth."""
 
-LAST_SECONDS = 253_402_300_799
-"""9999-12-31T23:59:59Z, the end of Python's calendar: a trace may report any time."""
+NEAR_RATIO = 0.9
+"""From here on an axis of ratios ends at 1, the limit."""
 
 DAY_SECONDS = 86_400
 MINUTE_SECONDS = 60
@@ -49,7 +50,7 @@ def counts(low: float, high: float) -> Scale:
     rough = (high - low) / MAX_TICKS
     size = 10.0 ** math.floor(math.log10(max(rough, 1.0)))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= max(rough, 1.0))
-    return Scale(low=low, high=high, ticks=tuple((value, f"{value:,.0f}") for value in _multiples(low, high, step)))
+    return Scale(low=low, high=high, ticks=tuple((value, format_count(value)) for value in _multiples(low, high, step)))
 
 
 def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
@@ -58,7 +59,7 @@ def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
     step = 2.0 ** math.ceil(math.log2((high - low) / MAX_TICKS))
     values = list(_multiples(low, high, step))
     most = max(map(abs, values), default=0.0)
-    unit, size = next((one for one in UNITS if most >= one[1]), UNITS[-1])
+    unit, size = next((one for one in UNITS if most >= one[1]), ("B", 1))
     digits = max(math.ceil(-math.log2(step / size)), 0)  # as many binary places take as many decimal ones
     return Scale(
         low=low,
@@ -67,9 +68,19 @@ def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
     )
 
 
-def shares() -> Scale:
-    """An axis of ratios, from 0 to 1."""
-    return Scale(low=0.0, high=1.0, ticks=tuple((part / 4, format_ratio(part / 4)) for part in range(5)))
+def shares(low: float, high: float) -> Scale:
+    """An axis for ratios within these bounds: from 0 unless they are far above it, to 1 where they come near."""
+    high = max(high, low + MIN_SHARE)
+    spare = (high - low) / 8
+    low = max(low - spare, 0.0) if low > high / 2 else 0.0
+    high = 1.0 if high + spare >= NEAR_RATIO else high + spare
+    rough = (high - low) / MAX_TICKS
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    digits = max(-math.floor(math.log10(step * 100.0) + 1e-9), 0)
+    return Scale(
+        low=low, high=high, ticks=tuple((at, f"{100 * at:.{digits}f} %") for at in _multiples(low, high, step))
+    )
 
 
 def _multiples(low: float, high: float, step: float) -> Iterator[float]:

@@ -25,12 +25,12 @@ Run = tuple[Sequence[float], Sequence[float]]
 """Times and values of samples without a gap."""
 
 
-def pauses(times: Sequence[float]) -> tuple[int, ...]:
-    """The indices of samples that follow a gap: an interval far above those around it."""
-    if len(times) < 3:  # noqa: PLR2004 - one step between two readings is as long as itself
+def pauses(times: Sequence[float], least_seconds: float = PAUSE_SECONDS) -> tuple[int, ...]:
+    """The indices of samples that follow a gap: an interval far above those around it, and longer than the least."""
+    if len(times) < 3:  # noqa: PLR2004 - one step between two samples is as long as itself
         return ()
     steps = list(map(sub, times[1:], times))
-    least = max(PAUSE_RATIO * sorted(steps)[len(steps) // 10], PAUSE_SECONDS)
+    least = max(PAUSE_RATIO * sorted(steps)[len(steps) // 10], least_seconds)
     found = []
     for place, step in enumerate(steps):
         if step > least and step > PAUSE_RATIO * median(steps[max(place - AROUND, 0) : place + AROUND + 1]):

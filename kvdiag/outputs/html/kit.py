@@ -12,10 +12,10 @@ from functools import cache
 from importlib.resources import files
 
 from kvdiag.formatting import format_bytes, format_ratio
-from kvdiag.model import Device, Finding, Gap, LedgerLine, Status
+from kvdiag.model import Device, Diagnosis, Finding, Gap, LedgerLine, Status
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element, joined
 from kvdiag.outputs.html.svg_plots import bar
-from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, memory_used, spaced, unknown_by_reason
+from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, life_rows, memory_used, spaced, unknown_by_reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -49,8 +49,8 @@ def style_sheet() -> Html:
     return Html(files("kvdiag.outputs.html").joinpath("page.css").read_text(encoding="utf-8"))
 
 
-def document(worst: Status, title: str, content: Iterable[Html], *metas: Html) -> str:
-    """A page with its status in its title; `metas` are further elements of its head."""
+def document(worst: Status, title: str, content: Iterable[Html], *metas: Html, shown: str = "") -> str:
+    """A page with its status in its title, or what is `shown` in its place; `metas` are more elements of its head."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -58,14 +58,13 @@ def document(worst: Status, title: str, content: Iterable[Html], *metas: Html) -
         element("meta", http_equiv="Content-Security-Policy", content=POLICY),
         element("meta", name="referrer", content="no-referrer"),
         *metas,
-        element("title", f"{WORDS[worst]}: {title}"),
+        element("title", f"{shown or WORDS[worst]}: {title}"),
         element("style", style_sheet()),
     )
     return f"<!DOCTYPE html>\n{element('html', head, element('body', _stripes(), *content), lang='en')}\n"
 
 
 def _stripes() -> Html:
-    """The fills of striped components."""
     patterns = [
         element(
             "pattern",
@@ -81,17 +80,17 @@ def _stripes() -> Html:
     return element("svg", *patterns, width=0, height=0, style="position:absolute", aria_hidden="true")
 
 
-def mark(status: Status) -> Html:
-    """A status as a word with its icon."""
+def mark(status: Status, shown: str = "") -> Html:
+    """A status as a word, or what is `shown` in its place, with its icon."""
     icon = element(
         "svg", element("path", d=ICONS[status], fill_rule="evenodd"), viewBox="0 0 16 16", aria_hidden="true"
     )
-    return element("span", icon, WORDS[status], class_=f"status {status}")
+    return element("span", icon, shown or WORDS[status], class_=f"status {status}")
 
 
-def verdict(status: Status, sentence: str) -> Html:
+def verdict(status: Status, sentence: str, shown: str = "") -> Html:
     """The verdict of a page, or of a part of it."""
-    return element("section", mark(status), element("p", prose(sentence)), class_=f"verdict {status}")
+    return element("section", mark(status, shown), element("p", prose(sentence)), class_=f"verdict {status}")
 
 
 def unobserved(text: str) -> Html:
@@ -136,8 +135,16 @@ def _unbroken(text: str) -> Html:
     return joined(*(element("span", part, class_="flag") if place % 2 else part for place, part in enumerate(parts)))
 
 
-def finding_card(finding: Finding) -> Html:
-    """A finding with its evidence, and what to do about it."""
+def lives_table(diagnosis: Diagnosis) -> Iterator[Html]:
+    """The lives of the server, each with its verdict; nothing where there is just the present one."""
+    if lives := life_rows(diagnosis):
+        yield element("h2", "Server history, one line per start")
+        rows = [row(mark(status), when, found, header=1) for status, when, found in lives]
+        yield table((("", ""), ("period", ""), ("verdict", "")), rows, "lives")
+
+
+def finding_card(finding: Finding, when: str = "") -> Html:
+    """A finding with when it was observed, its evidence, and what to do about it."""
     rows = [
         row(
             spaced(one.name),
@@ -145,6 +152,7 @@ def finding_card(finding: Finding) -> Html:
             (one.source, "dim"),
         )
         for one in finding.evidence
+        if one.value is not None
     ]
     evidence = table((), rows, "evidence") if rows else ""
     advice = [
@@ -154,8 +162,9 @@ def finding_card(finding: Finding) -> Html:
     ]
     return element(
         "section",
-        element("header", mark(finding.status), element("h3", finding.id)),
+        element("header", mark(finding.status), element("h3", finding.title)),
         element("p", prose(finding.summary)),
+        element("p", when, class_="dim") if when else Html(""),
         element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvdiag.formatting import format_bytes
-from kvdiag.model import Diagnosis, Quantity, Span, StepResult, Timeline
+from kvdiag.formatting import format_bytes, signed
+from kvdiag.model import Diagnosis, Span, StepResult, Timeline
 from kvdiag.outputs.html import axes, svg_plots
 from kvdiag.outputs.html.axes import Scale
 from kvdiag.outputs.html.downsample import thinned
@@ -15,7 +15,6 @@ from kvdiag.outputs.html.kit import row, table
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Line, Marker, Plot
-from kvdiag.outputs.presentation import signed
 
 MAX_LINES = 8
 
@@ -122,16 +121,6 @@ def extremes(lines: Sequence[Line]) -> tuple[float, float]:
 def values_of(markers: Sequence[Marker]) -> list[float]:
     """The expected and measured values of all markers."""
     return [value for marker in markers for value in (marker.expected, marker.measured) if value is not None]
-
-
-def both(step: StepResult, name: str) -> tuple[float | None, float | None]:
-    """The expected and the measured value of one of a step's quantities."""
-    return _number(step.expected, name), _number(step.measured, name)
-
-
-def _number(quantities: Sequence[Quantity], name: str) -> float | None:
-    value = next((one.value for one in quantities if one.name == name), None)
-    return value if isinstance(value, int | float) else None
 
 
 def marker_title(step: StepResult, expected: float | None, measured: float | None, unit: Unit) -> str:

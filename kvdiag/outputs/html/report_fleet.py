@@ -10,7 +10,7 @@ from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.outputs.html.kit import finding_card, gap_rows, mark, prose, row, table, unknown_rows, verdict
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_page import Making, body, report
-from kvdiag.outputs.presentation import problems_of, sentence
+from kvdiag.outputs.presentation import problems_of, sentence, word
 
 MAX_ROWS = 500
 """Of the table, the worst first; the JSON document lists every replica."""
@@ -29,7 +29,11 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
         window = f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"
         yield element("p", f"{window}; {source.joined}", class_="dim")
     yield element("h2", "Replicas")
-    yield _replicas(result)
+    rows = [
+        row(mark(one.diagnosis.worst), one.name, (format_count(one.hours), "number"), prose(one.summary), header=1)
+        for one in result.judged[:MAX_ROWS]
+    ]
+    yield table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")
     if len(result.judged) > MAX_ROWS:
         yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
     called = problems_of(result.fleet.findings)
@@ -46,14 +50,6 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
     if result.judged:
         worst = result.judged[0]
         yield element("h2", f"In full: {worst.name}")
-        yield verdict(worst.diagnosis.worst, sentence(worst.diagnosis))
+        yield verdict(worst.diagnosis.worst, sentence(worst.diagnosis), word(worst.diagnosis))
         timeline = timeline_of(worst) if worst.diagnosis.samples else Timeline(samples=())
         yield from body(worst.diagnosis, timeline)
-
-
-def _replicas(result: FleetDiagnosis) -> Html:
-    rows = [
-        row(mark(one.diagnosis.worst), one.name, (format_count(one.hours), "number"), prose(one.summary), header=1)
-        for one in result.judged[:MAX_ROWS]
-    ]
-    return table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")

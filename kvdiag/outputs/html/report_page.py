@@ -1,23 +1,25 @@
 """The report: a Diagnosis and its Timeline as one HTML file that needs nothing else, to be kept and passed on. Pure.
 
-The verdict comes first, what to do about it next, then the steps, the memory, the plots, what was explained, what is
-unknown and what was not found. `kit` builds the parts.
+The verdict comes first, then the server and its lives, each problem with what to do about it, the steps, the memory and
+the plots; what was explained, checked and unknown, and what data is missing, comes last: a reader who stops early has
+what is needed to act. It has what the terminal shows, in more detail. `kit` builds the parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvdiag.formatting import format_bytes, format_duration, format_time, plural
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, format_time, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Device, Diagnosis, Evidence, Quantity, Status, StepResult, Timeline
+from kvdiag.model import Device, Diagnosis, Status, StepFigures, StepResult, Timeline
 from kvdiag.outputs.html.kit import (
     definitions,
     document,
     finding_card,
     gap_rows,
     ledger_cards,
+    lives_table,
     mark,
     prose,
     row,
@@ -27,18 +29,31 @@ from kvdiag.outputs.html.kit import (
     verdict_rows,
 )
 from kvdiag.outputs.html.markup import Html, element, joined
+from kvdiag.outputs.html.report_figure import Unit
 from kvdiag.outputs.html.report_plots import draw
 from kvdiag.outputs.presentation import (
     NOT_REPORTED,
     UNKNOWN,
     engine_of,
-    evidence_value,
     pool_title,
-    problems_of,
+    problems_shown,
     sections,
     sentence,
     spaced,
+    time_span,
+    word,
 )
+
+COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = (
+    ("blocks", lambda one: one.blocks, format_count),
+    ("bytes", lambda one: one.bytes, format_bytes),
+    ("device used", lambda one: one.device_used_bytes, format_bytes),
+    ("blocks kept", lambda one: one.blocks_kept, format_count),
+    ("highest blocks", lambda one: one.highest_blocks, format_count),
+    ("other salt hit ratio", lambda one: one.other_salt_hit_ratio, format_ratio),
+    ("other unsalted hit ratio", lambda one: one.other_unsalted_hit_ratio, format_ratio),
+)
+"""The figures of a step that have an expectation, and how they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +73,16 @@ def render(diagnosis: Diagnosis, timeline: Timeline, making: Making) -> str:
         diagnosis.facts.model or diagnosis.facts.url or "no server",
         making,
         *body(diagnosis, timeline),
+        shown=word(diagnosis),
     )
 
 
-def report(worst: Status, summary: str, subject: str, making: Making, *content: Html) -> str:
-    """A report with its verdict, its content, and where it comes from."""
+def report(worst: Status, summary: str, subject: str, making: Making, *content: Html, shown: str = "") -> str:
+    """A report with its verdict, its content, and where it comes from; `shown` stands in place of the status."""
     written = format_time(making.made_seconds)
     parts = (
         element("header", element("h1", "kvdiag report"), element("span", f"{subject}, {written}", class_="dim")),
-        verdict(worst, summary),
+        verdict(worst, summary, shown),
         element("main", *content),
         element(
             "footer",
@@ -75,17 +91,18 @@ def report(worst: Status, summary: str, subject: str, making: Making, *content: 
         ),
     )
     generator = element("meta", name="generator", content=f"kvdiag {making.version}")
-    return document(worst, f"{subject} - kvdiag report", parts, generator)
+    return document(worst, f"{subject} - kvdiag report", parts, generator, shown=shown)
 
 
 def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     """Everything in a diagnosis below its verdict."""
     devices = {device.uuid: device for sample in timeline.samples for device in sample.devices or ()}
     yield _about(diagnosis, list(devices.values()))
-    problems = problems_of(diagnosis.findings)
+    yield from lives_table(diagnosis)
+    problems = problems_shown(diagnosis)
     if problems:
         yield element("h2", "Findings")
-        yield from map(finding_card, problems)
+        yield from (finding_card(one, time_span(one, diagnosis)) for one in problems)
     if diagnosis.steps:
         yield element("h2", "Test steps")
         yield _steps(diagnosis.steps)
@@ -105,7 +122,8 @@ def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
     facts = diagnosis.facts
     pools = [pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools]
     ranks = ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))
-    names = [", ".join(filter(None, (device.name, _size(device)))) for device in devices]
+    sizes = ["" if device.memory is None else format_bytes(device.memory.total_bytes) for device in devices]
+    names = [", ".join(filter(None, (device.name, size))) for device, size in zip(devices, sizes, strict=True)]
     context = facts.max_model_len_tokens
     return definitions(
         (
@@ -119,10 +137,6 @@ def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
             ("time", _window(diagnosis)),
         )
     )
-
-
-def _size(device: Device) -> str:
-    return "" if device.memory is None else format_bytes(device.memory.total_bytes)
 
 
 def _counted(names: Sequence[str]) -> list[str]:
@@ -148,14 +162,8 @@ def _steps(steps: Iterable[StepResult]) -> Html:
 
 
 def _compared(step: StepResult) -> Iterator[Html]:
-    """The expected and the measured value of each quantity that has both."""
-    measured = {one.name: one for one in step.measured}
-    for one in step.expected:
-        other = measured.get(one.name)
-        if other is not None and one.name not in ("requests", "tokens") and (one.value, other.value) != (None, None):
-            yield element("div", f"{spaced(one.name).removesuffix(' bytes')}: {_quantity(one)} / {_quantity(other)}")
-
-
-def _quantity(one: Quantity) -> str:
-    value = evidence_value(Evidence(name=one.name, value=one.value, unit=one.unit, source=""))
-    return value.removesuffix(" blocks").removesuffix(" block")
+    for title, figure, unit in COMPARED:
+        pair = figure(step.expected), figure(step.measured)
+        if pair != (None, None):
+            expected, measured = (NOT_REPORTED if one is None else unit(one) for one in pair)
+            yield element("div", f"{title}: {expected} / {measured}")

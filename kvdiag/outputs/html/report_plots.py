@@ -1,13 +1,19 @@
-"""The plots of a report: device memory, torch, the pool, requests and host memory over time, with the steps. Pure."""
+"""The plots of a report: device memory, torch, the pool, requests and host memory over time, with the steps. Pure.
+
+They follow the order of an investigation: each GPU with torch's part, the KV pool, requests, host memory. A part that
+was not observed is named and never left out silently. Flat device memory is drawn a second time as its change, because
+a leak of some MiB would not show on the device's scale; a pool's size is drawn only if the samples come near to it.
+Limits on GPUs, bands, events and columns bound the page's size for a timeline of any length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
-from kvdiag.model import Diagnosis, Facts, Span, Timeline, cuda_uuid
+from kvdiag.model import Diagnosis, Facts, Span, StepFigures, Timeline, cuda_uuid
 from kvdiag.outputs.html import axes, report_series, svg_plots
 from kvdiag.outputs.html.kit import unobserved
 from kvdiag.outputs.html.markup import Html, element
@@ -15,14 +21,13 @@ from kvdiag.outputs.html.report_figure import (
     HEADROOM,
     Frame,
     Unit,
-    both,
     change,
     extremes,
     marker_title,
     numbered,
     values_of,
 )
-from kvdiag.outputs.html.report_series import HELD, Gpu, Readings
+from kvdiag.outputs.html.report_series import HELD, IDLE, Gpu, Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Level, Line, Marker
 
 MAX_GPUS = 16
@@ -132,7 +137,7 @@ def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, a
         return
     top = gpu.total_bytes or max(extremes(lines)[1], 1.0)
     levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
-    markers = _markers(frame, "device_used_bytes", format_bytes) if alone else ()
+    markers = _markers(frame, lambda step: step.device_used_bytes, format_bytes) if alone else ()
     yield frame.figure(
         key,
         title,
@@ -147,11 +152,13 @@ def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, a
         yield change(frame, f"{key}-change", title, lines)
 
 
-def _markers(frame: Frame, quantity: str, unit: Unit, pool: Readings | None = None) -> tuple[Marker, ...]:
-    """The steps' expectations; blocks stand on top of those in use in the `pool` before the step."""
+def _markers(
+    frame: Frame, figure: Callable[[StepFigures], float | None], unit: Unit, pool: Readings | None = None
+) -> tuple[Marker, ...]:
+    """The steps' expectations of a figure; blocks stand on top of those in use in the `pool` before the step."""
     found = []
     for step in frame.diagnosis.steps:
-        expected, measured = both(step, quantity)
+        expected, measured = figure(step.expected), figure(step.measured)
         spans = frame.timeline.spans(step.id)
         if not spans or (measured is None and (expected is None or pool is not None)):
             continue
@@ -181,16 +188,20 @@ def _pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
 
     Of a pool whose size is not reported only the usage ratio is drawn.
     """
-    held = frame.lines(page, (HELD, "blocks in use", "s0 stepped"))
+    held = frame.lines(
+        page, (HELD, "blocks in use", "s0 stepped"), (IDLE, "blocks in use when last idle", "s1 stepped")
+    )
     if not held:
         lines, more = _by_engine(frame, page, "usage")
         description = "Usage of the KV pool over time, by engine; its size is not reported."
         if lines:
             title = f"KV pool usage{more}"
-            yield frame.figure("usage", title, axes.shares(), lines, format_ratio, description=description)
+            yield frame.figure(
+                "usage", title, axes.shares(*extremes(lines)), lines, format_ratio, description=description
+            )
         return
     usable = sum(pool.usable_blocks for pool in facts.pools)
-    markers = _markers(frame, "blocks", lambda value: f"{format_count(value)} blocks", page)
+    markers = _markers(frame, lambda step: step.blocks, lambda value: f"{format_count(value)} blocks", page)
     top = HEADROOM * max([extremes(held)[1], *values_of(markers), 1.0])
     near = top > NEAR_RATIO * usable
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
@@ -239,7 +250,6 @@ def _where(frame: Frame, spans: Sequence[Span], page: Readings, measured: float)
 
 
 def _requests(frame: Frame, page: Readings) -> Iterator[Html]:
-    """Running and waiting requests, and preemptions if there were any."""
     lines = frame.lines(page, ("running", "running", "s0 stepped"), ("waiting", "waiting", "s1 stepped dashed"))
     if lines:
         description = "Running and waiting requests over time, all engines together."

@@ -1,18 +1,27 @@
 """A Timeline as series to draw: what each source read, and when it failed. Judges nothing. Pure.
 
-A reading that was due and failed is `None`; a part of a sample that was not due on its tick is no reading at all.
+There is one function for each source, because each has times of its own. A sample that was due and failed is `None`,
+which breaks the line; a part of a sample that was not due on its tick is left out. A total of all engines is
+`None` if one of them does not report its part. Report and status page draw the same series, so that they agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kvdiag.diagnosis.timeline_queries import held_blocks
-from kvdiag.model import Device, Facts, Sample, Timeline, without_mig_parents
+from kvdiag.model import PARTS, Device, Facts, Sample, Timeline, without_mig_parents
 from kvdiag.outputs.html.downsample import Run, pauses, runs
 
 Values = list[float | None]
+
+MAX_COLUMNS = 50_000
+"""Of one source: each figure counts again whenever the set of figures changes. The older columns are left out."""
+
+MAX_FIGURES = 2048
+"""Of one source, those read last: a server that renames its engines at each read would take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +56,9 @@ class Gpu:
 
 
 class _Rows:
-    """Readings while they are collected: a million of them for a day of eight GPUs.
+    """Samples while they are collected: a million of them for a day of eight GPUs.
 
-    Readings in a row of the same figures are kept together, in one list for each figure.
+    Samples in a row of the same figures are kept together, in one list for each figure.
     """
 
     def __init__(self) -> None:
@@ -64,22 +73,30 @@ class _Rows:
             self._names = names
             columns: list[Values] = [[] for _ in names]
             self._blocks += [(len(self._times), name, column) for name, column in zip(names, columns, strict=True)]
+            # An engine that is renamed at each read adds its columns each time.
+            del self._blocks[:-MAX_COLUMNS]
             self._appends = [column.append for column in columns]
         for append, value in zip(self._appends, values, strict=True):
             append(value)
         self._times.append(at_seconds)
 
-    def add_failure(self, sample: Sample, source: str) -> None:
-        """A reading without figures, if the source was due in this sample and failed."""
-        if any(gap.source == source and gap.kind == "failed" for gap in sample.gaps):
-            self.add(sample.at_seconds, (), ())
+    def read(self, timeline: Timeline, source: str) -> Iterator[Sample]:
+        """The samples that have a source's part; where it was due and failed, a sample without figures is added."""
+        for sample in timeline.samples:
+            if getattr(sample, PARTS[source]) is not None:
+                yield sample
+            elif any(gap.source == source and gap.kind != "absent" for gap in sample.gaps):
+                self.add(sample.at_seconds, (), ())
 
     def whole(self) -> Readings:
-        """All readings; a figure is `None` in those that do not have it."""
+        """All samples; a figure is `None` in those that do not have it."""
         length = len(self._times)
+        newest = sorted(self._blocks, key=lambda block: -block[0])
+        kept = set(islice(dict.fromkeys(name for _, name, _ in newest), MAX_FIGURES))
         figures: dict[str, Values] = {}
         for start, name, column in self._blocks:
-            figures.setdefault(name, [None] * length)[start : start + len(column)] = column
+            if name in kept:
+                figures.setdefault(name, [None] * length)[start : start + len(column)] = column
         return Readings(times=tuple(self._times), figures=figures, breaks=pauses(self._times))
 
 
@@ -88,11 +105,8 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
     rows = _Rows()
     first: dict[str, Device] = {}
     totals: dict[str, int] = {}
-    for sample in timeline.samples:
-        if sample.devices is None:
-            rows.add_failure(sample, "nvml")
-            continue
-        found = without_mig_parents(sample.devices) if sample.devices else ()
+    for sample in rows.read(timeline, "nvml"):
+        found = without_mig_parents(sample.devices or ())
         names = tuple([device.uuid for device in found])
         memories = [device.memory for device in found]
         rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in memories])
@@ -100,22 +114,21 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
             first = {device.uuid: device for device in found} | first
         if not totals.keys() >= set(names):
             totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
+    readings = rows.whole()
     gpus = [
         Gpu(uuid=device.uuid, who=device.who, name=device.name, total_bytes=totals.get(device.uuid))
         for device in sorted(first.values(), key=lambda device: (device.index, device.uuid))
+        if device.uuid in readings.figures
     ]
-    return tuple(gpus), rows.whole()
+    return tuple(gpus), readings
 
 
 def allocators(timeline: Timeline, facts: Facts) -> Readings:
     """Torch's bytes on a device, of all the server's processes: `reserved UUID`, `allocated UUID`, as CUDA has it."""
     rows = _Rows()
-    for sample in timeline.samples:
-        if sample.allocators is None:
-            rows.add_failure(sample, "torch_allocator")
-            continue
+    for sample in rows.read(timeline, "torch_allocator"):
         sums: dict[str, int] = {}
-        for one in sample.allocators:
+        for one in sample.allocators or ():
             if one.may_be_of(facts.server_pids):
                 uuid = one.device_uuid.lower()
                 for name, size in (("reserved", one.reserved_bytes), ("allocated", one.allocated_bytes)):
@@ -138,46 +151,47 @@ def failures(timeline: Timeline) -> tuple[float, ...]:
 HELD = "held"
 """The blocks in use, of all engines together."""
 
+IDLE, IDLE_USAGE = "idle held", "idle usage "
+"""The same, and each engine's usage, when it was last idle: what stays in use shows apart from what is released."""
+
 
 def engines(timeline: Timeline, facts: Facts) -> Readings:
     """Blocks in use, by engine and in total; running and waiting requests; preemptions since the start."""
     rows = _Rows()
     pools = {pool.engine: pool for pool in facts.pools}
-    known: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for sample in timeline.samples:
-        if sample.engines is None:
-            rows.add_failure(sample, "engine")
-            continue
-        labels = tuple([engine.engine for engine in sample.engines])
-        if labels not in known:
-            each = [f"{figure} {label}" for label in labels for figure in ("usage", HELD)]
-            known[labels] = (HELD, "running", "waiting", "preempted", *each)
+    known: tuple[str, ...] = ()
+    names: tuple[str, ...] = (HELD, IDLE, "running", "waiting", "preempted")
+    floors: dict[str, float | None] = {}
+    for sample in rows.read(timeline, "engine"):
+        labels = tuple([engine.engine for engine in sample.engines or ()])
+        if labels != known:
+            each = [name for label in labels for name in (f"usage {label}", f"{HELD} {label}", f"{IDLE_USAGE}{label}")]
+            known, names = labels, (*names[:5], *each)
+        held = held_blocks(sample, facts)
+        if sample.engines_idle:
+            floors[IDLE] = held
         values: list[float | None] = [
-            held_blocks(sample, facts),
-            _sum([engine.requests_running for engine in sample.engines]),
-            _sum([engine.requests_waiting for engine in sample.engines]),
-            _sum([engine.preemptions_total for engine in sample.engines]),
+            held,
+            floors.get(IDLE),
+            sample.total("requests_running"),
+            sample.total("requests_waiting"),
+            sample.total("preemptions_total"),
         ]
-        for engine in sample.engines:
+        for engine in sample.engines or ():
             pool, usage = pools.get(engine.engine), engine.kv_usage_ratio
+            if engine.idle:
+                floors[engine.engine] = usage
             values += (usage, None if pool is None or usage is None else pool.used_blocks(usage))
-        rows.add(sample.at_seconds, known[labels], values)
+            values.append(floors.get(engine.engine))
+        rows.add(sample.at_seconds, names, values)
     return rows.whole()
 
 
 def host(timeline: Timeline) -> Readings:
     """Anonymous memory of each of the server's processes; resident memory if only that is reported."""
     rows = _Rows()
-    for sample in timeline.samples:
-        if sample.host is None:
-            rows.add_failure(sample, "host")
-            continue
-        names = tuple([f"{one.name} {one.pid}" for one in sample.host])
-        sizes = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
+    for sample in rows.read(timeline, "host"):
+        names = tuple([f"{one.name} {one.pid}" for one in sample.host or ()])
+        sizes = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host or ()]
         rows.add(sample.at_seconds, names, [held if own is None else own for held, own in sizes])
     return rows.whole()
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [one for one in counts if one is not None]
-    return sum(known) if counts and len(known) == len(counts) else None

@@ -1,6 +1,9 @@
 """The page at `/`: the verdict as of now, findings, memory, the last hours, the state of the sources. Pure.
 
-It is built of the report's parts. What is not known is reported as unknown; it never looks healthy.
+It is built of the report's parts and refreshes itself. The verdict is that of `current_verdict`, so that an old one is
+not shown as the present. Findings come from the newest diagnosis, memory from the newest sample, plots from the
+history: the page judges nothing and waits for nothing. What is not known is reported as unknown; it never looks
+healthy. Devices and findings are limited in number, because a page is made again every few seconds.
 """
 
 from __future__ import annotations
@@ -9,17 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import kvdiag
-from kvdiag.formatting import format_duration, format_ratio, format_time, plural
+from kvdiag.formatting import format_count, format_duration, format_ratio, format_time, plural
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, PressureThresholds, Sample, ServerState, Snapshot, Timeline
-from kvdiag.outputs.current_verdict import current_verdict
+from kvdiag.outputs.current_verdict import as_of_now, current_verdict
 from kvdiag.outputs.html import report_series
 from kvdiag.outputs.html.axes import shares
+from kvdiag.outputs.html.downsample import pauses, runs
 from kvdiag.outputs.html.kit import (
     document,
     finding_card,
     gap_rows,
     ledger_cards,
+    lives_table,
     prose,
     row,
     table,
@@ -28,17 +33,20 @@ from kvdiag.outputs.html.kit import (
     verdict,
     verdict_rows,
 )
-from kvdiag.outputs.html.markup import Html, element, joined
-from kvdiag.outputs.html.report_figure import numbered
-from kvdiag.outputs.html.report_series import Readings
-from kvdiag.outputs.html.svg_plots import Line, Plot, figure
-from kvdiag.outputs.presentation import engine_of, problems_of
-from kvdiag.pressure import pressures
+from kvdiag.outputs.html.markup import Html, element
+from kvdiag.outputs.html.report_figure import extremes, numbered
+from kvdiag.outputs.html.report_series import IDLE_USAGE, Readings
+from kvdiag.outputs.html.svg_plots import Level, Line, Plot, figure
+from kvdiag.outputs.presentation import engine_of, problems_shown, time_span, unknown_of
+from kvdiag.pressure import UNKNOWN, pressures
 
 REFRESH_SECONDS = 15
 
 SHOWN_SECONDS = 6 * 3600.0
 MIN_SECONDS = 300.0
+
+THINNED_SECONDS = 120.0
+"""Longest time between two samples of minutes that were thinned to a few samples each."""
 
 MAX_DEVICES = 64
 MAX_PROBLEMS = 32
@@ -48,6 +56,7 @@ LINKS = (
     ("/api/v1/diagnosis", "the newest diagnosis"),
     ("/api/v1/ledger", "the memory ledger now"),
     ("/api/v1/snapshot", "the data that `kvdiag top` shows"),
+    ("/api/v1/history", "the last ten minutes"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
     ("/-/healthy", "liveness"),
@@ -66,27 +75,32 @@ def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> s
     now = current_verdict(snapshot, now_seconds)
     facts = snapshot.facts
     subject = ", ".join(part for part in (facts.model, engine_of(facts), facts.url) if part) or "no server found yet"
+    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
+    version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
     parts = (
         element("header", element("h1", "kvdiag"), element("span", subject, class_="dim")),
-        verdict(now.status, now.sentence),
+        verdict(now.status, now.sentence, now.word),
         *_findings(snapshot),
         *_memory(snapshot),
         *_hours(history, facts, now_seconds),
         *_sources(snapshot, now_seconds),
-        _footer(now_seconds),
+        element("footer", element("ul", *links), element("p", version)),
     )
-    return document(now.status, "kvdiag", parts, element("meta", http_equiv="refresh", content=str(REFRESH_SECONDS)))
+    refresh = element("meta", http_equiv="refresh", content=str(REFRESH_SECONDS))
+    return document(now.status, "kvdiag", parts, refresh, shown=now.word)
 
 
 def _findings(snapshot: Snapshot) -> Iterator[Html]:
-    if snapshot.diagnosis is None:
+    diagnosis = as_of_now(snapshot)
+    if diagnosis is None:
         return
-    findings = snapshot.diagnosis.findings
-    problems = problems_of(findings)
-    yield from map(finding_card, problems[:MAX_PROBLEMS])
+    findings = diagnosis.findings
+    yield from lives_table(diagnosis)
+    problems = problems_shown(diagnosis)
+    yield from (finding_card(one, time_span(one, diagnosis)) for one in problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         yield element("p", f"and {plural(len(problems) - MAX_PROBLEMS, 'more finding')}")
-    unknown = [one for one in findings if one.status == "unknown"]
+    unknown = unknown_of(findings)
     healthy = [one for one in findings if one.status == "ok"]
     if unknown:
         yield element("details", element("summary", f"Unknown: {len(unknown)}"), unknown_rows(unknown))
@@ -105,8 +119,10 @@ def _memory(snapshot: Snapshot) -> Iterator[Html]:
     yield ledger_cards([line for line in lines if line.uuid is None or line.uuid in devices], devices, notes)
 
 
-def _pressure(ratio: float, thresholds: PressureThresholds | None) -> Html:
+def _pressure(ratio: float | None, thresholds: PressureThresholds | None) -> Html:
     """Memory pressure, coloured if it is above a threshold; to be below them is no verdict."""
+    if ratio is None:
+        return element("p", f"Memory pressure {UNKNOWN}", class_="unknown")
     shown = format_ratio(ratio)
     if thresholds is None:
         return element("p", f"Memory pressure {shown}")
@@ -123,7 +139,13 @@ def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Itera
     yield element("h2", f"Last {format_duration(now_seconds - start_seconds)} ", element("small", "UTC"))
     timeline = Timeline(samples=recent)
     engines = report_series.engines(timeline, facts)
-    usage = {name: f"engine {name.removeprefix('usage ')}" for name in engines.figures if name.startswith("usage ")}
+    titles = (("usage ", ""), (IDLE_USAGE, ", idle"))
+    usage = {
+        name: f"engine {name.removeprefix(figure)}{state}"
+        for figure, state in titles
+        for name in engines.figures
+        if name.startswith(figure)
+    }
     gpus, used = report_series.devices(timeline)
     charts = (
         chart("KV pool in use", engines, usage, start_seconds, now_seconds),
@@ -140,27 +162,30 @@ def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Itera
 
 def chart(title: str, readings: Readings, names: Mapping[str, str], start_seconds: float, end_seconds: float) -> Html:
     """Ratios over time, each with its newest and its highest value in the legend; `names` are those of the figures."""
-    lines, more = numbered([line for name, text in names.items() if (line := _line(readings, name, text)).runs])
+    breaks = pauses(readings.times, THINNED_SECONDS)
+    found = (_line(text, readings.times, readings.figures[name], breaks) for name, text in names.items())
+    lines, more = numbered([line for line in found if line.runs])
     if not lines:
         return element("figure", element("figcaption", title), unobserved("Not observed in this time."), class_="chart")
+    scale = shares(*extremes(lines))
     plot = Plot(
         key=title.lower().replace(" ", "-"),
         title=f"{title}{more}",
         description="Share in use over time; a gap is time without samples.",
         start_seconds=start_seconds,
         end_seconds=end_seconds,
-        scale=shares(),
+        scale=scale,
         lines=tuple(lines),
+        levels=(Level(value=1.0, label="full"),) if scale.high == 1.0 else (),
     )
     return figure(plot)
 
 
-def _line(readings: Readings, name: str, text: str) -> Line:
-    values = readings.figures[name]
+def _line(text: str, times: Sequence[float], values: Sequence[float | None], breaks: Sequence[int]) -> Line:
     now = "not observed now" if values[-1] is None else format_ratio(values[-1])
     highest = max((value for value in values if value is not None), default=None)
     most = "" if highest is None else f", at most {format_ratio(highest)}"
-    return Line(name=f"{text}: {now}{most}", runs=readings.runs(name))
+    return Line(name=f"{text}: {now}{most}", runs=runs(times, values, breaks))
 
 
 def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
@@ -174,7 +199,7 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
         row(
             one.source,
             ("up", "ok") if one.up else ("down", "unknown"),
-            (f"{one.errors_total:,}", "number"),
+            (format_count(one.errors_total), "number"),
             ("" if one.duration_seconds is None else format_duration(one.duration_seconds), "number"),
         )
         for one in snapshot.sources
@@ -183,9 +208,3 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
     yield table(titles, rows, "sources") if rows else unobserved("No source has been read yet.")
     if snapshot.newest.gaps:
         yield gap_rows(snapshot.newest.gaps)
-
-
-def _footer(now_seconds: float) -> Html:
-    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
-    version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
-    return element("footer", element("ul", *links), element("p", joined(version)))

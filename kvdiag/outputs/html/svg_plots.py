@@ -1,6 +1,6 @@
 """Plots over time and bars of parts as SVG, for every page that shows any. Pure; no script, no network.
 
-An SVG is as wide as its place: positions are in per cent, lines stretch inside a nested view box, and text keeps its
+An SVG is as wide as its place: positions are in per cent, lines scale inside a nested view box, and text keeps its
 size. Missing samples break a line; they are never drawn as zero. Colours and line styles are classes of `page.css`.
 """
 
@@ -106,9 +106,7 @@ class Plot:
 
 def svg(plot: Plot) -> Html:
     """The plot."""
-    stretched = [
-        element("path", d=path, class_=f"line {line.style}") for line in plot.lines if (path := _path(line, plot))
-    ]
+    lines = [element("path", d=path, class_=f"line {line.style}") for line in plot.lines if (path := _path(line, plot))]
     return _picture(
         plot.key,
         plot.title,
@@ -118,7 +116,7 @@ def svg(plot: Plot) -> Html:
         *_levels(plot),
         element(
             "svg",
-            *stretched,
+            *lines,
             y=TOP,
             width="100%",
             height=HEIGHT,
@@ -229,12 +227,12 @@ def _markers(plot: Plot) -> Iterator[Html]:
 
 
 def _path(line: Line, plot: Plot) -> str:
-    """The line as SVG's path, in steps relative to the last point; a lone reading is a dot."""
+    """The line as SVG's path, in steps relative to the last point; a lone sample is a dot."""
     parts: list[str] = []
     scale = COMPASS / max(plot.end_seconds - plot.start_seconds, 1e-9)
     for times, values in thinned(line.runs, plot.start_seconds, plot.end_seconds, plot.columns):
         before: tuple[int, int] | None = None
-        held = 0  # a level stretch is one step, however many readings it has
+        held = 0  # a level interval is one step, however many samples it has
         for time, value in zip(times, values, strict=True):
             here = (round((time - plot.start_seconds) * scale), round((1.0 - plot.scale.share(value)) * COMPASS))
             if before is None:

@@ -1,1 +1,1 @@
-"""The metrics page."""
+"""The metrics endpoint's answer."""

@@ -35,12 +35,14 @@ def ledger_figures(snapshot: Snapshot) -> Figures:
         key = ("" if line.gpu is None else str(line.gpu), line.uuid or "", line.component)
         sums[key] = sums.get(key, 0.0) + line.bytes
     indices = {device.uuid: str(device.index) for device in snapshot.newest.devices or ()}
-    found = pressures(snapshot.newest, snapshot.facts, lines)
+    ratios = pressures(snapshot.newest, snapshot.facts, lines)
+    found = [((indices.get(uuid or "", ""), uuid or ""), ratio) for uuid, ratio in ratios.items()]
     limits = snapshot.pressure_thresholds
     known = () if limits is None else ((("warning",), limits.warning_ratio), (("critical",), limits.critical_ratio))
     return {
         "memory_component_bytes": sums.items(),
-        "memory_pressure_ratio": [((indices.get(uuid or "", ""), uuid or ""), ratio) for uuid, ratio in found.items()],
+        "memory_pressure_ratio": found,
+        "memory_pressure_unknown": [(labels, ratio is None) for labels, ratio in found],
         "memory_pressure_threshold_ratio": known,
     }
 

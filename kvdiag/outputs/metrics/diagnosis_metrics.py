@@ -14,6 +14,9 @@ STATUSES: tuple[Status, ...] = ("ok", "suspect", "fault", "unknown")
 def diagnosis_figures(diagnosis: Diagnosis | None, at_seconds: float | None) -> Figures:
     """Each verdict's status, and the figures that alerts are based on."""
     findings = bounded(diagnosis.findings if diagnosis is not None else ())
+    now = None if diagnosis is None else diagnosis.present_worst
+    if diagnosis is not None and diagnosis.down_since_seconds is not None and now == "ok":
+        now = "unknown"  # nothing is healthy of a server that is down
     statuses: dict[str, Status] = {}
     for finding in findings:
         statuses[finding.id] = min(statuses.get(finding.id, "ok"), finding.status, key=ORDER.index)
@@ -33,10 +36,12 @@ def diagnosis_figures(diagnosis: Diagnosis | None, at_seconds: float | None) -> 
     return {
         "finding": rows,
         "growth": [((verdict,), one.growth) for verdict, one in found.items()],
+        "finding_when": [((verdict,), one) for verdict, one in found.items()],
+        "finding_or_info": [((one.id, one.or_id), 1.0) for one in found.values() if one.or_id is not None],
         "finding_holder_info": [((one.id, one.holder), 1.0) for one in found.values() if one.holder is not None],
         "rank_imbalance_bytes": single(max(excess, default=None)),
         "rank_imbalance_lost_tokens": single(max(lost, default=None)),
-        "diagnosis_status": one_of(None if diagnosis is None else diagnosis.worst, STATUSES),
+        "diagnosis_status": one_of(now, STATUSES),
         "diagnosis_timestamp_seconds": single(at_seconds),
     }
 

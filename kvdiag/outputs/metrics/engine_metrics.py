@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
 from kvdiag.model import Engine, Facts, KvPool, Sample, ServerState, Snapshot
-from kvdiag.outputs.metrics.families import Figures, bounded, one_of
+from kvdiag.outputs.metrics.families import Figures, bounded, one_of, single
 
 STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
 
@@ -93,4 +93,5 @@ def server_figures(snapshot: Snapshot) -> Figures:
     return {
         "server_info": [(tuple(each or "" for each in who), 1.0)] if any(who) else [],
         "server_state": one_of(snapshot.state, STATES),
+        "server_down_since_timestamp_seconds": single(snapshot.down_since_seconds),
     }

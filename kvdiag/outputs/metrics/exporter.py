@@ -1,4 +1,4 @@
-"""The metrics page: one custom collector over the newest snapshot, which keeps no state: absent things have no series.
+"""The metrics endpoint's answer: a stateless collector over the newest snapshot; absent things have no series.
 
 Names and labels are a contract with the rules and dashboards. Texts from outside are cut, cleaned and bounded in
 number; vLLM's own series are not repeated.
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 import kvdiag
 from kvdiag.model import Snapshot
+from kvdiag.outputs.current_verdict import as_of_now
 from kvdiag.outputs.metrics.devices import device_figures, ledger_figures, torch_figures
 from kvdiag.outputs.metrics.diagnosis_metrics import diagnosis_figures, source_figures
 from kvdiag.outputs.metrics.engine_metrics import engine_figures, server_figures
@@ -53,7 +54,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         **ledger_figures(snapshot),
         **torch_figures(snapshot.newest),
         **engine_figures(snapshot.newest, snapshot.facts),
-        **diagnosis_figures(snapshot.diagnosis, snapshot.diagnosed_seconds),
+        **diagnosis_figures(as_of_now(snapshot), snapshot.diagnosed_seconds),
         **source_figures(snapshot),
     }
     for name in contract():

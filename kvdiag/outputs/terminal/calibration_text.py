@@ -1,35 +1,31 @@
 """The comparison of predicted and reported figures, as text and as JSON (`schema_version` 1).
 
-Names come from logs and servers, so they are escaped before they are printed.
+The headline names the figures that drift; then come the figures, each reason once with the figures it may explain, the
+ranks if there are several, the measured profile, and what was not reported. Text rounds; JSON has each figure with the
+interval that a printed size leaves, and null for what is not reported. Names come from logs and servers, so they are
+escaped before they are printed. Nothing is judged here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.outputs.documents.plain_values import Json, fields_of
-from kvdiag.outputs.presentation import signed, spaced
+from kvdiag.outputs.presentation import spaced
 from kvdiag.outputs.terminal.cells import columns, grid, heading, plain
 
 SCHEMA_VERSION = 1
 MAX_RANKS_SHOWN = 8
 
-NAMES: Mapping[Figure, str] = {
-    Figure.WEIGHTS: "weights",
-    Figure.POOL: "KV pool",
-    Figure.BLOCKS: "blocks",
-    Figure.TOKENS: "tokens",
-    Figure.CONCURRENCY: "concurrency",
-}
 _SIZES = tuple(field.name for field in fields(RankReport) if field.name not in ("name", "stage"))
 _SIZE_NAMES = {name: spaced(name) for name in _SIZES} | {"consumed": "weights + non-torch"}
 _MEASURED = (
@@ -53,7 +49,7 @@ def render_calibration(
     note: str,
 ) -> RenderableType:
     """The whole answer."""
-    drifting = [NAMES[one.figure] for one in calibration.comparisons if not one.within_limit]
+    drifting = [one.figure.label for one in calibration.comparisons if not one.within_limit]
     headline = Text()
     if drifting:
         headline.append("DRIFT", style="bold yellow")
@@ -62,13 +58,14 @@ def render_calibration(
         headline.append("NO DRIFT", style="bold green")
         headline.append(f"  predicted and reported figures agree within {format_ratio(DRIFT_LIMIT_RATIO)}")
     version = report.settings.version
-    subject = grid((("model", model), ("engine", origin + (f" (vllm {version})" if version else ""))))
+    named = f" ({report.engine_name or 'version'} {version})" if version else ""
+    subject = grid((("model", model), ("engine", f"{origin}{named}")))
     parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration, report), (1, 0, 0, 0))]
     parts += [plain(f"  {', '.join(names)}: {reason}") for reason, names in _reasons(calibration.comparisons).items()]
     if len(report.ranks) > 1:
         parts += [heading("Reported by each rank"), _ranks(report.ranks)]
     if profile is not None:
-        parts += [heading("Measured on one GPU"), _measured(profile)]
+        parts += [heading("Overheads of one GPU, from the report"), _measured(profile)]
     missing = [f"not reported: {', '.join(calibration.missing)}"] if calibration.missing else []
     notes = [*calibration.notes, *missing, note]
     parts.append(Padding(Group(*(plain(line, "dim") for line in notes)), (1, 0, 0, 0)))
@@ -76,22 +73,21 @@ def render_calibration(
 
 
 def _reasons(comparisons: Sequence[Comparison]) -> dict[str, dict[str, None]]:
-    """Every reason once, with the figures it may explain."""
     found: dict[str, dict[str, None]] = {}
     for one in comparisons:
         for reason in one.reasons:
-            found.setdefault(reason.text, {})[NAMES[one.figure]] = None
+            found.setdefault(reason.text, {})[one.figure.label] = None
     return found
 
 
 def _comparisons(calibration: Calibration, report: EngineReport) -> RenderableType:
     by_blocks = report.deciding_rank is None or report.settings.blocks_override is not None
-    origin = f"from the reported {'blocks' if by_blocks else 'pool'}"
+    origin = f"predicted from the reported {'blocks' if by_blocks else 'pool'}"
     table = columns("", ">predicted", ">reported", ">drift", "")
     for one in calibration.comparisons:
         style = "" if one.within_limit else "yellow"
         table.add_row(
-            NAMES[one.figure],
+            one.figure.label,
             _value(one.figure, one.predicted),
             _value(one.figure, one.reported),
             Text("none" if one.drift_ratio == 0 else signed(format_ratio(one.drift_ratio)), style=style),
@@ -103,7 +99,7 @@ def _comparisons(calibration: Calibration, report: EngineReport) -> RenderableTy
 def _value(figure: Figure, interval: Interval) -> str:
     if figure in (Figure.WEIGHTS, Figure.POOL):
         return format_bytes(interval.nominal)
-    return f"{interval.nominal:,.2f}x" if figure is Figure.CONCURRENCY else format_count(interval.nominal)
+    return format_number(interval.nominal) + ("x" if figure is Figure.CONCURRENCY else "")
 
 
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
@@ -121,7 +117,7 @@ def _measured(profile: Profile) -> RenderableType:
     sizes = {
         "context": profile.context_bytes,
         "activation": profile.activation_bytes,
-        "overhead (context, activation, graphs)": profile.overhead_bytes,
+        f"overhead (context, activation{', graphs' if profile.graph_bytes is None else ''})": profile.overhead_bytes,
         graphs: profile.graph_bytes,
     }
     return grid((name, format_bytes(size)) for name, size in sizes.items() if size is not None)

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.baseline_comparison import Baseline, Change, Outcome, changed_settings
-from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.outputs.documents.plain_values import Json, fields_of
-from kvdiag.outputs.presentation import signed, spaced
+from kvdiag.outputs.presentation import spaced
 from kvdiag.outputs.terminal.cells import columns, plain
 
 SCHEMA_VERSION = 1
@@ -18,7 +18,7 @@ STYLES: Mapping[Outcome, str] = {
     "same": "dim",
     "better": "green",
     "worse": "red",
-    "not seen": "magenta",
+    "missing": "magenta",
     "new": "yellow",
 }
 
@@ -78,4 +78,4 @@ def _value(value: float | None, unit: str) -> str:
         return "found" if value else "not found"
     if unit.startswith("bytes"):
         return format_bytes(value)
-    return f"{value:,.4g}" if value % 1 else format_count(value)
+    return format_number(value)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvdiag.checks import Check, Outcome, worst
+from kvdiag.checks.check import Check, Outcome, worst
 from kvdiag.outputs.documents.plain_values import Json, fields_of
 from kvdiag.outputs.terminal.cells import grid, heading, plain
 

@@ -1,6 +1,8 @@
 """Many replicas at a terminal: a table with the worst first, what grows in which version, then the worst in full.
 
-Each table is cut, what needs attention first; the JSON document holds every row.
+In this order: the verdict, the source and its time, the replicas, the comparison of versions (where there is more than
+one replica), series that belong to no replica, and the worst replica as `text` shows one. Each table is cut, and what
+needs attention stays; versions are listed by age as long as all of them fit. The JSON document holds every row.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
+from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas
 from kvdiag.diagnosis.fleet.version_comparison import Course
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.formatting import format_count, format_p_value, format_time
-from kvdiag.model import Finding, Status
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
+from kvdiag.model import Finding
+from kvdiag.outputs.fleet_results import FleetDiagnosis
 from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, problems_of
 from kvdiag.outputs.terminal import text
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
@@ -32,7 +34,7 @@ COURSES: dict[Course, tuple[str, str]] = {
     "inconclusive": ("perhaps", "magenta"),
     "untested": ("too few", "magenta"),
     "ended": ("ended", "green"),
-    "small": ("too small", "green"),
+    "small": ("negligible", "green"),
     "flat": ("flat", "green"),
 }
 """The words and colours of courses, in the order of the table."""
@@ -41,8 +43,13 @@ COURSES: dict[Course, tuple[str, str]] = {
 def render(result: FleetDiagnosis) -> RenderableType:
     """The whole result."""
     parts: list[RenderableType] = [headed(result.worst, result.sentence)]
-    if result.source is not None:
-        parts.append(_history(result.source))
+    if (source := result.source) is not None:
+        rows = (
+            ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
+            ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),
+            ("joined", source.joined),
+        )
+        parts.append(grid(rows))
     parts += [heading("Replicas"), _replicas(result), *versions(result.fleet)]
     if result.gaps:
         parts += [heading("Not assigned to a replica"), gap_list(result.gaps)]
@@ -52,22 +59,12 @@ def render(result: FleetDiagnosis) -> RenderableType:
     return Group(*parts)
 
 
-def _history(source: Source) -> RenderableType:
-    return grid(
-        (
-            ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
-            ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),
-            ("joined", source.joined),
-        )
-    )
-
-
 def _replicas(result: FleetDiagnosis) -> RenderableType:
     table = columns("=", "replica", ">hours", "result")
     for one in result.judged[:MAX_REPLICAS]:
         table.add_row(status_word(one.diagnosis.worst), plain(one.name), format_count(one.hours), plain(one.summary))
     left = len(result.judged) - MAX_REPLICAS
-    more = [plain(f"and {left:,} more: --output json lists them all", "dim")] if left > 0 else []
+    more = [plain(f"and {format_count(left)} more: --output json lists them all", "dim")] if left > 0 else []
     return indented(Group(table, *more))
 
 
@@ -81,7 +78,7 @@ def versions(fleet: Fleet) -> list[RenderableType]:
     if fleet.changes:
         shown += [heading("Growth per hour, compared with the version before"), _changes(fleet.changes)]
     for finding in problems_of(fleet.findings):
-        shown += [heading(f"All replicas compared: {finding.id}"), problem(finding)]
+        shown += [heading(f"All replicas compared: {finding.title}"), problem(finding)]
     left: list[Finding] = [one for one in fleet.findings if one.status == "unknown"]
     if left:
         shown += [heading("All replicas compared: unknown"), unknowns(left)]
@@ -94,42 +91,32 @@ def _title(version: Version) -> str:
 
 def _versions(fleet: Fleet) -> RenderableType:
     table = columns("", "version", "model", ">replicas", ">compared", ">hours")
-    judged = [(_worst(fleet, one.version), one) for one in fleet.versions]
-    # The oldest first, as they are; only if not all can be shown do the worst come before the others.
-    shown = judged if len(judged) <= MAX_ROWS else sorted(judged, key=lambda one: ORDER.index(one[0]))
-    for worst, one in shown[:MAX_ROWS]:
+    shown: Sequence[VersionReplicas] = fleet.versions
+    if len(shown) > MAX_ROWS:  # the oldest first, but where they cannot all be shown the worst
+        shown = sorted(shown, key=lambda one: ORDER.index(one.worst))
+    for one in shown[:MAX_ROWS]:
         table.add_row(
-            status_word(worst),
+            status_word(one.worst),
             plain(_title(one.version)),
             plain(one.version.model or NOT_REPORTED),
-            f"{one.replicas:,}",
-            f"{one.compared:,}",
+            format_count(one.replicas),
+            format_count(one.compared),
             format_count(one.hours),
         )
-    return _with_rest(table, len(judged))
-
-
-def _worst(fleet: Fleet, version: Version) -> Status:
-    """The worst verdict on a version; what is unknown of all of them does not count."""
-    own: set[Status] = set()
-    for finding in fleet.findings:
-        named = {one.name: one.value for one in finding.evidence}
-        if (named.get("version"), named.get("model")) == (version.title, version.model):
-            own.add(finding.status)
-    return min(own - {"unknown"}, key=ORDER.index, default="unknown")
+    return _with_rest(table, len(fleet.versions))
 
 
 def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
     table = columns("", "version", "component", ">per hour", ">replicas", ">p-value")
     order = list(COURSES)
-    ordered = sorted(growths, key=lambda one: (order.index(one.course), -one.per_hour.middle))
+    ordered = sorted(growths, key=lambda one: (order.index(one.course), -one.per_hour.estimate))
     for one in ordered[:MAX_ROWS]:
         table.add_row(
             Text(*COURSES[one.course]),
             plain(_title(one.version)),
             plain(one.component.label),
-            one.component.amount(one.per_hour.middle),
-            f"{one.replicas:,}",
+            one.component.amount(one.per_hour.estimate),
+            format_count(one.replicas),
             format_p_value(one.p_value),
         )
     return _with_rest(table, len(growths))
@@ -137,7 +124,7 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
 
 def _changes(changes: Sequence[VersionChange]) -> RenderableType:
     table = columns("", "versions", "component", ">more per hour", ">p-value")
-    ordered = sorted(changes, key=lambda one: (not one.faster, -one.per_hour.middle))
+    ordered = sorted(changes, key=lambda one: (not one.faster, -one.per_hour.estimate))
     for one in ordered[:MAX_ROWS]:
         table.add_row(
             Text("faster", style="red") if one.faster else Text("no faster", style="green"),
@@ -151,10 +138,10 @@ def _changes(changes: Sequence[VersionChange]) -> RenderableType:
 
 def _bounds(interval: Interval, component: MemoryComponent) -> str:
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return component.amount(interval.middle)
-    low, middle, high = (component.amount(bound) for bound in (interval.low, interval.middle, interval.high))
+        return component.amount(interval.estimate)
+    low, estimate, high = (component.amount(bound) for bound in (interval.low, interval.estimate, interval.high))
     last = high.rpartition(" ")[1:]
-    return f"{middle} ({low.removesuffix(''.join(last))} to {high})"
+    return f"{estimate} ({low.removesuffix(''.join(last))} to {high})"
 
 
 def _with_rest(table: Table, count: int) -> RenderableType:

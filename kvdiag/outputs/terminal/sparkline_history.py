@@ -1,29 +1,26 @@
-"""The usage of every GPU and pool in the last ten minutes of a live view, and the rate at which each fills.
+"""The usage of every GPU and pool in the last ten minutes of a live view, and how fast each is filling.
 
-A rate is a figure, not a verdict: whether growth is a leak is decided by the diagnosis alone, from hours of samples.
+A rate is a figure, not a verdict: whether growth is a leak is decided by the diagnosis alone, from hours of samples. It
+computes the same rate, and is unknown while a device is filling too fast for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.model import Snapshot
-from kvdiag.stats import evenly, slope
+from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.model import Sample
+from kvdiag.stats import clear_rate
 
-TRAIL_SECONDS = 600.0
-"""How far back the view remembers."""
+LIMITS = DEFAULT_LIMITS.growth
+
+HISTORY_SECONDS = 600.0
+"""How far back the view shows usage."""
 
 POINT_SECONDS = 5.0
 """Between points: 120 of them cost 2 ms for eight GPUs at each frame, one for each second would cost 16."""
-
-MIN_SECONDS = 30.0
-"""Least time watched before a rate is shown: requests come and go within seconds."""
-
-CLEAR_RATIO = 0.01
-"""A rate is shown if its trend has at most this p-value."""
-
-MINUTE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,22 @@ class Trend:
     full_in_seconds: float | None = None
 
 
-def point(snapshot: Snapshot) -> Point | None:
-    """The point that a snapshot adds; `None` if nothing has been read yet."""
-    newest = snapshot.newest
+def history_samples(samples: Iterable[Sample], now_seconds: float) -> tuple[Sample, ...]:
+    """A daemon's samples as a view keeps them: every part at each moment, without what is not shown."""
+    found: list[Sample] = []
+    engines = devices = None
+    for sample in samples:
+        if sample.at_seconds < now_seconds - HISTORY_SECONDS:
+            continue
+        engines, devices = sample.engines or engines, sample.devices or devices
+        if not found or sample.at_seconds - found[-1].at_seconds >= POINT_SECONDS:
+            shown = tuple(replace(device, processes=None) for device in devices or ())
+            found.append(Sample(at_seconds=sample.at_seconds, engines=engines, devices=shown))
+    return tuple(found)
+
+
+def point(newest: Sample) -> Point | None:
+    """The point that a sample of every part adds; `None` if nothing has been read yet."""
     if not newest.at_seconds:
         return None
     memories = {device.uuid: device.memory for device in newest.devices or ()}
@@ -64,38 +74,37 @@ def point(snapshot: Snapshot) -> Point | None:
     )
 
 
-def longer(trail: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
-    """The trail with a new point at its end, without points that are too old; restarted if time ran backwards.
+def longer(points: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
+    """The points with a new one at the end, without points that are too old; restarted if time ran backwards.
 
     The newest point is replaced while it is closer than `POINT_SECONDS` to the one before it.
     """
     if found is None:
-        return tuple(trail)
-    since = found.at_seconds - TRAIL_SECONDS
-    kept = [one for one in trail if since <= one.at_seconds < found.at_seconds]
+        return tuple(points)
+    since = found.at_seconds - HISTORY_SECONDS
+    kept = [one for one in points if since <= one.at_seconds < found.at_seconds]
     if len(kept) > 1 and kept[-1].at_seconds - kept[-2].at_seconds < POINT_SECONDS:
         kept.pop()
     return (*kept, found)
 
 
-def trends(trail: Sequence[Point]) -> tuple[Trend, ...]:
+def trends(points: Sequence[Point]) -> tuple[Trend, ...]:
     """The trends of everything in the newest point: pools first, then devices."""
-    if not trail:
+    if not points:
         return ()
-    pools, devices = ([(one.at_seconds, one.pools) for one in trail], [(one.at_seconds, one.devices) for one in trail])
-    found = [_trend(name, pools, is_pool=True) for name in trail[-1].pools]
-    return (*found, *(_trend(uuid, devices, is_pool=False) for uuid in trail[-1].devices))
+    pools = [(one.at_seconds, one.pools) for one in points]
+    devices = [(one.at_seconds, one.devices) for one in points]
+    found = [_trend(name, pools, is_pool=True) for name in points[-1].pools]
+    return (*found, *(_trend(uuid, devices, is_pool=False) for uuid in points[-1].devices))
 
 
-def _trend(name: str, trail: Sequence[tuple[float, Mapping[str, float]]], *, is_pool: bool) -> Trend:
-    times = [at_seconds for at_seconds, ratios in trail if name in ratios]
-    values = tuple(ratios[name] for _, ratios in trail if name in ratios)
+def _trend(name: str, points: Sequence[tuple[float, Mapping[str, float]]], *, is_pool: bool) -> Trend:
+    times = [at_seconds for at_seconds, ratios in points if name in ratios]
+    values = tuple(ratios[name] for _, ratios in points if name in ratios)
     watched = times[-1] - times[0]
     known = Trend(of=name, is_pool=is_pool, recent=values, watched_seconds=watched)
-    even = evenly(times, values) if watched >= MIN_SECONDS else None
-    found = None if even is None else slope(even)
-    if found is None or CLEAR_RATIO < found.p_rising < 1.0 - CLEAR_RATIO:
+    per_second = clear_rate(times, values, max_p=LIMITS.recent_p, min_seconds=LIMITS.recent_min_seconds)
+    if per_second is None:
         return known
-    per_second = found.per_step * (len(values) - 1) / watched
     left_seconds = (1.0 - values[-1]) / per_second if per_second > 0.0 else None
     return replace(known, per_minute_ratio=per_second * MINUTE_SECONDS, full_in_seconds=left_seconds)

@@ -1,10 +1,14 @@
 """The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns.
 
-Names and error texts come from servers and drivers: `cells.plain` is the only way any of them reaches the screen.
+In this order: verdict and server, its lives, the test steps, each problem with evidence and remedy, what was explained,
+what was checked, what is unknown and why, the memory ledger, missing data: the first screen is enough to act on, and
+what follows supports it. Nothing is judged here. Names and error texts come from servers and drivers: `cells.plain` is
+the only way any of them reaches the screen.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -12,7 +16,7 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import Served, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status, StepResult
 from kvdiag.outputs.presentation import (
@@ -22,14 +26,16 @@ from kvdiag.outputs.presentation import (
     WORDS,
     engine_of,
     evidence_value,
+    life_rows,
     memory_used,
     pool_title,
-    problems_of,
+    problems_shown,
     sections,
     sentence,
-    signed,
     spaced,
+    time_span,
     unknown_by_reason,
+    word,
 )
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
 
@@ -42,13 +48,16 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     Text from a server is escaped: it acts neither as markup nor as control characters.
     """
     parts: list[RenderableType] = [
-        headed(diagnosis.worst, sentence(diagnosis)),
+        headed(diagnosis.worst, sentence(diagnosis), word(diagnosis)),
         _subject(diagnosis.facts, sampled=bool(diagnosis.samples)),
     ]
+    if lives := life_rows(diagnosis):
+        rows = [(status_word(life), Text("\n").join(map(plain, filter(None, texts)))) for life, *texts in lives]
+        parts += [heading("Server history, one line per start"), grid(rows)]
     if diagnosis.steps:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
-    for finding in problems_of(diagnosis.findings):
-        parts += [heading(finding.id), problem(finding)]
+    for finding in problems_shown(diagnosis):
+        parts += [heading(finding.title), problem(finding, time_span(finding, diagnosis))]
     for title, findings in sections(diagnosis):
         verdicts = grid((Text(one.id, style=STYLES[one.status]), one.summary) for one in findings)
         parts += [heading(title), unknowns(findings) if title == UNKNOWN else verdicts]
@@ -64,11 +73,15 @@ def render_audit(
 ) -> RenderableType:
     """The memory audit alone."""
     parts: list[RenderableType] = [_subject(facts)]
+    alike: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
         state = "memory cannot be read" if device.memory is None else memory_used(device.memory)
-        parts += [heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
-        own = tuple(line for line in lines if line.uuid == device.uuid)
-        if own:
+        alike.setdefault((device.name, state), []).append(device)
+    for (name, state), group in alike.items():
+        which = ", ".join(f"{device.index}" for device in group)
+        parts += [heading(f"GPU {which}  {name}"), plain(f"  {'each: ' if len(group) > 1 else ''}{state}")]
+        uuids = {device.uuid for device in group}
+        if own := tuple(line for line in lines if line.uuid in uuids):
             parts.append(ledger_table(own))
     models = [model for pool in facts.pools if isinstance(model := served(facts, pool), Served) and model.figures]
     for model in dict.fromkeys(models):
@@ -81,9 +94,9 @@ def render_audit(
     return Group(*parts)
 
 
-def headed(status: Status, text: str) -> Text:
-    """The first line of a result: its status and its verdict."""
-    return Text.assemble((WORDS[status], f"bold {STYLES[status]}"), "  ", plain(text))
+def headed(status: Status, text: str, shown: str = "") -> Text:
+    """The first line of a result: its status, or what is `shown` in its place, and its verdict."""
+    return Text.assemble((shown or WORDS[status], f"bold {STYLES[status]}"), "  ", plain(text))
 
 
 def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
@@ -104,12 +117,9 @@ def _figures(model: Served) -> RenderableType:
     table = columns("=", ">predicted", ">reported", ">difference")
     for figure in model.figures:
         drift = signed(format_ratio(figure.drift_ratio)) if figure.drift_ratio else "exact"
-        table.add_row(figure.title, _count(figure.predicted.nominal), _count(figure.reported.nominal), drift)
+        sizes = (format_number(one.nominal) for one in (figure.predicted, figure.reported))
+        table.add_row(figure.figure.phrase, *sizes, drift)
     return indented(Group(table, plain(f"assumed: {model.assumed}", "dim")))
-
-
-def _count(value: float) -> str:
-    return f"{value:,.2f}" if value % 1 else format_count(value)
 
 
 def _cost_model(model: Served | str) -> str:
@@ -122,9 +132,9 @@ def _cost_model(model: Served | str) -> str:
     drift = model.drift()
     if drift is None:
         return f"{name}; matches the engine's figures"
-    reported = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
-    reasons = (reason.text for reason in drift.reasons[:1])
-    return ": ".join((name, f"{reported} ({signed(format_ratio(drift.drift_ratio))})", *reasons))
+    predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
+    figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
+    return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
@@ -142,12 +152,15 @@ def status_word(status: Status) -> Text:
     return Text(WORDS[status], style=STYLES[status])
 
 
-def problem(finding: Finding) -> RenderableType:
-    """A finding with its evidence, and what to do about it."""
+def problem(finding: Finding, when: str = "") -> RenderableType:
+    """A finding with when it was observed, its evidence, and what to do about it."""
     rows = [(status_word(finding.status), plain(finding.summary))]
+    if when:
+        rows.append((Text(), plain(when, "dim")))
     rows += [
         (Text(), Text.assemble(plain(f"{spaced(one.name)}: ", "dim"), plain(evidence_value(one))))
         for one in finding.evidence
+        if one.value is not None
     ]
     # The remedy is last: the prompt appears below it.
     for title, field in (*ADVICE[:2], ADVICE[3], ADVICE[2]):
@@ -172,13 +185,23 @@ def unknowns(findings: Iterable[Finding]) -> RenderableType:
 
 
 def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
-    """Ledger lines with their sizes, one a row."""
-    table = columns("=", ">", "=", "", header=False)
+    """Ledger lines with their sizes, one a row; GPUs that would read alike, such as equal ranks, share their rows."""
+    devices: dict[str | None, list[LedgerLine]] = {}
     for line in lines:
-        where = "" if line.gpu is None else f"GPU {line.gpu} "
-        table.add_row(
-            f"{where}{spaced(line.component)}", format_bytes(line.bytes), line.provenance, plain(line.detail, "dim")
-        )
+        devices.setdefault(line.uuid, []).append(line)
+    # Details name process ids, which are each rank's own.
+    alike: dict[tuple[tuple[str, ...], ...], list[list[LedgerLine]]] = {}
+    for own in devices.values():
+        shown = tuple((line.component, format_bytes(line.bytes), line.provenance) for line in own)
+        alike.setdefault(shown, []).append(own)
+    table = columns("=", ">", "=", "", header=False)
+    for group in alike.values():
+        for line in group[0]:
+            where, detail = "" if line.gpu is None else f"GPU {line.gpu} ", line.detail
+            if len(group) > 1:
+                where, detail = f"{len(group)} GPUs, each: ", re.split(r" of pid | \(pid ", detail)[0]
+            name = f"{where}{spaced(line.component)}"
+            table.add_row(name, format_bytes(line.bytes), line.provenance, plain(detail, "dim"))
     return indented(table)
 
 

@@ -14,8 +14,17 @@ from rich.text import Text
 
 from kvdiag.formatting import format_duration, format_time, plural
 from kvdiag.model import Diagnosis, Finding, LedgerLine, Snapshot, Status
-from kvdiag.outputs.current_verdict import current_verdict
-from kvdiag.outputs.presentation import ORDER, WORDS, engine_of, problems_of, unknown_by_reason
+from kvdiag.outputs.current_verdict import CurrentVerdict, as_of_now, current_verdict
+from kvdiag.outputs.presentation import (
+    ORDER,
+    WORDS,
+    engine_of,
+    problems_of,
+    problems_shown,
+    time_span,
+    unknown_by_reason,
+    unknown_of,
+)
 from kvdiag.outputs.terminal.cells import plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import Trend
 from kvdiag.outputs.terminal.text import STYLES
@@ -66,21 +75,20 @@ class View:
     trends: tuple[Trend, ...] = ()
 
 
-def verdict(view: View) -> tuple[Status, str]:
-    """The status now, and why it differs from the diagnosis, or what has changed since; see `current_verdict`.
+def verdict(view: View) -> CurrentVerdict:
+    """The status now, and why it differs from the diagnosis, or what has changed since.
 
     "Now" is the moment of the newest sample: the clock of a daemon elsewhere is not ours.
     """
     if view.problem is not None:
-        return "unknown", view.problem
-    found = current_verdict(view.snapshot, view.snapshot.newest.at_seconds)
-    return found.status, found.reason
+        return CurrentVerdict(status="unknown", sentence=view.problem, reason=view.problem, holds=False)
+    return current_verdict(view.snapshot, view.snapshot.newest.at_seconds)
 
 
 def _current(view: View) -> Diagnosis | None:
     """The diagnosis as far as it holds: what was healthy before says nothing about now."""
-    diagnosis = view.snapshot.diagnosis
-    if diagnosis is None or verdict(view)[0] == diagnosis.worst:
+    diagnosis = as_of_now(view.snapshot)
+    if diagnosis is None or (diagnosis is view.snapshot.diagnosis and verdict(view).status == diagnosis.worst):
         return diagnosis
     return replace(diagnosis, findings=tuple(one for one in diagnosis.findings if one.status in ("fault", "suspect")))
 
@@ -88,8 +96,8 @@ def _current(view: View) -> Diagnosis | None:
 def frame(view: View, room: Room) -> Text:
     """The frame, each of its lines within the columns, and no more of them than there are rows."""
     if room.columns < MIN_COLUMNS or (room.rows is not None and room.rows < MIN_ROWS):
-        status, _ = verdict(view)
-        shown = [Text(WORDS[status], style=f"bold {STYLES[status]}")]
+        now = verdict(view)
+        shown = [Text(now.word, style=f"bold {STYLES[now.status]}")]
     else:
         shown = _lines(view, room)
     for line in shown:
@@ -121,8 +129,8 @@ def _lines(view: View, room: Room) -> list[Text]:
         memory = [Text(), *memory, Text()]
     forms = [_findings(_current(view), room.columns, detail=detail) for detail in DETAILS]
     found = _fitting(forms, left - len(memory) - (1 if gaps else 0))
-    middle = [*head, *memory, *found]
-    return [*middle, *(Text() for _ in range(room.rows - len(middle) - len(foot))), *foot]
+    body = [*head, *memory, *found]
+    return [*body, *(Text() for _ in range(room.rows - len(body) - len(foot))), *foot]
 
 
 def _joined(blocks: Iterable[Sequence[Text]], *, gaps: bool) -> list[Text]:
@@ -159,10 +167,13 @@ def _title(view: View, room: Room) -> Text:
 
 
 def _verdict_lines(view: View, room: Room) -> list[Text]:
-    status, why = verdict(view)
-    head = Text(WORDS[status], style=f"bold {STYLES[status]}")
-    diagnosis = view.snapshot.diagnosis
-    if why and status == "unknown":
+    now = verdict(view)
+    status, why = now.status, now.reason
+    head = Text(now.word, style=f"bold {STYLES[status]}")
+    diagnosis = as_of_now(view.snapshot)
+    if now.down or (diagnosis is not None and status == diagnosis.worst and diagnosis.worst_past_life):
+        head.append("  ", style="not bold").append(plain(now.sentence))
+    elif why and status == "unknown":
         head.append("  ", style="not bold").append(plain(why))
     elif diagnosis is not None:
         age_seconds = view.snapshot.newest.at_seconds - (view.snapshot.diagnosed_seconds or 0.0)
@@ -180,13 +191,14 @@ def _counted(diagnosis: Diagnosis) -> str:
     statuses = [one.status for one in diagnosis.findings]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in ORDER if status in statuses)
     checks = f"{plural(len(statuses), 'check')}: {counts}" if statuses else "no checks"
-    seconds = math.ceil(diagnosis.end_seconds - diagnosis.start_seconds)
+    began_seconds = diagnosis.lives[-1].start_seconds if diagnosis.lives else diagnosis.start_seconds
+    seconds = math.ceil(diagnosis.end_seconds - began_seconds)
     blind = diagnosis.ledger and all(line.gpu is None for line in diagnosis.ledger)
     return f"{checks}; observed for {format_duration(seconds)}" + ("; no device memory" if blind else "")
 
 
 def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
-    """GPUs, then pools with their requests, then how fast either fills."""
+    """GPUs, then pools with their requests, then how fast each is filling."""
     newest, facts = view.snapshot.newest, view.snapshot.facts
     listed = gpus(newest, view.lines, pressures(newest, facts, view.lines))
     trends = trend_lines(view.trends, listed, room, detail=detail)
@@ -199,7 +211,7 @@ def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
 
 def _sources(view: View, room: Room) -> list[Text]:
     """The state of each source, and how to quit; a source that is down with its reason, unless that is shown above."""
-    newest, (_, shown_above) = view.snapshot.newest, verdict(view)
+    newest, shown_above = view.snapshot.newest, verdict(view).reason
     reasons = {gap.source: gap.reason for gap in newest.gaps if gap.reason not in shown_above}
     if newest.devices is None:
         reasons.pop("nvml", None)
@@ -232,11 +244,12 @@ def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list
         return []
     most = MAX_ROWS if detail >= WITH_SENTENCES else 1
     rows: list[Text] = []
-    for one in problems_of(diagnosis.findings):
-        rows += wrapped(_sentence(one), columns, most, indent=2)
+    for one in problems_shown(diagnosis):
+        when = time_span(one, diagnosis) if detail >= WITH_SENTENCES else ""
+        rows += wrapped(_sentence(one).append(f" ({when})" if when else "", "dim"), columns, most, indent=2)
         if detail in WITH_REMEDIES and one.remedy:
             rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
-    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    unknown = unknown_of(diagnosis.findings)
     if diagnosis.worst == "unknown" and unknown:
         rows += _unknown(unknown, columns, most)
     elif unknown and detail in WITH_ALL:
@@ -248,22 +261,18 @@ def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list
 
 
 def _unknown(unknown: Iterable[Finding], columns: int, most: int) -> list[Text]:
-    """Why there is no verdict; verdicts with one reason stand together, those of leaks first."""
+    """Why there is no verdict; verdicts with one reason stand together, in the order of the rules, leaks first."""
     rows: list[Text] = []
-    for reason, ids in sorted(unknown_by_reason(unknown).items(), key=lambda pair: -_leaks(pair[1])):
+    for reason, ids in unknown_by_reason(unknown).items():
         named = plain(", ".join(ids), STYLES["unknown"])
         rows += wrapped(Text.assemble(named, ": ", plain(reason)), columns, most, indent=2)
     return rows
 
 
-def _leaks(ids: Iterable[str]) -> int:
-    return sum(one.startswith("leak.") for one in ids)
-
-
 def _sentence(finding: Finding) -> Text:
     return Text.assemble(
         (f"{WORDS[finding.status]} ", f"bold {STYLES[finding.status]}"),
-        plain(f"{finding.id}: ", "bold"),
+        plain(f"{finding.title}: ", "bold"),
         plain(finding.summary),
     )
 
@@ -281,5 +290,5 @@ def _exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
             bounds = (growth.exhaustion_low_seconds, growth.exhaustion_high_seconds)
             between = " to ".join("never" if one is None else format_duration(one) for one in bounds)
             left = f"  full in {format_duration(growth.exhaustion_seconds)}"
-            found.append(Text.assemble(plain(finding.id, "bold"), (left, "bold"), (f" ({between})", "dim")))
+            found.append(Text.assemble(plain(finding.title, "bold"), (left, "bold"), (f" ({between})", "dim")))
     return found

@@ -1,4 +1,4 @@
-"""The memory of a live view: where each GPU's memory is, how full the KV pools are, and how fast either fills.
+"""The memory of a live view: where each GPU's memory is, how full the KV pools are, and how fast each is filling.
 
 A bar has one character for each kind of memory, so that a terminal without colour shows as much. How much is drawn
 depends on `detail`: 3 is everything, 0 a line for the two fullest GPUs and the fullest pool.
@@ -12,12 +12,13 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from kvdiag.formatting import format_bytes, format_duration, format_ratio, plural
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_number, format_ratio, plural, signed
 from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
-from kvdiag.outputs.presentation import NOT_REPORTED, signed
+from kvdiag.outputs.presentation import NOT_REPORTED
 from kvdiag.outputs.terminal.cells import MEMORY, Kind, marked, plain, sides, wrapped
-from kvdiag.outputs.terminal.sparkline_history import MIN_SECONDS, Trend
+from kvdiag.outputs.terminal.sparkline_history import LIMITS, Trend
+from kvdiag.pressure import UNKNOWN
 
 NARROW_COLUMNS, WIDE_COLUMNS = 60, 100
 NAME_CHARACTERS = 48
@@ -109,6 +110,7 @@ class Gpu:
     device: Device
     lines: tuple[LedgerLine, ...]
     pressure_ratio: float | None
+    pressure_unknown: bool
 
     @property
     def parts(self) -> list[tuple[Kind, int]]:
@@ -116,7 +118,7 @@ class Gpu:
         return parts(self.lines, None if self.device.memory is None else self.device.memory.free_bytes)
 
 
-def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | None, float]) -> list[Gpu]:
+def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | None, float | None]) -> list[Gpu]:
     """The devices whose bytes may be added up, by index."""
     known = {line.uuid for line in lines}
     engines = newest.engines or ()
@@ -136,6 +138,7 @@ def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | N
                 device=device,
                 lines=tuple(part for line in lines if line.uuid == device.uuid for part in _apart(line, usage_ratio)),
                 pressure_ratio=pressures.get(device.uuid),
+                pressure_unknown=device.uuid in pressures and pressures[device.uuid] is None,
             )
         )
     return found
@@ -166,6 +169,7 @@ def whole_gpu(gpu: Gpu, room: Room) -> list[Text]:
         sides(title, used, room.columns),
         bar(gpu.parts, room.columns, ascii_only=room.ascii_only),
         *legend(gpu.parts, room, sizes=True),
+        *(wrapped(Text(f"pressure {UNKNOWN}", "magenta"), room.columns, 3) if gpu.pressure_unknown else ()),
     ]
 
 
@@ -225,8 +229,8 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     if usage is not None:
         size = None if pool is None else pool_bytes(facts, pool)
         shown = Text.assemble((format_ratio(usage), "bold"), "" if size is None else f" of {format_bytes(size[0])}")
-        if pool is not None and pool.capacity_tokens is not None and room.columns >= NARROW_COLUMNS:
-            shown.append(f" ({plural(pool.capacity_tokens, 'token')})")
+        if pool is not None and room.columns >= NARROW_COLUMNS:
+            shown.append(f" ({plural(pool.usable_blocks, 'block')})")
         shown.append(" used")
         cells = max(min(room.columns // 3, room.columns - name.cell_len - shown.cell_len - 4), 0)
         used = 0 if not usage else max(round(usage * cells), 1)
@@ -239,11 +243,11 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
         (engine.requests_waiting_for_capacity or None, "of them for free blocks", "red"),
     ):
         if count is not None:
-            requests.append(f"{count:,} {what}  ", style=style)
+            requests.append(f"{format_count(count)} {what}  ", style=style)
     if engine.requests_running is None and engine.requests_waiting is None:
         requests.append(NOT_REPORTED, style="not bold magenta")
     elif pool is not None and pool.max_concurrency and room.columns >= NARROW_COLUMNS:
-        requests.append(f"pool holds {pool.max_concurrency:.1f} full-length requests", style="not bold dim")
+        requests.append(f"pool holds {format_number(pool.max_concurrency)} full-length requests", style="not bold dim")
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
 
 
@@ -292,7 +296,7 @@ def _rate(trend: Trend, total_bytes: int | None) -> Text:
     gained = Text.assemble(
         shown(change) if change else "unchanged", (f" in {format_duration(trend.watched_seconds)}", "dim")
     )
-    if trend.watched_seconds < MIN_SECONDS:
+    if trend.watched_seconds < LIMITS.recent_min_seconds:
         return gained
     if trend.per_minute_ratio is None:
         return gained.append(", not steadily" if change else "", style="dim")

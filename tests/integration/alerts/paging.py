@@ -1,5 +1,5 @@
-"""All between a server and a person's pager, real: Prometheus with the shipped rules, Alertmanager with the shipped
-example, and a webhook that keeps what it is told. Only durations are shorter.
+"""The real path from a server to the on-call pager: Prometheus with the shipped rules, Alertmanager with the shipped
+example, and a webhook that keeps each message. Only durations are shorter.
 """
 
 import json
@@ -41,14 +41,14 @@ scrape_configs:
 
 @dataclass(slots=True)
 class Pager:
-    """What a webhook was told, by the path that it was told on: `page` or `ticket`."""
+    """The messages that a webhook received, by path: `page` or `ticket`."""
 
     told: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"page": [], "ticket": []})
 
     def alerts(self, path: str, status: str, name: str) -> list[dict[str, Any]]:
         """The alerts of a name in every message there, that were `firing` or `resolved`.
 
-        Others may come and go beside them on a slow machine, as where a scrape times out.
+        Other alerts may fire and resolve meanwhile on a slow machine, for example when a scrape times out.
         """
         found = [alert for message in self.told[path] for alert in message["alerts"] if alert["status"] == status]
         return [alert for alert in found if alert["labels"]["alertname"] == name]

@@ -1,6 +1,6 @@
 """The shipped rules as values, and how they are wrapped for the Prometheus operator.
 
-`python -m tests.integration.alerts.rules` writes alerts/prometheusrule.yaml anew.
+`python -m tests.integration.alerts.rules` regenerates alerts/prometheusrule.yaml.
 """
 
 from functools import cache

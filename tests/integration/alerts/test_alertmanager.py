@@ -20,8 +20,8 @@ def test_amtool_takes_the_example() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS)
 def test_the_example_sends_each_severity_to_its_own(rule: dict[str, Any]) -> None:
-    """A critical alert reaches the pager, a warning the tickets, and nobody is told of an info."""
-    receiver = {"critical": "pager", "warning": "tickets", "info": "nobody"}[rule["labels"]["severity"]]
+    """A critical alert reaches the pager, a warning the tickets, and an info is dropped."""
+    receiver = {"critical": "pager", "warning": "tickets", "info": "null"}[rule["labels"]["severity"]]
     labels = [f"alertname={rule['alert']}", f"severity={rule['labels']['severity']}", "pod=vllm-0"]
     config = f"--config.file={FOLDER / 'alertmanager.example.yaml'}"
     done = amtool("config", "routes", "test", config, f"--verify.receivers={receiver}", *labels)

@@ -1,18 +1,19 @@
 """A leak pages a person: from a server's blocks through kvdiag, Prometheus and Alertmanager to a webhook, all real."""
 
+import json
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually, free_port
 from tests.fixtures.require import require
-from tests.integration.alerts.paging import FASTER, chain, shorter, shorter_rules
-from tests.integration.alerts.rules import FILES, alerts
-from tests.integration.prometheus.alertmanager import alert_programs
+from tests.integration.alerts.paging import FASTER, Chain, Pager, chain, shorter, shorter_rules
+from tests.integration.alerts.rules import FILES, FOLDER, alerts
+from tests.integration.prometheus.alertmanager import alert_programs, alerting
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.server import PrometheusEnvError
 from tests.unit.commands.serve.test_serve import daemon
@@ -63,7 +64,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         assert f"http://{watched.client.host}/" == page["annotations"]["dashboard_url"]
         assert eventually(lambda: beside.inhibited(LEAK, "warning"))
 
-        # vLLM's own metrics have gone through the recording rules.
+        # vLLM's own metrics have passed through the recording rules.
         assert eventually(lambda: (beside.value("engine:vllm_prompt_tokens:rate5m") or 0.0) > 0.0)
 
         # A healthy server takes its place: the page is resolved, and there never was a ticket.
@@ -71,6 +72,23 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         stack.enter_context(Drill(SCENARIOS["healthy"], port=port))
         assert eventually(lambda: bool(beside.pager.alerts("page", "resolved", LEAK)))
         assert [] == beside.pager.alerts("ticket", "firing", LEAK)
+
+
+@pytest.mark.usefixtures("programs_are_here")
+def test_a_server_that_is_down_is_one_page(tmp_path: Path) -> None:
+    """Of one server the alert about its sources is inhibited; another server's reaches the tickets."""
+    labels = {"namespace": "llm", "job": "kvdiag", "pod": "vllm-0", "instance": "vllm-0:9743"}
+    down = {**labels, "alertname": "KvdiagServerDown", "severity": "critical"}
+    source = {**labels, "alertname": "KvdiagSourceDown", "severity": "warning", "source": "nvml"}
+    other = {**source, "pod": "vllm-1", "instance": "vllm-1:9743"}
+    with alerting(tmp_path, (FOLDER / "alertmanager.example.yaml").read_text(encoding="utf-8")) as url:
+        body = json.dumps([{"labels": one} for one in (down, source, other)]).encode()
+        urlopen(Request(f"{url}/api/v2/alerts", body, {"Content-Type": "application/json"})).close()
+        known = Chain(prometheus="", alertmanager=url, pager=Pager())
+        assert eventually(lambda: known.inhibited("KvdiagSourceDown", "warning"))
+        with urlopen(f"{url}/api/v2/alerts?inhibited=false") as answer:
+            left = {(one["labels"]["alertname"], one["labels"]["pod"]) for one in json.load(answer)}
+    assert {("KvdiagServerDown", "vllm-0"), ("KvdiagSourceDown", "vllm-1")} == left
 
 
 def test_only_durations_are_shorter() -> None:

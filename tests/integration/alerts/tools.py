@@ -11,17 +11,18 @@ from tests.integration.prometheus.server import PrometheusEnvError, programs
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What promtool says."""
-    return _ran("Prometheus", lambda: programs().promtool, arguments)
+    return ran("Prometheus", lambda: programs().promtool, arguments)
 
 
 def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What amtool says."""
-    return _ran("Alertmanager", lambda: alert_programs().amtool, arguments)
+    return ran("Alertmanager", lambda: alert_programs().amtool, arguments)
 
 
-def _ran(
+def ran(
     what: str, program: Callable[[], str | Path], arguments: Sequence[str | Path]
 ) -> subprocess.CompletedProcess[str]:
+    """What a program answers; the test is skipped where the program cannot be had, and fails under CI."""
     try:
         found = program()
     except PrometheusEnvError as error:

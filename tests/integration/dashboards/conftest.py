@@ -39,7 +39,7 @@ def told(text: str) -> list[Sample]:
 
 
 def healthy_page() -> str:
-    """What a daemon beside a simulated server says of it, once it has judged."""
+    """The metrics of a daemon for a simulated server, once it has reached a verdict."""
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         return serving.client.get("/metrics")[1]

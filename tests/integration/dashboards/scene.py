@@ -1,4 +1,4 @@
-"""Three simulated servers under load, `kvdiag serve` beside each, and a Prometheus that scrapes all six and alerts.
+"""Three simulated servers under load, `kvdiag serve` for each, and a Prometheus that scrapes all six and alerts.
 
 Everything runs in real time: figures per hour and ages are what the daemons measured, not computed from a model.
 """
@@ -78,7 +78,7 @@ def _replica(stack: ExitStack, number: int, one: Replica) -> list[dict[str, obje
 
 
 def _load(client: Client, one: Replica, chance: random.Random, over: threading.Event) -> None:
-    """Send requests in waves with idle time between them, until it is over or the server has gone."""
+    """Send requests in waves with idle time between them, until the test is over or the server has exited."""
     while not over.wait(one.pause_seconds * chance.uniform(0.3, 1.7)):
         if time.time() % WAVE_SECONDS < BUSY_SECONDS:
             try:

@@ -36,7 +36,7 @@ def series(expr: str) -> list[tuple[str, str]]:
 
 @each_board
 def test_the_committed_board_is_what_the_generator_makes(name: str) -> None:
-    """Nobody edits the JSON by hand."""
+    """The committed JSON equals the generator's output, so it has not been edited by hand."""
     assert text(BOARDS[name]) == (FOLDER / name).read_text(encoding="utf-8")
     assert 0 == main(["--check"])
 
@@ -133,7 +133,7 @@ def test_what_is_not_known_is_never_shown_as_well(name: str) -> None:
 
 @each_board
 def test_every_series_is_chosen_by_the_variables(name: str) -> None:
-    """VLLM's by job, model and instance as on its own boards; kvdiag's by the targets that stand beside those."""
+    """VLLM's series are selected by job, model and instance as on its own boards, kvdiag's by its matching targets."""
     for query in queries(board(name)):
         for one, matchers in series(query.expr):
             wanted = ['instance=~"$kvdiag"'] if one.startswith("kvdiag_") else ['job=~"$job"', 'instance=~"$instance"']
@@ -159,7 +159,7 @@ def test_every_series_exists() -> None:
 
 @each_board
 def test_variables_are_as_the_linter_wants_them(name: str) -> None:
-    """Choices of several, of the chosen data source, anew for each time range; each of them is used."""
+    """Query variables allow several values, use the chosen data source, refresh per time range, and are all used."""
     shown = board(name)
     used = " ".join(query.expr for query in queries(shown))
     asked: list[dict[str, Any]] = [one for one in shown["templating"]["list"] if one["type"] == "query"]

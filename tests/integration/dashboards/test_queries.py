@@ -1,4 +1,4 @@
-"""Every query of the boards, on a real Prometheus that has scraped a real daemon and a real vLLM's page."""
+"""Every query of the boards, on a real Prometheus that has scraped a real daemon and a real vLLM."""
 
 import re
 
@@ -42,12 +42,12 @@ def test_every_mark_has_an_answer(ask: Prometheus, name: str) -> None:
     ],
 )
 def test_kvdiag_follows_the_choice_of_vllm(ask: Prometheus, choice: dict[str, str], expected: set[str]) -> None:
-    """Those on the same host or in the same pod, and always one beside which no vLLM has ever been scraped."""
+    """A choice of vLLM selects the kvdiag of the same host or pod, and any kvdiag without a scraped vLLM."""
     assert {ALONE["instance"], *expected} == beside(ask, **choice)
 
 
 def test_a_replica_is_a_pod_or_a_host(ask: Prometheus) -> None:
-    """Whatever labels there are, both targets of a replica have one name."""
+    """With pod labels or without, both targets of a replica have one name."""
     found = {one["metric"]["replica"] for one in ask(each("max", "", sent(own("build_info"), kvdiag=".+")))}
     assert {"10.0.0.1", "vllm-0", "10.0.0.3"} == found
 
@@ -61,13 +61,14 @@ def test_verdicts_are_the_worst_and_never_better_than_known(ask: Prometheus) -> 
 @pytest.mark.parametrize(
     ("series", "instead"),
     [
+        pytest.param("kvdiag_sample_timestamp_seconds", "{0} - 120", id="a sample that is old"),
         pytest.param("kvdiag_diagnosis_timestamp_seconds", "{0} - 1000", id="a diagnosis that is old"),
         pytest.param("kvdiag_server_state", "{0} + 1", id="a server that is lost"),
         pytest.param("kvdiag_source_up", "{0} * 0", id="an engine that is lost"),
     ],
 )
 def test_what_is_blind_is_unknown(ask: Prometheus, series: str, instead: str) -> None:
-    """A server in which nothing was found is not well where nobody looks any more."""
+    """A server without findings is shown as unknown once kvdiag has lost it or its engine."""
     expr = sent(verdict_codes(), kvdiag=re.escape(HOST["instance"]).replace("\\", "\\\\"))
     changed = re.sub(rf"{series}\{{[^}}]*\}}", lambda match: f"({instead.format(match[0])})", expr)
     before, after = ask(expr), ask(changed)
@@ -85,7 +86,7 @@ def test_who_is_silent_is_counted(ask: Prometheus) -> None:
 
 def test_what_is_wrong_has_its_first_moment(ask: Prometheus) -> None:
     """In milliseconds, which Grafana shows as "an hour ago"; what has ended is in no list."""
-    wrong = [query for query in queries(board("kvdiag.json")) if query.panel.startswith("Wrong now")]
+    wrong = [query for query in queries(board("kvdiag.json")) if query.panel.startswith("Problems now")]
     found = ask(sent(wrong[1].expr, kvdiag=".+"))
     since = {one["metric"]["id"]: (one["metric"]["replica"], float(one["value"][1])) for one in found}
     assert {"leak.kv_blocks", "leak.host"} <= set(since)

@@ -1,6 +1,5 @@
 """The manifests of deploy/ as values: every pod that they make, and what they ask of others."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,21 +9,23 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "kvdiag"
+BUILT = ROOT / "tests" / "golden" / "deploy"
+"""What helm and kubectl make of deploy/: the tests of the chart and of Kustomize compare it."""
 
-Manifest = dict[str, Any]
+NODE_VIEW = BUILT / "node.yaml"
+"""The chart by default, without rules and boards."""
 
-LISTS_BY: Mapping[str, str] = MappingProxyType(
+COMPONENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "containers": "name",
-        "initContainers": "name",
-        "volumes": "name",
-        "env": "name",
-        "volumeMounts": "mountPath",
-        "ports": "containerPort",
-        "resourceClaims": "name",
+        "component": ("component",),
+        "component with gpu-dra": ("component", "gpu-dra"),
+        "component with gpu-runtime": ("component", "gpu-runtime"),
     }
 )
-"""The lists of a pod that a strategic merge patch joins, by which key (x-kubernetes-patch-merge-key of its API)."""
+"""Kustomize's components that are put on the sample Deployment."""
+
+Manifest = dict[str, Any]
 
 
 def documents(path: Path | str) -> list[Manifest]:
@@ -32,49 +33,15 @@ def documents(path: Path | str) -> list[Manifest]:
     return [found for found in yaml.safe_load_all((DEPLOY / path).read_text(encoding="utf-8")) if found]
 
 
+def node_view(kind: str) -> Manifest:
+    """An object of the node view by its kind."""
+    return next(found for found in documents(NODE_VIEW) if kind == found["kind"])
+
+
 def manifests() -> Iterator[Path]:
-    """Every YAML file of deploy/."""
-    yield from sorted(DEPLOY.rglob("*.yaml"))
-
-
-def merged(value: Any, patch: Any, key: str = "") -> Any:
-    """A value under a strategic merge patch, as far as pods need it: kustomize puts first what a patch names."""
-    if isinstance(patch, dict):
-        result = dict(value) if isinstance(value, dict) else {}
-        for name, part in patch.items():
-            if part is None:
-                result.pop(name, None)
-            else:
-                result[name] = merged(result.get(name), part, name)
-        return result
-    if isinstance(patch, list) and isinstance(value, list) and key in LISTS_BY:
-        by = LISTS_BY[key]
-        known = {item[by]: item for item in value}
-        brought = [merged(known.get(item[by]), item) for item in patch]
-        return [*brought, *(item for item in value if item[by] not in {one[by] for one in patch})]
-    return copy.deepcopy(patch)
-
-
-def patched(manifest: Manifest, component: str) -> Manifest:
-    """A workload as a component of deploy/kustomize, and those that it is made of, make it."""
-    settings = documents(f"kustomize/{component}/kustomization.yaml")[0]
-    for other in settings.get("components", ()):
-        manifest = patched(manifest, str(other).removeprefix("../"))
-    for patch in settings["patches"]:
-        name, _, value = patch["target"]["labelSelector"].partition("=")
-        kind = patch["target"]["kind"]
-        if manifest["kind"] == kind and manifest["metadata"].get("labels", {}).get(name) == value:
-            brought = documents(f"kustomize/{component}/{patch['path']}")[0]
-            manifest = merged(manifest, {**brought, "metadata": {}})
-    return manifest
-
-
-def built(*components: str) -> Manifest:
-    """The sample Deployment with components on it."""
-    manifest = documents("kustomize/base/deployment.yaml")[0]
-    for component in components:
-        manifest = patched(manifest, component)
-    return manifest
+    """Every YAML file of deploy/, of the chart what helm makes of it."""
+    yield from (path for path in sorted(DEPLOY.rglob("*.yaml")) if CHART not in path.parents)
+    yield NODE_VIEW
 
 
 def _template(manifest: Manifest) -> Manifest:
@@ -113,7 +80,7 @@ def _of_kserve() -> Manifest:
 
 
 def _of_kserve_llm() -> Manifest:
-    template: Manifest = copy.deepcopy(documents("charts/kserve-llminferenceservice.yaml")[0]["spec"]["template"])
+    template: Manifest = documents("charts/kserve-llminferenceservice.yaml")[0]["spec"]["template"]
     # Merged into KServe's own template, which has the image.
     template["containers"][0]["image"] = "ghcr.io/llm-d/llm-d-cuda:v0.9.0"
     return template
@@ -121,14 +88,12 @@ def _of_kserve_llm() -> Manifest:
 
 PODS: Mapping[str, Manifest] = MappingProxyType(
     {
-        "component": _template(built("component")),
-        "component with gpu-dra": _template(built("component", "gpu-dra")),
-        "component with gpu-runtime": _template(built("component", "gpu-runtime")),
+        **{name: _template(documents(BUILT / f"{name}.yaml")[0]) for name in COMPONENTS},
         "vllm chart": _of_vllm_chart(),
         "llm-d": _of_llm_d(),
         "kserve": _of_kserve(),
         "kserve llm": _of_kserve_llm(),
-        "daemonset": _template(documents("kubernetes/daemonset.yaml")[1]),
+        "daemonset": _template(node_view("DaemonSet")),
     }
 )
 """The specification of every pod, by what makes it."""

@@ -67,12 +67,12 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 
 
 def test_bases_are_pinned_and_equal() -> None:
-    """One base for both stages, whose Python the virtual environment refers to: a full version, or a digest given."""
+    """One base for both stages, whose Python the virtual environment refers to: a full version, by its digest."""
     bases = {words(stage, "FROM")[0].split(" AS ")[0] for stage in stages()}
     [default] = words(instructions(), "ARG")
 
     assert {"${PYTHON_IMAGE}"} == bases
-    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.\d+\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", default)
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", default)
 
 
 def test_the_image_is_small_and_closed() -> None:
@@ -203,7 +203,7 @@ def _as_the_user(command: list[str], *, volume: Path | None = None) -> list[str]
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         return command
     user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs", *command]
-    # A mount namespace of its own, in which the volume is a mount beside the root.
+    # A mount namespace of its own, in which the volume is a separate mount from the root.
     unshared = ["unshare", "--mount", "sh", "-c"]
     closed = f"mount --bind {volume} {volume} && mount -o remount,ro,bind / && exec "
     if volume is None or subprocess.run([*unshared, closed + "true"], capture_output=True, check=False).returncode:
@@ -248,7 +248,7 @@ def test_the_image_serves(image: Path) -> None:
 
 @pytest.mark.xdist_group("image")
 def test_the_image_installs_the_agent(image: Path) -> None:
-    """What runs before the server: the image's user fills a folder that is its own."""
+    """As an init container, the image's user installs the agent into a volume that it owns."""
     # GIVEN a new volume, with the owner that the image gives it
     folder = image.parents[1] / "volume"
     folder.mkdir(mode=0o755)

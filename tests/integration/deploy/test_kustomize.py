@@ -2,16 +2,16 @@
 
 import os
 import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import kvdiag
-from tests.fixtures.require import needs_program, require
-from tests.integration.deploy.manifests import DEPLOY, ROOT, Manifest, built, documents, patched
+from tests.fixtures.require import require
+from tests.integration.deploy.chart import kubectl
+from tests.integration.deploy.manifests import BUILT, COMPONENTS, DEPLOY, ROOT, Manifest, documents
 
 KUSTOMIZATIONS = sorted(str(path.parent.relative_to(DEPLOY)) for path in DEPLOY.rglob("kustomization.yaml"))
 KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "images", "openapi"}
@@ -19,9 +19,6 @@ RENDERED = "rendered.yaml"
 """Made by helm, not in the repository."""
 
 RULES = ROOT / "alerts" / "prometheusrule.yaml"
-
-# Patches with a label selector, and components, in the Kustomize that kubectl brings along.
-needs_kubectl = needs_program("kubectl", "version", "--client", least=(1, 21))
 
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
@@ -31,7 +28,11 @@ def test_what_it_refers_to_is_there(folder: str) -> None:
     assert set(settings) <= KNOWN
     kind = {"kustomize.config.k8s.io/v1alpha1": "Component", "kustomize.config.k8s.io/v1beta1": "Kustomization"}
     assert kind[settings["apiVersion"]] == settings["kind"]
-    named = [*settings.get("resources", ()), *settings.get("components", ()), *_patches(settings)]
+    named = [
+        *settings.get("resources", ()),
+        *settings.get("components", ()),
+        *(patch["path"] for patch in settings.get("patches", ())),
+    ]
     missing = {name for name in named if not (DEPLOY / folder / name).exists()}
     assert missing <= {RENDERED}
     for name in settings.get("components", ()):
@@ -40,7 +41,7 @@ def test_what_it_refers_to_is_there(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 def test_a_patch_has_a_target_and_changes_pods_alone(folder: str) -> None:
-    """Patches go to workloads with the label, whatever their name, and touch nothing but their pods."""
+    """Patches select workloads by label, under any name, and change only their pods."""
     for patch in documents(f"{folder}/kustomization.yaml")[0].get("patches", ()):
         group = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io"}.get(patch["target"]["kind"], "apps")
         assert group == patch["target"]["group"]
@@ -51,13 +52,6 @@ def test_a_patch_has_a_target_and_changes_pods_alone(folder: str) -> None:
         }
 
 
-def test_a_deployment_without_the_label_stays_as_it_is() -> None:
-    """Who is not asked to be watched is not."""
-    manifest = documents("kustomize/base/deployment.yaml")[0]
-    del manifest["metadata"]["labels"]["kvdiag"]
-    assert manifest == patched(manifest, "component")
-
-
 @pytest.mark.parametrize("folder", ["charts/production-stack", "kustomize/example"])
 def test_the_image_has_this_version(folder: str) -> None:
     """The image that is put in the place of the name has the version of this repository."""
@@ -66,25 +60,25 @@ def test_the_image_has_this_version(folder: str) -> None:
     ]
 
 
-@needs_kubectl
-@pytest.mark.parametrize("more", [(), ("gpu-dra",), ("gpu-runtime",)])
-def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tmp_path: Path) -> None:
-    """The merge of the tests is kustomize's own, order of init containers included."""
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_kubectl_builds_the_pod_that_the_tests_look_at(
+    name: str, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    """With what comes with it; a Deployment without the label stays as it is."""
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
-    components = ("component", *more)
-    _write(tmp_path, [DEPLOY / "kustomize" / "base"], [DEPLOY / "kustomize" / name for name in components])
-    found = {manifest["kind"]: manifest for manifest in _build(tmp_path)}
-    expected = built(*components)
-    assert _sorted(expected) == _sorted(found["Deployment"])
-    expected_order = [one["name"] for one in expected["spec"]["template"]["spec"]["initContainers"]]
-    assert expected_order == [one["name"] for one in found["Deployment"]["spec"]["template"]["spec"]["initContainers"]]
-    assert documents("kustomize/sidecar/podmonitor.yaml")[0] == found["PodMonitor"]
-    assert documents(RULES)[0]["spec"] == found["PrometheusRule"]["spec"]
+    other = _deployment("other", {}, "vllm")
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other), encoding="utf-8")
+    components = [DEPLOY / "kustomize" / one for one in COMPONENTS[name]]
+    _write(tmp_path, [DEPLOY / "kustomize" / "base", tmp_path / "other.yaml"], components)
+    found = {(one["kind"], one["metadata"]["name"]): one for one in _build(tmp_path)}
+    golden(f"deploy/{name}.yaml", yaml.safe_dump(found["Deployment", "vllm"], sort_keys=False))
+    assert other == found["Deployment", "other"]
+    assert documents("kustomize/sidecar/podmonitor.yaml")[0] == found["PodMonitor", "kvdiag"]
+    assert documents(RULES)[0]["spec"] == found["PrometheusRule", "kvdiag"]["spec"]
 
 
-@needs_kubectl
 def test_kubectl_builds_the_same_pod_in_a_statefulset_and_in_a_leader(tmp_path: Path) -> None:
-    """Of any of the three kinds, beside one another; a group's other pods stay as they are."""
+    """One kustomization patches all three kinds alike; a group's other pods are unchanged."""
     deployment = documents("kustomize/base/deployment.yaml")[0]
     pod = deployment["spec"]["template"]
     group = {"size": 2, "leaderTemplate": pod, "workerTemplate": {"spec": pod["spec"]}}
@@ -99,19 +93,12 @@ def test_kubectl_builds_the_same_pod_in_a_statefulset_and_in_a_leader(tmp_path: 
     _write(tmp_path, [tmp_path / "own.yaml"], components)
     found = {manifest["kind"]: manifest["spec"] for manifest in _build(tmp_path)}
     built_group = found["LeaderWorkerSet"]["leaderWorkerTemplate"]
-    expected = _sorted(built("component")["spec"]["template"])
-    assert [expected] * 3 == [
-        _sorted(each)
-        for each in (
-            found["Deployment"]["template"],
-            found["StatefulSet"]["template"],
-            built_group["leaderTemplate"],
-        )
-    ]
+    expected = documents(BUILT / "component.yaml")[0]["spec"]["template"]
+    templates = (found["Deployment"]["template"], found["StatefulSet"]["template"], built_group["leaderTemplate"])
+    assert [expected] * 3 == list(templates)
     assert group["workerTemplate"] == built_group["workerTemplate"]
 
 
-@needs_kubectl
 def test_name_and_port_of_the_server_are_set_in_one_file(tmp_path: Path) -> None:
     """As the README says: the sidecar, and a changed copy of the file with both parameters."""
     text = (DEPLOY / "kustomize" / "component" / "server.yaml").read_text(encoding="utf-8")
@@ -132,7 +119,6 @@ def test_name_and_port_of_the_server_are_set_in_one_file(tmp_path: Path) -> None
     assert [{"name": "KVDIAG_SERVE_URL", "value": "http://127.0.0.1:8080"}] == watching["env"]
 
 
-@needs_kubectl
 def test_kubectl_builds_the_example() -> None:
     """What the README says to apply can be applied."""
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
@@ -145,7 +131,6 @@ def test_kubectl_builds_the_example() -> None:
     assert {f"registry.example.com/kvdiag:{kvdiag.__version__}"} == images
 
 
-@needs_kubectl
 def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
     """An engine as the chart renders it (env there, no init containers) gets the sidecar; the router stays."""
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
@@ -183,10 +168,6 @@ def _deployment(name: str, labels: dict[str, str], container: str) -> Manifest:
     }
 
 
-def _patches(settings: Manifest) -> list[str]:
-    return [patch["path"] for patch in settings.get("patches", ())]
-
-
 def _write(folder: Path, resources: list[Path], components: list[Path]) -> None:
     settings = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -198,17 +179,6 @@ def _write(folder: Path, resources: list[Path], components: list[Path]) -> None:
 
 
 def _build(folder: Path) -> list[Manifest]:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = kubectl("kustomize", folder)
     assert 0 == done.returncode, done.stderr
     return list(yaml.safe_load_all(done.stdout))
-
-
-def _sorted(value: Any) -> Any:
-    """The same without the order of lists, which the merge of maps does not keep."""
-    if isinstance(value, dict):
-        return {name: _sorted(value[name]) for name in sorted(value)}
-    if isinstance(value, list):
-        return sorted((_sorted(part) for part in value), key=repr)
-    return value

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from tests.fixtures.require import require
-from tests.integration.deploy.manifests import ROOT, Manifest, built, documents
+from tests.integration.deploy.manifests import BUILT, ROOT, Manifest, documents, node_view
 
 SCHEMAS = Path(__file__).with_name("schemas")
 
@@ -27,7 +26,7 @@ def problems(name: str, value: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCHEMAS.iterdir()))
 def test_a_schema_is_one_and_names_its_source(name: str) -> None:
-    """It is a valid schema, and tells where its names are from."""
+    """Each file is a valid JSON schema and names the version that it was taken from."""
     Draft7Validator.check_schema(schema(name))
     assert " v" in schema(name)["$comment"]
 
@@ -36,7 +35,6 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
     ("name", "path", "place"),
     [
         ("podmonitor", "kustomize/sidecar/podmonitor.yaml", 0),
-        ("podmonitor", "kubernetes/daemonset.yaml", 3),
         ("inferenceservice", "charts/kserve-inferenceservice.yaml", 0),
         ("llminferenceservice", "charts/kserve-llminferenceservice.yaml", 0),
         ("compose", "compose/compose.yaml", 0),
@@ -50,19 +48,9 @@ def test_an_object_has_known_fields(name: str, path: str, place: int) -> None:
     assert problems(name, {**value, "servces": {}})
 
 
-def test_the_rules_have_known_fields() -> None:
-    """So has the PrometheusRule that the component brings."""
-    rules = ROOT / "alerts" / "prometheusrule.yaml"
-    require(rules.exists(), str(rules.relative_to(ROOT)))
-
-    [value] = documents(rules)
-    assert [] == problems("prometheusrule", value)
-    assert any(group["rules"] for group in value["spec"]["groups"])
-
-
 def test_the_pod_monitor_finds_what_the_component_makes() -> None:
     """Its labels are those of the patched pods, and its port is the sidecar's."""
-    template = built("component")["spec"]["template"]
+    template = documents(BUILT / "component.yaml")[0]["spec"]["template"]
     monitor = documents("kustomize/sidecar/podmonitor.yaml")[0]["spec"]
 
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -71,18 +59,11 @@ def test_the_pod_monitor_finds_what_the_component_makes() -> None:
 
 
 def test_the_daemonsets_monitor_finds_its_pods() -> None:
-    """The same for the DaemonSet, in its own namespace, whose rule the pods keep."""
-    namespace, daemons, _, monitor = documents("kubernetes/daemonset.yaml")
-
-    labels = daemons["spec"]["template"]["metadata"]["labels"]
-    assert labels == daemons["spec"]["selector"]["matchLabels"] == monitor["spec"]["selector"]["matchLabels"]
-    assert {namespace["metadata"]["name"]} == {one["metadata"]["namespace"] for one in (daemons, monitor)}
-
-
-def test_a_nodes_kvdiag_misses_no_server() -> None:
-    """Its targets have the label by which the alert of a server that was never seen leaves them alone."""
-    (endpoint,) = documents("kubernetes/daemonset.yaml")[3]["spec"]["podMetricsEndpoints"]
-
+    """Its targets carry the label that exempts them from the alert on servers that were never observed."""
+    daemons, monitor = node_view("DaemonSet")["spec"], node_view("PodMonitor")["spec"]
+    labels = daemons["template"]["metadata"]["labels"]
+    assert labels == daemons["selector"]["matchLabels"] == monitor["selector"]["matchLabels"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
     given = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
     assert "node" == given["kvdiag_scope"]
     assert 'kvdiag_scope!="node"' in (ROOT / "alerts/alerting-rules.yaml").read_text()

@@ -15,6 +15,7 @@ from tests.integration.deploy.manifests import (
     Manifest,
     container,
     documents,
+    node_view,
     option,
     server,
 )
@@ -49,7 +50,6 @@ def test_a_pod_is_valid(name: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("path", "since"),
     [
-        ("kubernetes/daemonset.yaml", OLDEST),
         ("kubernetes/networkpolicy.yaml", OLDEST),
         ("kustomize/base/deployment.yaml", OLDEST),
         ("kustomize/base/service.yaml", OLDEST),
@@ -57,7 +57,7 @@ def test_a_pod_is_valid(name: str, version: str) -> None:
     ],
 )
 def test_an_object_is_valid(path: str, since: str) -> None:
-    """So are the objects beside the pods; those of operators have schemas of their own."""
+    """The pods and their companion objects are valid; operators' objects have schemas of their own."""
     found = [one for one in documents(path) if one["apiVersion"] != "monitoring.coreos.com/v1"]
     assert found
     assert {None} == {problem(manifest, version) for manifest in found for version in (since, NEWEST)}
@@ -127,7 +127,7 @@ def test_the_agent_is_installed_found_and_read(name: str) -> None:
     assert where == env["PYTHONPATH"]
     assert _mount(install, where)["name"] == _mount(engine, where)["name"]
     assert _mount(engine, where)["readOnly"]
-    # Whatever its place among them, an init container that is no sidecar ends before the server starts.
+    # In any position, an init container that is no sidecar ends before the server starts.
     assert install in pod["initContainers"]
     assert "restartPolicy" not in install
 
@@ -174,7 +174,7 @@ def test_it_watches_where_the_server_listens(name: str) -> None:
 
 
 def test_both_containers_have_the_claimed_gpu() -> None:
-    """With gpu-dra one claim is the server's and kvdiag's, and no GPU of the device plugin is held beside it."""
+    """With gpu-dra the server and kvdiag share one claim, and the device plugin allocates no GPU in addition."""
     pod = PODS["component with gpu-dra"]
     claims = [one["resources"].get("claims") for one in (server(pod), container(pod, "kvdiag"))]
     assert [[{"name": "gpu"}]] * 2 == claims
@@ -194,7 +194,7 @@ def test_the_management_container_asks_for_nvml_alone(name: str) -> None:
 
 
 def test_the_policy_lets_the_server_be_reached() -> None:
-    """Who selects a pod closes its other ports: the policy names the server's beside kvdiag's, which few may reach."""
+    """A policy closes the pod's other ports, so it opens the server's to all and kvdiag's to the listed peers."""
     ingress = documents("kubernetes/networkpolicy.yaml")[0]["spec"]["ingress"]
     told = {port["port"]: "from" in rule for rule in ingress for port in rule["ports"]}
     assert {8000: False, PORT: True} == told
@@ -202,11 +202,9 @@ def test_the_policy_lets_the_server_be_reached() -> None:
 
 def test_only_prometheus_reaches_the_daemon_set() -> None:
     """It listens on every address of its pod without a password: a policy that comes with it selects that pod."""
-    _, daemons, policy, _ = documents("kubernetes/daemonset.yaml")
-    labels = daemons["spec"]["template"]["metadata"]["labels"]
+    labels, policy = node_view("DaemonSet")["spec"]["template"]["metadata"]["labels"], node_view("NetworkPolicy")
     [rule] = policy["spec"]["ingress"]
 
-    assert policy["metadata"]["namespace"] == daemons["metadata"]["namespace"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert ["Ingress"] == policy["spec"]["policyTypes"]
     assert [PORT] == [port["port"] for port in rule["ports"]]

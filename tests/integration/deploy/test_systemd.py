@@ -5,15 +5,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fixtures.require import needs_program
+import pytest
+
+from tests.fixtures.require import require_program
 from tests.integration.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "kvdiag.service"
 MAX_EXPOSED = 20
 """Tenths of systemd's own score, where 100 is a service without any protection."""
 
-# `security --offline` came with systemd 250.
-needs_systemd = needs_program("systemd-analyze", "--version", least=(250,))
+
+@pytest.fixture
+def _systemd() -> None:
+    """`security --offline` came with systemd 250."""
+    require_program("systemd-analyze", "--version", least=(250,))
 
 
 def settings() -> Iterator[tuple[str, str]]:
@@ -39,7 +44,7 @@ def test_a_reload_is_a_hangup() -> None:
     assert "/bin/kill -HUP $MAINPID" == dict(settings())["ExecReload"]
 
 
-@needs_systemd
+@pytest.mark.usefixtures("_systemd")
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """With a program that exists in the place of /opt's, the unit is valid to the last setting."""
     program = Path(sys.executable).with_name("kvdiag")
@@ -52,9 +57,9 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     assert "" == "".join(line for line in done.stderr.splitlines() if UNIT.name in line)
 
 
-@needs_systemd
+@pytest.mark.usefixtures("_systemd")
 def test_systemd_calls_it_safe() -> None:
-    """Its own score of how much a service is exposed, which it can tell without running it."""
+    """The unit's exposure score, which systemd computes without running it, is within the limit."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", f"--threshold={MAX_EXPOSED}", str(UNIT)],
         capture_output=True,

@@ -1,15 +1,20 @@
-"""What the documents at the top level say is there: the tests behind each promise, and the map of the code."""
+"""What the documents say is there: linked files and headings, the tests behind each promise, the map of the code."""
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+
 ROOT = Path(__file__).parents[3]
+FOLDERS = ("docs", "alerts", "dashboards", "deploy", "kvdiag", "tests")
 PROMISES = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[a-z_/]+\.py)::(test_[a-z0-9_]+)`", PROMISES)
 MAP = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))]
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED)
@@ -29,7 +34,7 @@ def test_every_promise_has_a_test() -> None:
 
 
 def test_the_map_has_every_part_of_the_code() -> None:
-    """Packages and modules of `kvdiag/`, and the folders beside it: all on the map, and nothing that is not there."""
+    """The map lists exactly the packages and modules of `kvdiag/`, and every other path on it exists."""
     package = ROOT / "kvdiag"
     parts = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     parts |= {path.name for path in package.glob("*.py") if path.name != "__init__.py"}
@@ -38,3 +43,31 @@ def test_the_map_has_every_part_of_the_code() -> None:
         # A capital stands for what a reader puts there: the folder around it has to be there.
         known = re.split(r"[A-Z]", path)[0].rpartition("/")[0] if re.search(r"[A-Z]", path) else path
         assert (ROOT / known).exists(), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/verdicts.md"])
+def test_every_verdict_has_a_row(page: str) -> None:
+    """The tables name all verdicts, and none that does not exist."""
+    rows = re.findall(r"^\| (`[a-z]+\.[^|]*)\|", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(KNOWLEDGE) == {verdict for row in rows for verdict in re.findall(r"`([a-z_.]+)`", row)}
+
+
+@pytest.mark.parametrize("package", ["kvdiag", "tests"])
+def test_every_module_has_a_name_of_its_own(package: str) -> None:
+    """A name alone says which file is meant, but for the names that Python and pytest give."""
+    names = Counter(path.name for path in (ROOT / package).rglob("*.py"))
+    for given in ("__init__.py", "__main__.py", "conftest.py"):
+        names.pop(given, None)
+    assert [] == [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(document: Path) -> None:
+    """A heading's anchor is as GitHub makes it."""
+    for file, anchor in re.findall(r"\]\((?![a-z]+:)([^)\s#]*)#?([^)\s]*)\)", document.read_text(encoding="utf-8")):
+        target = document.parent / file if file else document
+        assert target.exists(), file
+        if anchor:
+            text = re.sub(r"^```.*?^```", "", target.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+            headings = re.findall(r"^#+ (.+)$", text.lower(), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings}

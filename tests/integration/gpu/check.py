@@ -90,7 +90,7 @@ def machine(python: str) -> Machine:
 
 def _kvdiag() -> str:
     try:
-        import kvdiag  # noqa: PLC0415 - what is missing is to be said in one line
+        import kvdiag  # noqa: PLC0415 - a missing package is reported in one line
         import tests.integration.gpu.scenarios  # noqa: F401, PLC0415 - as above
     except ImportError as error:
         raise NotHereError(f"kvdiag cannot be imported by {sys.executable} ({error})") from error

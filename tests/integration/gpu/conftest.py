@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.require import require
-from tests.integration.gpu.stand_in import begin, library
+from tests.integration.gpu.stand_in_machine import begin, library
 from tests.stand_ins.nvml.stand_in import compiler
 
 HERE = Path(__file__).parent

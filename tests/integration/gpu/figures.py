@@ -27,7 +27,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One thing found. `ok` says whether it is within `limit`; `None` where it is only told."""
+    """One measured figure. `ok` says whether it is within `limit`; `None` where it has none."""
 
     name: str
     value: float | str | None
@@ -108,7 +108,7 @@ def readable(value: float | str | None, unit: str) -> str:
 
 
 def keep(path: Path, machine: Machine, results: Sequence[Result]) -> None:
-    """Write the document that is committed beside the traces."""
+    """Write the document that is committed with the traces."""
     path.write_text(json.dumps(document(machine, results), indent=1) + "\n")
 
 

@@ -35,17 +35,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A trace judged: what there was to see, and what kvdiag said."""
+    """A recorded timeline and its diagnosis."""
 
     timeline: Timeline
     diagnosis: Diagnosis
 
     @property
     def allocator(self) -> Allocator:
-        """What torch held last.
+        """Torch's memory in the last sample that has it.
 
         Raises:
-            StageError: the agent told nothing.
+            StageError: the agent reported nothing.
 
         """
         for sample in reversed(self.timeline.samples):
@@ -127,7 +127,7 @@ class Measurement:
 
 
 async def result(scenario: Scenario | Measurement, run: Run) -> Result:
-    """What came of a scenario, whatever came."""
+    """A scenario's figures, or the reason why it failed."""
     try:
         figures = await scenario.run(run)
     except* (StageError, KvdiagError, OSError) as group:

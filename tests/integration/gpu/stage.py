@@ -1,6 +1,6 @@
-"""A subject with its agent, and kvdiag's own sampling of both: what every scenario is played on.
+"""A subject with its agent, and kvdiag's own sampling of both: the setup of every scenario.
 
-No engine serves here: its metrics page is made from what the stage itself has the subject do. All else is real: NVML,
+No engine serves here: its metrics are made from the stage's own commands to the subject. All else is real: NVML,
 the agent's files, the sampler, the trace.
 """
 
@@ -43,7 +43,7 @@ PUBLISHING_SECONDS = 0.1
 """A file is a little younger than what stands in it."""
 
 CYCLE = "single_request"
-SUBJECT = Path(__file__).with_name("subject.py")
+SUBJECT = Path(__file__).with_name("serving_process.py")
 
 
 class StageError(Exception):
@@ -61,7 +61,7 @@ class Process:
         """Give one command and wait for its answer.
 
         Raises:
-            StageError: it failed, or the process is gone.
+            StageError: it failed, or the process has exited.
 
         """
         stdin, stdout = self.process.stdin, self.process.stdout
@@ -162,7 +162,7 @@ class Stage:
         """Wait until every source has been read since now: the floor that the next load is measured against.
 
         Raises:
-            StageError: one of them tells nothing.
+            StageError: one of them reports nothing.
 
         """
         since_seconds = self.clock.now_seconds()

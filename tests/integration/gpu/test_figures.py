@@ -66,7 +66,7 @@ def test_table_shows_every_figure_with_its_limit() -> None:
 
 
 def test_document_names_the_machine_and_keeps_every_figure(tmp_path: Path) -> None:
-    """What is committed beside the traces says of which GPU, driver and torch it is."""
+    """The document that is committed with the traces names its GPU, driver and torch, and holds every figure."""
     result = Result(scenario="comb", about="holes", figures=(exactly("failed", 1, 1, "requests"),))
     keep(tmp_path / "figures.json", MACHINE, [result])
     told = json.loads((tmp_path / "figures.json").read_text())

@@ -13,7 +13,7 @@ NAMES = ("prometheus-alertmanager", "amtool")
 
 SHARE = b"/usr/share/prometheus/alertmanager"
 HERE = b"./alertmanager".ljust(len(SHARE), b"/")
-"""Debian's program has the path of its templates within, where only root could put them: here they lie beside it."""
+"""Debian's binary holds an absolute path to its templates; it is patched to a relative one, with the files there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ import pytest
 
 from kvdiag.commands import main
 from tests.fixtures.require import require
+from tests.integration.prometheus.histories import END_SECONDS, WORLDS
 from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
-from tests.integration.prometheus.worlds import END_SECONDS, WORLDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What one call of the command line said."""
+    """Exit code and output of one call of the command line."""
 
     code: int
     stdout: str
@@ -41,7 +41,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def diagnose(capsys: pytest.CaptureFixture[str]) -> Any:
-    """`kvdiag diagnose`, up to the worlds' end unless told otherwise."""
+    """`kvdiag diagnose`, up to the histories' end unless the arguments say otherwise."""
 
     def call(*arguments: str) -> Judged:
         code = main(["diagnose", "--end", str(END_SECONDS), *arguments])

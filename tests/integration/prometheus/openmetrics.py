@@ -1,4 +1,4 @@
-"""A timeline as the series that exporters would have told of it, in lines of OpenMetrics for promtool."""
+"""A timeline as the series of its exporters, in lines of OpenMetrics for promtool."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -41,7 +41,7 @@ def line(name: str, labels: Labels, value: float | str, at_seconds: float) -> st
 
 
 def vllm(timeline: Timeline, facts: Facts, labels: Labels, names: Mapping[str, str] = NEW_NAMES) -> Iterator[str]:
-    """The engines, as a vLLM's own page tells of them."""
+    """The engines, as vLLM's own metrics report them."""
     for sample in timeline.samples:
         for engine in sample.engines or ():
             told = {**labels, "engine": engine.engine, "model_name": facts.model or "tiny"}
@@ -71,7 +71,7 @@ def _config(pool: KvPool, total_blocks: str) -> dict[str, str]:
 
 
 def dcgm(timeline: Timeline, labels: Labels) -> Iterator[str]:
-    """The devices, as DCGM's exporter tells of them: whole MiB, the driver's reservation apart."""
+    """The devices, as DCGM's exporter reports them: whole MiB, with the driver's reservation as its own series."""
     for sample in timeline.samples:
         for device in sample.devices or ():
             memory = device.memory
@@ -88,7 +88,7 @@ def dcgm(timeline: Timeline, labels: Labels) -> Iterator[str]:
 
 
 def kvdiag(timeline: Timeline, labels: Labels) -> Iterator[str]:
-    """Devices, processes, allocators and host memory, as kvdiag's own metrics tell of them."""
+    """Devices, processes, allocators and host memory, as kvdiag's own metrics report them."""
     for sample in timeline.samples:
         at_seconds = sample.at_seconds
         for device in sample.devices or ():

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fixtures.certificates import Certificate, make_certificate
 from tests.integration.prometheus.conftest import Judged, require_prometheus
+from tests.integration.prometheus.histories import kv_leak
 from tests.integration.prometheus.server import serving, write_history
-from tests.integration.prometheus.worlds import kv_leak
 
 Diagnose = Callable[..., Judged]
 

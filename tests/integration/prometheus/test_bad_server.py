@@ -13,13 +13,13 @@ from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE
 from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged
-from tests.integration.prometheus.worlds import END_SECONDS
+from tests.integration.prometheus.histories import END_SECONDS
 
 Diagnose = Callable[..., Judged]
 
 
 def refusal(said: Judged) -> str:
-    """The one line that is said of bad input."""
+    """The one line on stderr that refuses bad input."""
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n")), said.stderr
     return said.stderr.removeprefix("kvdiag: ").removesuffix("\n")
 
@@ -125,7 +125,7 @@ def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
     ],
 )
 def test_a_server_without_a_list_is_told(diagnose: Diagnose, answer: Answer, message: str) -> None:
-    """Nobody is known: nothing can be said."""
+    """Without a list of series the command fails with one line that gives the reason."""
     with Hostile({"/api/v1/series": answer}) as server:
         assert message in refusal(diagnose("--prometheus", server.url))
 
@@ -139,7 +139,7 @@ def test_a_server_that_answers_no_query_is_told(diagnose: Diagnose) -> None:
     assert said.endswith("disk gone")
 
 
-DAY = "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z"
+DAY = "2026-11-19T00:00:00Z to 2026-11-20T00:00:00Z"
 """The window."""
 
 
@@ -198,7 +198,7 @@ def test_a_server_that_dies_half_way_is_not_asked_for_the_others(diagnose: Diagn
 
 
 def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> None:
-    """A token from a file, its line end left out, and the header that Mimir tells tenants apart by."""
+    """The token is read from its file without the line end, and the tenant header for Mimir is sent as given."""
     heads: list[bytes] = []
     (tmp_path / "token").write_text("sesame\n")
 

@@ -1,4 +1,4 @@
-"""`kvdiag diagnose --prometheus` on a real Prometheus: histories of servers, and what is said of each."""
+"""`kvdiag diagnose --prometheus` on a real Prometheus: histories of servers, and the verdict on each."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.outputs import documents
 from tests.builders.answers import containing
 from tests.integration.prometheus.conftest import Judged
-from tests.integration.prometheus.worlds import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
+from tests.integration.prometheus.histories import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
 from tests.integration.vllm.cli import kvdiag
 
 Diagnose = Callable[..., Judged]
@@ -49,7 +49,7 @@ def statuses(replica: dict[str, Any], *ids: str) -> list[str]:
 
 
 def reasons(replica: dict[str, Any]) -> str:
-    """What was not seen, in one text."""
+    """The reasons of all gaps, in one text."""
     return "\n".join(gap["reason"] for gap in replica["gaps"])
 
 
@@ -100,9 +100,17 @@ def test_every_history_is_read(history: str, diagnose: Diagnose, namespace: str,
     assert expected == statuses(only(diagnose, history, namespace), *LEAKS)
 
 
+@pytest.mark.parametrize("namespace", ["restart", "resized"])
+def test_each_life_has_a_verdict(history: str, diagnose: Diagnose, namespace: str) -> None:
+    """Before a restart and after it, also where the pool had another size before."""
+    lives = only(diagnose, history, namespace)["lives"]
+    assert [False, True] == [one["end_seconds"] is None for one in lives]
+    assert lives[0]["end_seconds"] < lives[1]["start_seconds"]
+
+
 def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
     """One Timeline, one Diagnosis: the feed that made it does not matter."""
-    # What kvdiag's own metrics tell of a server, as a trace.
+    # kvdiag's own metrics of a server, as a trace.
     timeline = watched(kvdiag_part, leak_mb_per_hour=2000.0)
     with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
         for sample in timeline.samples:
@@ -124,7 +132,7 @@ def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Di
 
 
 def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
-    """Flushes over holes, and errors of memory that are counted, are told by a trace and by kvdiag's metrics."""
+    """Cache flushes and out-of-memory counts give the same verdict from a trace as from kvdiag's metrics."""
     with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
         for sample in fragmented_timeline().samples:
             trace.add(sample)
@@ -140,7 +148,7 @@ def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagn
 
 
 def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagnose) -> None:
-    """A GPU whose exporter names no pod, on a host of two servers, is a subject of its own, and said to be missing."""
+    """A GPU without a pod label on a host of two servers is a subject of its own, and a gap names both servers."""
     document = whole(diagnose, history, '{rack="shared"}')
     assert 3 == len(document["replicas"])
     assert [containing("GPU shared", "host-2:8000, host-2:8001")] == [gap["reason"] for gap in document["gaps"]]
@@ -152,7 +160,7 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
 
 
 def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose: Diagnose) -> None:
-    """Of a time-sliced GPU the exporter names every pod, and the bytes of each are not told."""
+    """For a time-sliced GPU the exporter names every pod without a split of its bytes, so leaks are unknown."""
     document = whole(diagnose, history, '{namespace="sliced"}')
     servers = [one for one in document["replicas"] if "UUID" not in one["subject"]]
     assert 2 == len(servers)
@@ -163,7 +171,7 @@ def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose
 
 
 def test_a_gpu_that_changed_hands_stays_with_each_pod(history: str, diagnose: Diagnose) -> None:
-    """A pod that was replaced on the same GPU shares it with nobody."""
+    """A GPU on which one pod replaced another is not shared: each pod keeps its own interval."""
     document = whole(diagnose, history, '{namespace="handed"}')
     found = {one["subject"]["pod"]: statuses(one, "leak.device_torch") for one in document["replicas"]}
     assert {"vllm-0": ["fault"], "vllm-1": ["unknown"]} == found
@@ -177,7 +185,7 @@ def test_one_server_on_a_host_has_its_gpu(history: str, diagnose: Diagnose) -> N
 
 
 def test_gpus_without_a_server_are_judged(history: str, diagnose: Diagnose) -> None:
-    """DCGM alone: each GPU is a subject, and of a server nothing is said to be well."""
+    """With DCGM alone each GPU is a subject, and no server is reported as healthy."""
     replicas = whole(diagnose, history, '{namespace="gpus"}')["replicas"]
     assert ["GPU-alone-1", "GPU-alone-0"] == [one["subject"]["UUID"] for one in replicas]
     assert ["suspect", "unknown"] == [one["worst"] for one in replicas]
@@ -212,7 +220,7 @@ def test_a_server_that_stopped_answering_is_unknown(history: str, diagnose: Diag
 
 
 def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -> None:
-    """NaN, infinity, a usage of 3.5 and negative counts are no readings."""
+    """NaN, infinite, negative and impossibly large values are dropped, and a gap counts them."""
     replica = only(diagnose, history, "impossible")
     assert ("unknown", 148) == (replica["worst"], replica["window"]["samples"])
     assert "3 samples of vllm:kv_cache_usage_perc" in reasons(replica)
@@ -222,11 +230,10 @@ def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -
     ("namespace", "reason"),
     [
         pytest.param("twice", "two jobs", id="duplicates"),
-        pytest.param("resized", "2026-11-19 21:30:00Z", id="resized"),
     ],
 )
 def test_what_was_left_out_is_said(history: str, diagnose: Diagnose, namespace: str, reason: str) -> None:
-    """Each choice between readings is a gap of its replica."""
+    """Each choice between duplicate series is a gap of its replica."""
     assert reason in reasons(only(diagnose, history, namespace))
 
 
@@ -260,7 +267,7 @@ def test_nobody_there_is_one_clear_line(history: str, diagnose: Diagnose) -> Non
 
 
 def test_a_refused_selector_is_one_clear_line(history: str, diagnose: Diagnose) -> None:
-    """What only the server can see to be wrong is said in its words."""
+    """A selector that only Prometheus can reject is one line on stderr with the server's error."""
     said = diagnose("--prometheus", history, "--match", '{namespace=~"("}')
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
     assert "query rejected" in said.stderr

@@ -114,7 +114,7 @@ def test_what_kvdiag_tells_of_devices_is_enough(tmp_path: Path, capsys: Any) -> 
     require_prometheus()
 
     class Watched(Page):
-        """A server and the daemon beside it, as one target."""
+        """A server and its daemon, as one target."""
 
         more = ('kvdiag_gpu_memory_total_bytes{gpu="0",uuid="GPU-1"} 8.5e+10',)
 

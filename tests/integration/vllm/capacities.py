@@ -53,13 +53,13 @@ def held(engine: Any, core: Any, prompt_tokens: int) -> list[tuple[int, int]]:
     """After each step of one request: tokens with a slot in the cache, and blocks that it holds."""
     pool = core.scheduler.kv_cache_manager.block_pool
     sampling = SamplingParams(max_tokens=GENERATED_TOKENS, ignore_eos=True, temperature=0, detokenize=False)
-    # Prompts share no prefix: cached blocks would be referred to, not held anew.
+    # Prompts share no prefix: a cached block would be referenced instead of allocated.
     tokens = [300 + (prompt_tokens + index * index) % 500 for index in range(prompt_tokens)]
     engine.add_request(str(prompt_tokens), {"prompt_token_ids": tokens}, sampling)
     steps: list[tuple[int, int]] = []
     while engine.has_unfinished_requests():
         engine.step()
-        # One block is the null block; what is cached and held by nobody counts as free.
+        # One block is the null block; a cached block that no request references counts as free.
         blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
         steps += [(request.num_computed_tokens, blocks) for request in core.scheduler.requests.values()]
     return steps

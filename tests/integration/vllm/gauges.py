@@ -15,7 +15,7 @@ Reading = dict[str, float]
 
 
 def read(url: str) -> Reading:
-    """The gauges that tell whether the server works: requests and share of the pool."""
+    """The gauges that show whether the server is busy: requests and share of the pool."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     reading = dict.fromkeys(names, 0.0)
     for name, _, value in _samples(url, names):

@@ -15,7 +15,7 @@ Harm = Callable[[Meddling, Path], AbstractContextManager[None]]
 
 @contextmanager
 def gone(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """The folder is gone with all that was in it, and what is put in its place is gone again."""
+    """The folder and its files are removed, and removed again at the end in case it was recreated."""
     _remove(folder)
     try:
         yield
@@ -47,7 +47,7 @@ def read_only(meddling: Meddling, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def full(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """No process that computes can write another byte into a file: as on a full disk, a write comes back with less."""
+    """No vLLM process can extend a file: as on a full disk, writes are short."""
     limited = [*meddling.server.pids("VLLM::Worker"), *meddling.server.pids("VLLM::EngineCore")]
     usual = [resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)) for pid in limited]
     try:
@@ -69,7 +69,7 @@ def torch_broken(meddling: Meddling, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def stuck(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """The agents' threads wait and do not come back, as for a driver that hangs."""
+    """The agents' threads block, as in a driver call that hangs."""
     meddling.tell("hold_agent")
     try:
         yield

@@ -21,7 +21,7 @@ def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
         "VLLM_PLUGINS": "kvdiag_agent,meddle,leak_blocks",
         "KVDIAG_TEST_MEDDLE": str(folder),
         "KVDIAG_TEST_LEAKED_BLOCKS": str(folder / "leaked-blocks"),
-        # Its API can be told to pause.
+        # Enables the API to pause the server.
         "VLLM_SERVER_DEV_MODE": "1",
     }
 
@@ -83,7 +83,7 @@ class Meddling:
         assert eventually(lambda: all(count >= before[pid] + more for pid, count in self.tried().items()))
 
     def counted(self) -> list[Counted]:
-        """What each process has noted since it was told to count steps."""
+        """The step times that each process has recorded since counting was started."""
         self.tell("tell_steps")
         told = [json.loads((self.folder / f"steps-{pid}.json").read_text()) for pid in self.answers()]
         return [

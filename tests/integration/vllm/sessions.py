@@ -37,10 +37,10 @@ def kill_session(session: int) -> None:
 def _lives_in(process: Path, session: int) -> bool:
     try:
         # proc_pid_stat(5): the name in parentheses may hold anything; then come state, parent, process group, session.
-        state, _parent, _group, its_session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+        state, _parent, _group, its_session = (process / "stat").read_bytes().rpartition(b")")[2].split()[:4]
     except OSError:
         return False
-    return state != "Z" and int(its_session) == session
+    return state != b"Z" and int(its_session) == session
 
 
 if __name__ == "__main__":

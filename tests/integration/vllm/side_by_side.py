@@ -1,6 +1,6 @@
-"""One request again and again, in turns with something done to the server and without: what its answers take.
+"""Latency of one repeated request, alternating between a disturbed and an undisturbed server.
 
-Both kinds alternate in one run, so that whatever else the machine does meets both.
+Both kinds alternate in one run, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TURNS = (False, True, True, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What came back, and how long each took."""
+    """The answers' texts, and how long each took."""
 
     texts: frozenset[str] = frozenset()
     seconds: tuple[float, ...] = ()
@@ -87,7 +87,7 @@ def side_by_side(
     *,
     rounds: int = 2,
 ) -> SideBySide:
-    """Ask in turns; `in_effect` is called at the end of each turn that is disturbed, while it still is."""
+    """Alternate undisturbed and disturbed requests; `in_effect` is called at the end of each disturbance."""
     undisturbed = disturbed = Answers()
     for turn in TURNS * rounds:
         if turn:

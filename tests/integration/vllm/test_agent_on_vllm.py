@@ -65,7 +65,7 @@ def sequence(folder: Path, pid: int) -> int:
 
 @pytest.mark.parametrize("harm", harms.HARMS)
 def test_server_does_not_feel_what_happens_to_the_agent(workers: Meddling, folder: Path, harm: harms.Harm) -> None:
-    """Answers are the same and take as long, in turns with what happens and without, and the agents go on after it."""
+    """While the agents are disturbed, answers and latency are unchanged; afterwards every agent publishes again."""
     server, held = workers.server, dict[int, int]()
     assert eventually(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(workers.processes))
     worker_pids = server.pids("VLLM::Worker")
@@ -123,13 +123,13 @@ def test_stopped_worker_is_told_as_stuck(workers: Meddling, folder: Path) -> Non
 
 
 def test_stopped_reader_is_not_felt(workers: Meddling, folder: Path) -> None:
-    """A kvdiag that is stopped in the middle of its run, with requests open, holds nobody up."""
+    """A kvdiag that is stopped in the middle of its run, with requests open, blocks no other client."""
     server = workers.server
     expected = asked(server, 2).texts
     with started("run", "--url", server.url, "--agent-dir", str(folder)) as reader:
         gauges.wait_until(server.url, gauges.loaded)
         os.kill(reader.pid, signal.SIGSTOP)
-        # What it had asked for is answered, though nobody reads it.
+        # Its open requests are answered, though it reads no answer.
         gauges.wait_until(server.url, gauges.idle)
         while_stopped = asked(server, 6)
     assert expected == while_stopped.texts

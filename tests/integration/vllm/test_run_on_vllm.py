@@ -53,7 +53,7 @@ def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
 
 
 def test_the_doctor_sees_all_of_a_server(server: Engine) -> None:
-    """Of a real server beside it, kvdiag can see everything but the GPU that is not there."""
+    """On a real server without a GPU every engine check of the doctor passes; the GPU's checks fail."""
     result = kvdiag("doctor", "--url", server.url, "--output", "json")
     outcomes = {one["id"]: one["outcome"] for one in result.document["checks"]}
     assert {"pass"} == {outcome for check, outcome in outcomes.items() if check.startswith("engine.")}, outcomes
@@ -72,7 +72,7 @@ def assert_leak(result: Result, held_blocks: int) -> None:
 
 
 def test_blocks_that_stay_held_are_a_leak(meddling: Meddling) -> None:
-    """An engine that keeps two blocks of every request is told apart from the same engine once it keeps none."""
+    """An engine that leaks two blocks per request is a fault; the same engine without the leak is not."""
     url = meddling.server.url
     with meddling.leaking(LEAKED_BLOCKS_PER_REQUEST):
         result = kvdiag("run", "--url", url, "--output", "json")
@@ -155,7 +155,7 @@ def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> N
 
 
 def test_other_traffic_is_refused(server: Engine) -> None:
-    """Somebody else's requests would be measured as the run's own, so it does not start."""
+    """With another client's traffic the run does not start: its requests would be measured as the run's own."""
     with other_traffic(server):
         result = kvdiag("run", "--url", server.url, "--output", "json")
     assert_one_line(result, "traffic", "--force")
@@ -163,7 +163,7 @@ def test_other_traffic_is_refused(server: Engine) -> None:
 
 @pytest.mark.long
 def test_forced_run_says_what_it_cannot_tell(server: Engine) -> None:
-    """Forced beside other traffic it runs, finds no fault, and says of what it cannot tell that the traffic is why."""
+    """A forced run next to other traffic finds no fault, and its unknown steps name the traffic as the reason."""
     with other_traffic(server):
         result = kvdiag("run", "--url", server.url, "--output", "json", "--force")
     unknown = [step for step in result.document["steps"] if step["status"] == "unknown"]

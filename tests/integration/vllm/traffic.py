@@ -1,6 +1,6 @@
-"""Somebody else's requests on a server: small ones, one after the other, until the block ends.
+"""Another client's requests on a server: small ones, one after the other, until the block ends.
 
-They are far apart enough to leave a small machine the time for a run beside them.
+They are far enough apart to leave a small machine the time for a run in parallel.
 """
 
 from __future__ import annotations

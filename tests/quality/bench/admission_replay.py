@@ -1,9 +1,9 @@
-"""What admission advice would have prevented: ten recorded minutes of a public service, with it and without.
+"""Preemptions that admission advice would prevent: ten recorded minutes of a public service, with it and without.
 
-The requests (when, prompt, output) are Microsoft's; the server is the simulated scheduler, which does as vLLM 0.32
-does, in virtual time. With advice a client asks before it sends, asks again a second later where it is told to wait,
-and gives up where it is told to shed or has waited for a minute. What it is told comes from figures up to a second
-old, as the daemon's are. The second server cannot preempt: where its pool is full, whoever runs there is lost.
+The requests (time, prompt, output) are Microsoft's; the server is the simulated scheduler, which behaves as vLLM 0.32
+in virtual time. With advice a client asks before it sends, asks again a second later on the answer "wait", and drops
+its request on "shed" or after a minute of waiting. The advice rests on figures up to a second old, as the daemon's
+does. The second server cannot preempt: when its pool is full, the running requests are lost.
 """
 
 import heapq

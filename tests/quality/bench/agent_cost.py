@@ -33,7 +33,7 @@ import json, os, sys, statistics, time, torch
 from torch.world import ACTIVE, FREE, MIB, WORLD
 from kvdiag_agent import publication
 from kvdiag_agent.thread import Agent
-from tests.integration.gpu.subject import timed
+from tests.integration.gpu.serving_process import timed
 torch.cuda.init()
 for _ in range(300): WORLD.segment((60 * MIB, FREE), (4 * MIB, ACTIVE))
 # The stand-in counts its segments anew each time, which torch does not.
@@ -209,7 +209,7 @@ def print_server(windows: Sequence[Window]) -> None:
 
 
 def durations(windows: Sequence[Window], *, beside: bool) -> tuple[int, ...]:
-    """Every step of the stretches with the agents, or without."""
+    """Durations of all steps in the intervals with the agents, or without."""
     return tuple(
         after - before
         for window in windows
@@ -229,7 +229,7 @@ def noise(windows: Sequence[Window]) -> float:
 
 
 def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
-    """Generations with the agents and without, in turns."""
+    """Generations with the agents and without, alternating."""
     installed(work / "agent")
     folder = work / "published"
     agent = {"KVDIAG_AGENT_DIR": str(folder), "PYTHONPATH": str(work / "agent")}

@@ -1,9 +1,9 @@
-"""Print what a day of readings costs to judge, beside what it costs to read it once from a trace's lines.
+"""Print the cost of diagnosing a day of samples, next to the cost of reading it once from a trace's lines.
 
 python -m tests.quality.bench.day_speed
 
-A day at one reading a second of eight GPUs, the engine and two host processes, process lists every five seconds: as a
-daemon keeps it. Processor time of one core; the second figure is a walk through the same samples that judges nothing.
+A day of one sample a second: eight GPUs, the engine and two host processes, process lists every five seconds, as a
+daemon retains it. CPU time of one core; the second figure is a pass over the same samples without any diagnosis.
 """
 
 import gc
@@ -45,7 +45,7 @@ def _device(number: int, size: int, place: int) -> Device:
 
 
 def took_seconds(work: Callable[[Timeline], object], seen: Timeline) -> float:
-    """Processor time of one call, the least of three, each on a timeline that nobody has looked at."""
+    """CPU time of one call, the minimum of three, each on a new timeline without cached results."""
     least = float("inf")
     for _ in range(3):
         fresh = Timeline(samples=seen.samples)

@@ -1,9 +1,9 @@
 """Score the incidents as a Prometheus holds them: back-filled by promtool, judged by `kvdiag diagnose --prometheus`.
 
-python -m tests.quality.bench.diagnosis_history     two pods for each incident: `series` with vLLM's page, DCGM and
-cAdvisor alone, `own` with kvdiag's own metrics beside vLLM's page
+python -m tests.quality.bench.diagnosis_history     two pods for each incident: `series` with vLLM, DCGM and cAdvisor
+alone, `own` with vLLM and kvdiag's own metrics
 
-Prints the score, and every incident that is not judged as its trace is.
+Prints the score, and every incident whose verdict differs from its trace's.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from typing import Any, Literal
 from kvdiag.commands import main as kvdiag
 from kvdiag.model import Facts, Timeline
 from tests.integration.prometheus import openmetrics
+from tests.integration.prometheus.histories import END_SECONDS, ending, exporter, server
 from tests.integration.prometheus.openmetrics import Labels, line
 from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
-from tests.integration.prometheus.worlds import END_SECONDS, ending, exporter, server
 from tests.quality.bench.diagnosis_score import BENIGN, calls, percent, recall
 from tests.quality.corpus.incidents import INCIDENTS
 from tests.quality.corpus.recording import standard_series

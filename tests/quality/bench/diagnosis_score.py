@@ -310,7 +310,7 @@ def _leaks(found: Leaks, seed: int, say: Say) -> None:
 
 
 def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float, found_share: float) -> None:
-    """Note kvdiag's precision and recall on the incidents beside those of the best alert of today."""
+    """Note kvdiag's precision and recall on the incidents next to those of the best existing alert."""
     best: tuple[float, float, str] = (0.0, 0.0, "")
     for name in DETECTORS:
         fired = [one.fired[name] for one in judged if one.fired[name] is not None]

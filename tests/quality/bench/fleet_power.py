@@ -98,7 +98,7 @@ def collected(random: Random, tick: float) -> Iterator[tuple[float, float]]:
 
 
 OWN: Mapping[str, Model] = MappingProxyType({"filling cache": filling, "faint load": faint, "slow sawtooth": collected})
-"""Kinds that only a fleet has to fear, or can tell."""
+"""Kinds that could cause a false alarm in fleets alone, or that only a fleet can detect."""
 
 
 def life(name: str, seed: int, leak_mb_per_hour: float, hours: float, tick: float) -> ReplicaSummary:
@@ -118,7 +118,7 @@ def life(name: str, seed: int, leak_mb_per_hour: float, hours: float, tick: floa
 
 
 def called(replicas: Sequence[ReplicaSummary], size: int, fleets: int) -> float:
-    """The share of fleets of so many of the replicas in which a component is said to grow."""
+    """The share of fleets of this size in which a component is found to grow."""
     random = seeded(f"fleets of {size}")
     found = 0
     for _ in range(fleets):

@@ -107,7 +107,7 @@ def _measured(url: str, hours: float) -> tuple[float, int, float, dict[str, int]
 
 
 def main() -> int:
-    """Measure, and print beside the budget."""
+    """Measure, and print next to the budget."""
     told = [float(argument) for argument in sys.argv[1:]]
     replicas, hours, step = (int(told[0]) if told else 1000), (told[1:2] or [24.0])[0], int((told[2:3] or [30.0])[0])
     try:

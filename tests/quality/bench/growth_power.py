@@ -134,7 +134,7 @@ def watched(job: tuple[str, str, int]) -> Called:
             suspect = at_hours - world.onset_hours
             left = found.exhaustion_seconds(ROOM_BYTES, DEFAULT_LIMITS.growth)
             if left is not None and world.leak_mb_per_hour:
-                ratio = left.middle * world.leak_mb_per_hour * MB_PER_HOUR / ROOM_BYTES
+                ratio = left.estimate * world.leak_mb_per_hour * MB_PER_HOUR / ROOM_BYTES
         if status == "fault" and fault is None:
             fault = at_hours - world.onset_hours
         withdrawn += before == "fault" and status == "none"

@@ -1,4 +1,4 @@
-"""Print how the KV-cost model does on the published startup logs, beside the textbook formula and hf-mem.
+"""Print the KV-cost model's score on the published startup logs, next to the textbook formula and hf-mem.
 
 python -m tests.quality.bench.kv_score            the scores and every miss
 python -m tests.quality.bench.kv_score --verbose  every check as well
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(name, score(theirs, strict=True), score(theirs, strict=False))
         for what, strict in (("no setting adjusted", True), ("usual settings adjusted", False)):
             shares = (100 * share(checked, strict=strict) for checked in (found, theirs))
-            note(f"calculator: published figures reproduced, {what}", *shares, than=name, unit="%")
+            note(f"fit: published figures reproduced, {what}", *shares, than=name, unit="%")
     for check in found:
         if verbose or not check.inside:
             mark = "inside" if check.inside else f"{check.miss_ratio:+.2%}"
@@ -70,7 +70,7 @@ def print_line(*cells: str) -> None:
 
 
 def others() -> list[tuple[str, Ranges]]:
-    """The calculators that are run beside the model, those that are installed."""
+    """The installed calculators to compare the model with."""
     found: list[tuple[str, Ranges]] = [("textbook formula", textbook_range)]
     if importlib.util.find_spec("hf_mem") is not None:
         found.append(("hf-mem, divided by the ranks", hf_mem_range))

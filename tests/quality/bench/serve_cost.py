@@ -1,9 +1,9 @@
-"""Print what `kvdiag serve` costs beside nvitop-exporter, on the NVML stand-in with one GPU and with eight.
+"""Print the cost of `kvdiag serve` next to nvitop-exporter's, on the NVML stand-in with one GPU and with eight.
 
 python -m tests.quality.bench.serve_cost [--seconds N] [--scrapes N]
 
-kvdiag has a vLLM's page to read, a day of history (every figure moved at every reading, torch's among them) and
-diagnoses it every ten seconds; nvitop-exporter has none of these. Exits 3 where there is no compiler or no
+kvdiag also scrapes a vLLM, holds a day of history (every figure, torch's among them, changes in each sample) and
+diagnoses it every ten seconds; nvitop-exporter does none of these. Exits 3 where there is no compiler or no
 nvitop-exporter.
 """
 

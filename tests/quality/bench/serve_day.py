@@ -93,7 +93,7 @@ def record_a_day(folder: Path, facts: Facts, gpus: int) -> None:
 
 
 def drawn(at_seconds: float, gpus: int, *, lists_processes: bool) -> Iterator[Sample]:
-    """What is seen at a moment: no figure is that of the moment before."""
+    """The samples of one moment: every figure differs from the previous sample."""
     free = [random.randrange(GIB) for _ in range(gpus)]  # noqa: S311 - guards nothing
     uuids = [gpu(number).uuid for number in range(gpus)]
     yield Sample(

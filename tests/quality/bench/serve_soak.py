@@ -1,10 +1,10 @@
-"""Days of `kvdiag serve` in minutes: whether its memory, its descriptors or its disk grow.
+"""Days of `kvdiag serve` in minutes: whether its memory, its descriptors or its disk usage grow.
 
 python -m tests.quality.bench.serve_soak [--hours N]
 
-The daemon's own parts in a loop whose clock jumps: eight GPUs, a server that is busy and idle by turns, agents, host
-processes, a flight recorder on a real disk, a diagnosis each hour. Every figure moves at every reading. Exits 1 where
-something has grown since the history was full.
+The daemon's own parts in a loop whose clock jumps: eight GPUs, a server that alternates between busy and idle, agents,
+host processes, a flight recorder on a real disk, a diagnosis each hour. Every figure changes in each sample. Exits 1
+where memory, descriptors or disk usage have grown since the history was full.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
-from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Sample
+from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.prometheus_text import series
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -67,7 +67,7 @@ class Standing:
 
 
 class _Drawn:
-    """Readings that move each time."""
+    """Random figures that change in each sample."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)  # noqa: S311 - for variety, not for secrets
@@ -162,8 +162,8 @@ class _Host(ThreadedReader[HostReading]):
 class _Inline(DiagnosisSchedule):
     """Diagnoses within the loop: its clock would run on while a thread works."""
 
-    async def _made(self, samples: tuple[Sample, ...], facts: Facts, limits: Limits) -> Diagnosis:
-        return self._diagnose(samples=samples, facts=facts, limits=limits)
+    async def _made(self, timeline: Timeline, facts: Facts, limits: Limits) -> Diagnosis:
+        return self._diagnose(timeline=timeline, facts=facts, limits=limits)
 
 
 class _Watch(Watch):
@@ -182,7 +182,7 @@ def soaked(
     retention: Retention | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> list[Standing]:
-    """What a daemon had at the end of each stretch of so many hours."""
+    """A daemon's resource usage at the end of each interval of so many hours."""
     return run(_soaked(folder, hours, every_hours, retention, max_bytes))
 
 

@@ -3,7 +3,7 @@
 python -m tests.quality.bench.soak_power                        200 soaks of each kind, of 12 minutes
 python -m tests.quality.bench.soak_power --minutes 5 12 24 60 --soaks 1000
 
-Beside it stands what can be done by hand: memory after the soak against memory before it.
+The manual method is printed as well: memory after the soak minus memory before it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Steps of one loop with something beside it and without, in turns in one run: how much slower, how many held up.
+"""Steps of one loop, alternating with a disturbance and without in one run: how much slower, how many delayed.
 
-And by when each was: whether the steps that a publication falls into are longer than those around them. A long step is
-the likelier to have something fall into it, so the same is counted for moments when nothing was published.
+Also by time: whether the steps during a publication are longer than those around them. A long step is more likely to
+contain any given moment, so the same is counted for moments without a publication.
 """
 
 import itertools
@@ -29,9 +29,9 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """`slower_ratio` by the median, 0.001 for a thousandth; `held_up_ratio` is the share of steps held up beyond
-    that share without, which is `held_up_anyway_ratio`. Neither is below zero: what is beside a loop does not make it
-    faster.
+    """`slower_ratio` is by the median, 0.001 for a thousandth; `held_up_ratio` is the share of delayed steps in excess
+    of the share without the disturbance, which is `held_up_anyway_ratio`. Neither is below zero: a disturbance does not
+    make a loop faster.
     """
 
     count: int
@@ -42,7 +42,7 @@ class Compared:
 
 
 def compared(beside: Steps, alone: Steps) -> Compared:
-    """Set the steps with something beside them against those alone.
+    """Compare the steps with a disturbance with those without.
 
     Raises:
         ValueError: there are none of one kind.
@@ -68,7 +68,7 @@ NEIGHBOURS = 4
 """Steps before and after one that it is compared with."""
 
 SETTLING = 3
-"""The first steps of a stretch, which read the prompt."""
+"""The first steps of an interval, which process the prompt."""
 
 SURE = 1.96
 """Standard deviations within which 95 of 100 are."""

@@ -1,10 +1,10 @@
-"""Run the benchmarks one after the other, print what they print, and put their figures into one table.
+"""Run the benchmarks one after the other, print their output, and put their figures into one table.
 
 python -m tests.quality.bench.table            all of them; some half an hour on two cores
 python -m tests.quality.bench.table kv_score   some of them
 
-Each notes figures of one run: kvdiag's own, what stands beside them, and the ratio of both. They are kept in
-tests/quality/bench/results.json, until the benchmark runs again; the whole table stands in docs/accuracy.md, a few rows
+Each notes figures of one run: kvdiag's own, the figure to compare with, and the ratio of both. They are kept in
+tests/quality/bench/results.json until the benchmark runs again; the whole table is in docs/accuracy.md, a few rows
 of it in the README.
 """
 
@@ -40,7 +40,7 @@ IN_README = (
     "serve, 8 GPUs: resident memory, MiB",
     "serve, 8 GPUs: CPU, % of one core",
     "serve, 8 GPUs: CPU seconds per 1,000 scrapes",
-    "calculator: published figures reproduced, no setting adjusted",
+    "fit: published figures reproduced, no setting adjusted",
     "incidents: precision",
     "incidents: recall, fault verdicts only",
 )

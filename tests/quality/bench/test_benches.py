@@ -16,7 +16,7 @@ ALONE = Steps((1_000_000,) * 999 + (5_000_000,))
 
 
 def test_what_is_no_slower_costs_nothing() -> None:
-    """Noise that both have is nobody's fault."""
+    """Equal noise with and without the disturbance gives a slowdown of 0."""
     assert Compared(
         count=2000, usual_seconds=0.001, slower_ratio=0.0, held_up_ratio=0.0, held_up_anyway_ratio=0.001
     ) == compared(ALONE, ALONE)
@@ -47,7 +47,7 @@ def begun(durations: list[int]) -> list[int]:
 
 
 def test_steps_that_a_publication_falls_into_are_compared_with_those_around() -> None:
-    """Two of a thousand are touched: one is longer than any other, one is not, whatever the level drifts to."""
+    """Of two steps during a publication one is longer than those around it and one is not, despite a level shift."""
     durations = [1000] * 500 + [3000] * 500
     durations[100], durations[700] = 1500, 9000
     at = [sum(durations[:100]) + 10, sum(durations[:700]) + 10]
@@ -96,7 +96,7 @@ def test_table_has_a_column_for_each_leak_and_size(capsys: pytest.CaptureFixture
 
 
 def test_every_null_model_is_in_the_table() -> None:
-    """Whatever a healthy server's memory is known to do is among the kinds."""
+    """The table has every null model of a healthy server's memory."""
     assert set(MODELS) < set(kinds())
 
 
@@ -112,7 +112,7 @@ def test_nothing_grows(tmp_path: Path) -> None:
 
 
 def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what stands beside it, and the ratio; nothing is divided by nothing."""
+    """Each row has the figure, its comparison and their ratio; a comparison of zero gives no ratio."""
     notes = tmp_path / "notes"
     monkeypatch.setenv(NOTES, str(notes))
     note("memory", 60.0, 40.0, than="the other", unit="MiB")

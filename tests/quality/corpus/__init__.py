@@ -1,5 +1,5 @@
-"""A corpus of memory incidents as timelines: what public reports tell of each, and what had to be assumed for the rest.
+"""A corpus of memory incidents as timelines: the facts of public reports, and assumptions where they have none.
 
 `incidents()` makes the reported ones, `nulls` and `leaks` draw healthy and leaking memory of every component. Pure and
-seeded: the same on every machine. The answers stand in expected.json and nowhere in a trace.
+seeded: the same on every machine. The answers are in expected.json and in no trace.
 """

@@ -1,4 +1,4 @@
-"""Incidents of what is there before any request: neighbours, orphans, copies, ranks, sizes that do not fit."""
+"""Incidents before any request: other processes, orphans, copies, ranks, sizes that do not fit."""
 
 from collections.abc import Mapping
 from dataclasses import replace

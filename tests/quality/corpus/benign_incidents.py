@@ -20,7 +20,7 @@ def _shapes(tape: Tape) -> Recording:
 
 
 def _rerank(tape: Tape) -> Recording:
-    """Identical calls for an hour, then distinct ones of 150 MB each up to the cap."""
+    """Identical calls for an hour, then distinct ones of 150 MB each up to the size limit."""
     first = capped(running_total(tape.events(60.0, end=1.0), by=6.8 * MIB), 68.0 * MIB)
     distinct = running_total(tape.events(60.0, begin=1.0), by=151.0 * MIB)
     host = total(capped(distinct, CAP + 620.0 * MIB), first, tape.noise(6.0 * MIB, 4.0))
@@ -104,7 +104,7 @@ def _trtllm(tape: Tape) -> Recording:
 
 
 def _per_token(tape: Tape) -> Recording:
-    """17,068 KiB with each finished request, a request a minute, up to the cap of 8,192 MiB."""
+    """17,068 KiB with each finished request, a request a minute, up to the size limit of 8,192 MiB."""
     cached = capped(running_total(tape.events(60.0), by=17_068.0 * 1024.0), CAP)
     host = total(scaled(cached, 1.0, 1.1 * GIB), tape.noise(4.0 * MIB, 4.0))
     return lone(tape, name=LLAMA, host=host, gpu=tape.flat(9.0 * GIB), total_gib=24.0)

@@ -1,9 +1,8 @@
-"""Drawn servers, healthy and leaking, of every component: what no report tells, and false alarms are counted on.
+"""Random servers, healthy and leaking, of every component: for facts in no report, and to count false alarms.
 
 Null models as in tests/builders/series.py, on every component of one server at once, each with a draw of its own;
-leaks of given
-rates on one component of such a server. As the standard series show it (DCGM each 30 s, a container's memory) or as
-kvdiag's recorder does (processes, agents, each process's memory).
+leaks of given rates on one component of such a server. As the standard series show it (DCGM each 30 s, a container's
+memory) or as kvdiag's recorder does (processes, agents, each process's memory).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,14 +30,14 @@ VERDICTS: dict[Component, tuple[str, ...]] = {
     "host": ("leak.host",),
     "kv": ("leak.kv_blocks",),
 }
-"""What a leak of a component may be called. Where only the device is seen both are right: nothing tells them apart."""
+"""Verdicts that are right for a leak of a component: where only the device is observed, both are."""
 
 STAIR_BYTES = 100 * MIB
 MB = 10**6
 
 
 def filling_cache(random: Random, tick: float) -> Iterator[tuple[float, float]]:
-    """A cache that fills to 8 GiB at a steady rate, in 6 to 12 hours, and then turns over."""
+    """A cache that grows to 8 GiB at a steady rate, in 6 to 12 hours, and then turns over."""
     rate = 8.0 * GIB / (random.uniform(6.0, 12.0) * 3600.0)
     second = 0.0
     for _, load in MODELS["pool"](random, tick):
@@ -78,7 +77,7 @@ class Drawn:
         return f"{self.model}{told} ({self.view}, {self.seed})"
 
     def play(self) -> tuple[Timeline, Facts]:
-        """The timeline, each reading a little early or late as scrapes are, and the facts."""
+        """The timeline, each sample a little early or late as scrapes are, and the facts."""
         tape = Tape(
             f"{self.model} {self.seed} {self.view} {self.leak}", hours=self.hours, tick_seconds=self.tick_seconds
         )
@@ -95,7 +94,7 @@ class Drawn:
         cache = total(scaled(self._null(tape, "reserved", demand), 1.0, 2.0 * GIB), grown["reserved"])
         reserved = total(live, [max(value, 0.0) for value in cache])
         beside = total(scaled(self._null(tape, "device", demand), 1.0, 8.0 * GIB), grown["device"])
-        # Over the standard series alone one component is looked at: that of the device, whoever takes it.
+        # The standard series show one component of the device: its memory in use, by any process.
         held = scaled(beside, 1.0, 52.0 * GIB) if self.view == "series" else total(reserved, beside)
         anonymous = total(scaled(self._null(tape, "host", demand), 1.0, 12.0 * GIB), grown["host"])
         torch = Torch(pid=CORE, gpu=0, allocated=live, reserved=reserved, title="VLLM::EngineCore")
@@ -152,7 +151,7 @@ class Drawn:
 
 
 def _pages(tape: Tape, demand: Sequence[float], pool: KvPool, kept: Sequence[float]) -> Pages:
-    """The engine's page: what runs holds 1,500 tokens each, and frees them within the reading after it."""
+    """The engine's metrics: a running request holds 1,500 tokens, and frees them within one sample of its end."""
     made: Pages = []
     tokens = 0.0
     for load, held in zip(demand, kept, strict=True):
@@ -194,7 +193,7 @@ ONSET_HOURS = 4.0
 
 
 def leaking(seed: int) -> list[Drawn]:
-    """Every component, rate and shape, each on another of the null models in turn; a cache that fills is left out."""
+    """Every component, rate and shape, each on the next of the null models, but for the cache that is filling."""
     models = [model for model in NULLS if model != "filling cache"]
     made: list[Drawn] = []
     for component in COMPONENTS:

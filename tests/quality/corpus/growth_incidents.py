@@ -1,4 +1,4 @@
-"""Incidents in which memory grew without end: of the host, and of a device, in torch and beside it."""
+"""Incidents in which memory grew without limit: host memory, and device memory in torch or outside it."""
 
 from collections.abc import Mapping
 
@@ -167,7 +167,7 @@ def _whisper(tape: Tape) -> Recording:
 
 
 def _encoder(tape: Tape) -> Recording:
-    """One generate() a training step of six minutes, the weights of training beside it in turn."""
+    """One generate() per training step of six minutes, alternating with the training weights on the same GPUs."""
     shape = Shape(gpus=2, weights_bytes=16 * GIB, fraction=0.6, pool=kv_pool(28.0), version="0.11.0")
     demand = tape.pauses(tape.flat(0.8), every=0.1, lasting=0.05)
     steps = tape.of(lambda hour: int(hour * 10.0) * 0.25 * GIB)

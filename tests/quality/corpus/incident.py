@@ -36,13 +36,13 @@ class Incident:
     sources: Sequence[str] = ()
 
     def recording(self, draw: int = 0) -> Recording:
-        """The recording, always the same; another `draw` has its noise and traffic anew."""
+        """The recording, always the same; another `draw` has new noise and traffic."""
         name = f"{self.id} {draw}" if draw else self.id
         return self.record(Tape(name, hours=self.hours, tick_seconds=self.tick_seconds))
 
 
 def kv_pool(gib: float, *, token_kib: float = 128.0, block_tokens: int = 16, **changes: Any) -> KvPool:
-    """A pool of so many bytes as vLLM reports it on a GPU: in blocks, its bytes not told."""
+    """A pool of so many bytes as vLLM reports it on a GPU: in blocks, without its bytes."""
     usable = round(gib * GIB / (token_kib * 1024.0 * block_tokens))
     usual: dict[str, Any] = {
         "engine": "0",
@@ -60,7 +60,7 @@ def kv_pool(gib: float, *, token_kib: float = 128.0, block_tokens: int = 16, **c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A server that takes its pool at start: its GPUs, weights and pool on each, and what is usual beside them."""
+    """A server that allocates its pool at start: its GPUs, weights and pool on each, and the usual overhead."""
 
     gpus: int = 1
     total_bytes: int = 80 * GIB
@@ -77,7 +77,7 @@ class Shape:
     """Share of each GPU that it holds."""
 
     asked: float | None = 0.0
-    """gpu_memory_utilization as its page tells it: what it holds where 0, `None` where there is no such setting."""
+    """gpu_memory_utilization as its metrics report it: `fraction` where 0, `None` where there is no such setting."""
 
     @property
     def held_bytes(self) -> int:
@@ -98,7 +98,7 @@ class Shape:
         return {**usual, **changes}
 
     def told(self, pool: KvPool) -> KvPool:
-        """A pool beside the fraction that was asked for."""
+        """A pool with the configured memory fraction."""
         return replace(pool, memory_fraction_ratio=round(self.fraction, 2) if self.asked == 0.0 else self.asked)
 
     def cards(self, tape: Tape, grown: Sequence[Track | None] = ()) -> tuple[Gpu, ...]:
@@ -158,7 +158,7 @@ def server(
 def lone(
     tape: Tape, *, name: str, host: Track, gpu: Track, total_gib: float, host_limit_gib: float | None = 128.0
 ) -> Recording:
-    """A server without vLLM's page: one process on one GPU and on the host."""
+    """A server without vLLM's metrics: one process on one GPU and on the host."""
     return Recording(
         tape=tape,
         gpus=(Gpu(total_bytes=round(total_gib * GIB), holders=(Holder(pid=SERVER, name=name, held=gpu),)),),

@@ -68,7 +68,7 @@ def _aborts(tape: Tape) -> Recording:
 
 
 def _offload(tape: Tape) -> Recording:
-    """A tier beside the pool: only that prompts hit less and less shows on the page."""
+    """An offload tier next to the pool: the metrics show only a falling prefix hit rate."""
     shape = Shape(pool=kv_pool(50.0), version="0.9.2", host_limit_bytes=256 * GIB)
     demand = tape.pauses(tape.traffic(), every=2.0, lasting=0.2)
     hits = 0.0

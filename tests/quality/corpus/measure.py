@@ -42,14 +42,14 @@ def moments(timeline: Timeline, from_hours: float = 0.0) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """An incident's answers, each at the end, and what was said on the way there."""
+    """An incident's answers at the end of each variant, and the delays and false alarms until then."""
 
     scored: tuple[Scored, ...]
     delays_hours: Mapping[Variant, float | None]
     """From the onset to the first right call of each variant; `None` where it never came."""
 
     alarms: tuple[str, ...]
-    """Each stretch of half hours with a fault that was wrong, in words, over both variants of the recording."""
+    """Each interval of half hours with a wrong fault, in words, over both variants of the recording."""
 
     gpu_hours: float
     fired: Mapping[str, bool | None]
@@ -123,7 +123,7 @@ def judge_draws(incident: Incident, draws: Iterable[int]) -> tuple[Scored, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quiet:
-    """A healthy server over hours: stretches of half hours with a fault, with a suspect at most, and with an alert."""
+    """A healthy server over hours: intervals of half hours with a fault, with a suspect at most, and with an alert."""
 
     model: str
     gpu_hours: float
@@ -222,7 +222,7 @@ def watch_leak(drawn: Drawn, leak: Leak) -> FoundServer:
 
 
 def _exhaustion_ratio(diagnosis: Diagnosis, leak: Leak) -> float | None:
-    """The time that is said to be left over the time that the leak will take for the same room."""
+    """The reported time to exhaustion over the time that the leak takes for the same room."""
     for finding in diagnosis.findings:
         growth = finding.growth
         if finding.status in {"suspect", "fault"} and growth is not None and growth.exhaustion_seconds is not None:

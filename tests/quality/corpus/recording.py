@@ -195,7 +195,7 @@ def serving(
     held_blocks: Sequence[float] | None = None,
     restarts: Sequence[float] = (),
 ) -> Pages:
-    """An engine's page under a demand of 0 to 1, with blocks that stay held beside those of what runs."""
+    """An engine's metrics under a demand of 0 to 1; `held_blocks` add to the running requests' blocks."""
     made: Pages = []
     events = tape.events([requests_per_hour * value for value in demand])
     finished = running_total(events)
@@ -243,7 +243,7 @@ def engine(
 
 
 def scraped(timeline: Timeline, random: Random, *, tick_seconds: float, lost: float = 0.01) -> Timeline:
-    """The same, each reading up to a fifth of an interval late, and some not there at all."""
+    """The same, each sample up to a fifth of an interval late, and some missing."""
     kept = [sample for sample in timeline.samples if random.random() >= lost] or list(timeline.samples)
     waits = [random.uniform(0.0, 0.2 * tick_seconds) for _ in kept]
     late = [replace(sample, at_seconds=sample.at_seconds + wait) for sample, wait in zip(kept, waits, strict=True)]
@@ -251,11 +251,11 @@ def scraped(timeline: Timeline, random: Random, *, tick_seconds: float, lost: fl
 
 
 DEVICE_LATE, HOST_LATE = 0.2, 0.45
-"""Shares of an interval by which other targets are scraped after the engine's page."""
+"""Shares of an interval by which other targets are scraped after the engine."""
 
 
 def standard_series(timeline: Timeline, facts: Facts) -> tuple[Timeline, Facts]:
-    """What vLLM's page, DCGM and cAdvisor alone would have shown, each scraped at a time of its own.
+    """The timeline that vLLM's metrics, DCGM and cAdvisor alone give, each scraped at a time of its own.
 
     No processes, no torch, no files of the server's.
     """

@@ -1,4 +1,4 @@
-"""What operations do to memory beside what was reported: sleep, restarts, deployments, page cache, neighbours, ramps.
+"""Effects of operations on memory: sleep, restarts, deployments, page cache, other processes, load ramps.
 
 Not incidents, and of no public thread: each is a way in which a judgement of the incidents could be right by luck.
 """
@@ -17,7 +17,7 @@ NAP_HOURS, NAP_EVERY_HOURS = 0.1, 0.5
 
 
 def _naps(tape: Tape, mib_each: float) -> Recording:
-    """Put to sleep for six minutes each half hour: weights and pool leave the device, and come back."""
+    """Put to sleep for six minutes each half hour: weights and pool leave the device and are restored."""
     shape = Shape(version="0.20.0")
     asleep = [hour % NAP_EVERY_HOURS >= NAP_EVERY_HOURS - NAP_HOURS for hour in tape.hours]
     kept = tape.of(lambda hour: int(hour / NAP_EVERY_HOURS) * mib_each * MIB)
@@ -98,7 +98,7 @@ def _streams(tape: Tape) -> Recording:
 
 
 def _late_frees(tape: Tape) -> Recording:
-    """Blocks of the last requests come back up to half a minute after them, every time."""
+    """Blocks of the last requests are released up to half a minute late, every time."""
     shape = Shape(pool=kv_pool(54.0), version="0.11.0")
     demand = tape.pauses(tape.traffic(), every=0.5, lasting=0.2)
     late = [1_200.0 if not now and before else 0.0 for before, now in zip([1.0, *demand[:-1]], demand, strict=True)]

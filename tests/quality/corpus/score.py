@@ -1,7 +1,7 @@
-"""How an answer compares with what was to be said: right, half right, missed, honest, and what was called wrongly.
+"""Compare an answer with the expected one: right, half right, missed, honest, and wrong calls.
 
-A variant is one way of looking at an incident: `recorded` is kvdiag's own recorder in the pod, `series` the standard
-series alone (vLLM's page, DCGM, cAdvisor), `message` what a crash left behind beside the recording.
+A variant is one way to observe an incident: `recorded` is kvdiag's own recorder in the pod, `series` the standard
+series alone (vLLM, DCGM, cAdvisor), `message` a crash's log together with the recording.
 """
 
 import json
@@ -29,12 +29,12 @@ ANSWERS = Path(__file__).with_name("expected.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is to be said of an incident.
+    """The expected answer of an incident.
 
     Any of `accept` is right, the first is what it is counted under. `also` is true of it as well, and no answer. In a
-    variant of `unseen` the evidence is not there: then `unknown` is right, too. In one of `open` there is some, and
-    something else may look the same: there a suspect is all that can be said. `missed` has the variants that are known
-    to be judged wrongly, with the reason.
+    variant of `unseen` there is no evidence: then `unknown` is right, too. In one of `open` the evidence is ambiguous:
+    there a suspect is the most that the evidence supports. `missed` has the variants that are known to be judged
+    wrongly, with the reason.
     """
 
     accept: tuple[str, ...]
@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was said: the worst of all, and each verdict that is a suspect or a fault, with its sentence."""
+    """The given answer: the worst status, and each verdict that is a suspect or a fault, with its sentence."""
 
     worst: Status
     called: Mapping[str, Status]
@@ -105,7 +105,7 @@ def views_of(timeline: Timeline, facts: Facts) -> dict[Variant, Diagnosis]:
 
 
 def after_death(text: str, timeline: Timeline, facts: Facts) -> Diagnosis:
-    """The post-mortem of a message beside the recording that ends with it."""
+    """The post-mortem of an error message together with the recording that ends with it."""
     found = read_failures(text)
     accounts: tuple[Account, ...] = ()
     if found is not None:

@@ -6,7 +6,7 @@ from random import Random
 
 MIB, GIB = 2**20, 2**30
 PAGE_BYTES = 2 * MIB
-"""What a driver maps at once; a host's pages are smaller, and no reading of gigabytes shows it."""
+"""The unit in which a driver maps memory; a host's pages are smaller, which does not matter at gigabytes."""
 
 Track = list[float]
 """One value at each time of a tape."""
@@ -18,7 +18,7 @@ def seeded(name: str) -> Random:
 
 
 class Tape:
-    """Equally spaced times, and what makes tracks over them. Hours count from its first reading."""
+    """Equally spaced times, and builders of tracks over them. Hours count from its first sample."""
 
     def __init__(self, name: str, *, hours: float, tick_seconds: float = 60.0) -> None:
         """Begin at no time in particular."""
@@ -70,7 +70,7 @@ class Tape:
         ]
 
     def pauses(self, demand: Sequence[float], *, every: float, lasting: float, first: float | None = None) -> Track:
-        """Demand with idle stretches of `lasting` hours at the end of each `every` hours."""
+        """Demand with idle intervals of `lasting` hours at the end of each `every` hours."""
         shift = 0.0 if first is None else every - lasting - first
         return [
             0.0 if (hour + shift) % every >= every - lasting else value

@@ -1,4 +1,4 @@
-"""The scoring, the alerts that stand beside it, and the servers that are drawn: do they measure what they say."""
+"""The scoring, the alerts to compare with, and the random servers: whether they measure what they claim."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -54,12 +54,12 @@ def test_answer_is_marked(expected: Expected, answer: Answer, mark: str, wrong: 
 
 
 def test_unknown_is_a_miss_where_the_evidence_is_there() -> None:
-    """Only a variant that cannot show it may say that it cannot tell."""
+    """`unknown` is right only in a variant without the evidence; elsewhere it is a miss."""
     assert "missed" == score("name", "recorded", LEAK, said("unknown")).mark
 
 
 def test_suspects_count_as_faults_on_a_line_of_their_own_alone() -> None:
-    """The recall of faults counts none; the line beside it those of which the evidence leaves open what they are."""
+    """A suspect does not count in the recall of faults; `open_counts` adds those whose evidence is ambiguous."""
     # A suspect in a variant that leaves it open, and one in a variant that does not.
     known = replace(LEAK, open=("series",))
     suspect = said("suspect", leak__device_torch="suspect")
@@ -74,7 +74,7 @@ def test_leaks_of_hosts_and_devices_are_no_family() -> None:
 
 
 def series(*, device_per_hour: float = 0.0, host_per_hour: float = 0.0, gap: float = 0.0, full: float = 0.5) -> Seen:
-    """Eight hours of a device of 80 GB and a host of 200 GB, a reading a minute, with a little noise."""
+    """Eight hours of a device of 80 GB and a host of 200 GB, a sample a minute, with a little noise."""
     random = Random(1)  # noqa: S311 - it guards nothing
     times = [60.0 * minute for minute in range(8 * 60)]
     return Seen(
@@ -97,8 +97,8 @@ def series(*, device_per_hour: float = 0.0, host_per_hour: float = 0.0, gap: flo
         ("deriv(1h) > 50 MB/h", series(), set()),
         ("Mann-Kendall, raw, 6 h", series(device_per_hour=0.1 * GB, host_per_hour=0.1 * GB), {DEVICE, HOST}),
         ("Mann-Kendall, raw, 6 h", series(), set()),
-        ("NVML > 90 %", series(full=0.92), {FULL}),
-        ("NVML > 90 %", series(full=0.88), set()),
+        ("alert at NVML > 90 %", series(full=0.92), {FULL}),
+        ("alert at NVML > 90 %", series(full=0.88), set()),
         ("reserved - allocated > 2 GB", series(gap=2.5 * GB), {HOLES}),
         ("reserved - allocated > 2 GB", series(gap=1.5 * GB), set()),
     ],

@@ -118,7 +118,7 @@ def slope_of_an_hour(series: Sequence[tuple[float, float]], limit: float) -> boo
 
 
 def mann_kendall(series: Sequence[tuple[float, float]], limit: float) -> bool:
-    """Mann-Kendall on the raw readings of six hours, one-sided at 1 %."""
+    """Mann-Kendall on the raw samples of six hours, one-sided at 1 %."""
     points = _window(series, 6.0 * HOUR)
     count = len(points)
     if count < 10 or points[-1][0] - points[0][0] < HOUR:
@@ -146,7 +146,7 @@ def nearly_full(series: Seen) -> frozenset[str]:
 
 
 def gap(series: Seen) -> frozenset[str]:
-    """Reserved - allocated over 2 GB, where an agent tells."""
+    """Reserved - allocated over 2 GB, where an agent reports it."""
     wide = series.gap_bytes and series.gap_bytes[-1][1] > GAP_BYTES
     return frozenset({HOLES}) if wide else frozenset()
 
@@ -156,7 +156,7 @@ DETECTORS: dict[str, Detector] = {
     "predict_linear(1h), 4 h": predict_linear(1.0, 4.0),
     "deriv(1h) > 50 MB/h": _both(slope_of_an_hour),
     "Mann-Kendall, raw, 6 h": _both(mann_kendall),
-    "NVML > 90 %": nearly_full,
+    "alert at NVML > 90 %": nearly_full,
     "reserved - allocated > 2 GB": gap,
 }
 

@@ -1,7 +1,7 @@
-"""Write the incidents' traces: python -m tests.quality.corpus.write [--folder FOLDER]. Those that are what they
-should be stay.
+"""Write the incidents' traces: python -m tests.quality.corpus.write [--folder FOLDER]. Unchanged traces are not
+rewritten.
 
-Each trace's header says where the incident is told, what was reported, and what was assumed; what it is stands in
+Each trace's header names the incident's source, the reported facts and the assumptions; its verdict is in
 expected.json alone.
 """
 

@@ -8,9 +8,12 @@ tests/integration/prometheus/test_bad_server.py.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from kvdiag.outputs.current_verdict import REFUSED
+from kvdiag.outputs.presentation import DOWN
 from tests.fixtures.hostile import eventually
-from tests.quality.faults.stage import Stage
+from tests.quality.faults.daemon_stage import Stage
 
 SHOWN: Mapping[str, str | None] = {
     "engine": "kvdiag_kv_usage_ratio",
@@ -22,7 +25,7 @@ SHOWN: Mapping[str, str | None] = {
 """A figure of each source: the recorder writes alone."""
 
 COLUMNS = (("nvml",), ("engine", "host"), ("torch_allocator",), ("recorder",))
-"""What is played side by side; the server's page and its processes go and come together."""
+"""Sources whose faults are played in parallel; the server's metrics and its processes fail and recover together."""
 
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
     ("torch_allocator", "slow"): "a file is there or not; a late folder: tests/unit/sources/test_worker_thread.py",
@@ -49,17 +52,20 @@ class Cell:
 
 
 CELLS: tuple[Cell, ...] = (
-    Cell(source="nvml", condition="hanging", up=0.0, named="the driver has not answered for"),
+    Cell(source="nvml", condition="hanging", up=0.0, named="driver has not answered"),
     Cell(source="nvml", condition="slow", up=1.0),
     Cell(source="nvml", condition="garbage", up=1.0, named="its memory is unknown"),
     Cell(source="nvml", condition="flapping", up=None),
-    Cell(source="nvml", condition="absent", up=0.0, named="the NVIDIA kernel module is not loaded"),
+    Cell(source="nvml", condition="absent", up=0.0, named="kernel module is not loaded"),
     Cell(source="engine", condition="slow", up=1.0),
     Cell(source="engine", condition="garbage", up=0.0, named="malformed"),
     Cell(source="engine", condition="flapping", up=None),
     Cell(source="engine", condition="hanging", up=0.0, named="5 s"),
     Cell(source="engine", condition="absent", up=0.0, named="connect"),
-    Cell(source="host", condition="absent", up=0.0, named="all of the server's processes have exited"),
+    Cell(source="engine", condition="hostile", up=0.0, named="more than"),
+    Cell(source="engine", condition="restarted", up=1.0),
+    Cell(source="engine", condition="leaking", up=1.0),
+    Cell(source="host", condition="absent", up=0.0, named="processes have exited"),
     Cell(source="host", condition="flapping", up=None),
     Cell(source="torch_allocator", condition="garbage", up=0.0, named="agent-"),
     Cell(source="torch_allocator", condition="flapping", up=None),
@@ -71,29 +77,83 @@ CELLS: tuple[Cell, ...] = (
 )
 
 
+LEAK = "leak.kv_blocks"
+
+ACTING = ("<script", "\x1b", "\x07", "\u202e")
+"""Of what the server calls itself. In the text format of metrics `<` is a character as any other."""
+
 comes = partial(eventually, every_seconds=0.15)
 """Each look asks the daemon."""
 
 
 def play(stage: Stage, cell: Cell) -> str:
     """Break one source, watch what the daemon makes of it, mend it, and watch again; what was not as promised."""
-    before = _ticks(stage)
-    errors_before = _errors(stage, cell.source)
+    if cell.condition in ("restarted", "leaking"):
+        return _play_life(stage, leaks=cell.condition == "leaking")
+    before = ticks(stage)
+    errors_before = errors(stage, cell.source)
     stage.set(cell.source, cell.condition)
     try:
         if not comes(lambda: _is_as_told(stage, cell, errors_before)):
             return f"is not as promised: {_seen(stage, cell.source)}"
         if not comes(lambda: _all_go_on(stage, before, cell)):
-            return f"holds up others: {before} then {_ticks(stage)}"
+            return f"holds up others: {before} then {ticks(stage)}"
         if stage.serving.client.get("/-/healthy")[0] != 200 or stage.serving.process.poll() is not None:
             return "ends the daemon"
-        if cell.source == "engine" and cell.up == 0.0 and not comes(lambda: not stage.serving.says("ok")()):
-            return "is called healthy"
+        # A server that answers is not down, even with an invalid answer.
+        word = REFUSED if cell.condition in ("garbage", "hostile") else DOWN
+        if cell.source == "engine" and cell.up == 0.0 and not comes(lambda: word in stage.serving.client.get("/")[1]):
+            return f"is not called {word}"
+        if acts := _acts(stage):
+            return f"reaches a reader as it came: {acts}"
     finally:
         stage.set(cell.source, "well")
     if not comes(lambda: is_well(stage, cell.source)):
         return f"does not heal: {_seen(stage, cell.source)}"
     return ""
+
+
+def _play_life(stage: Stage, *, leaks: bool) -> str:
+    """Have the server restart, after a leak or none; each of its lives is judged by itself, and none is forgotten."""
+    begun_seconds = stage.clock.now_seconds()
+    try:
+        if leaks:
+            stage.set("engine", "leaking")
+            if not comes(lambda: _leaks(stage.serving.get("/api/v1/diagnosis"))):
+                return "its leak is not found"
+            stage.set("engine", "absent")
+            if not comes(lambda: "down_since_seconds" in stage.serving.get("/api/v1/snapshot")["snapshot"]):
+                return "is not down"
+        else:
+            stage.set("engine", "restarted")
+    finally:
+        stage.set("engine", "well")
+    if not comes(lambda: _is_another_life(stage, begun_seconds, leaked=leaks)):
+        return f"is not another life: {(stage.serving.get('/api/v1/diagnosis') or {}).get('lives')}"
+    return "" if comes(lambda: is_well(stage, "engine")) else f"does not heal: {_seen(stage, 'engine')}"
+
+
+def _is_another_life(stage: Stage, begun_seconds: float, *, leaked: bool) -> bool:
+    """Whether a life began since then, the one before has its end, and a leak is that one's alone."""
+    found = stage.serving.get("/api/v1/diagnosis")
+    *_, before, present = [{}, *found["lives"]] if found else [{}, {}]
+    if before.get("end_seconds") is None or present["start_seconds"] < begun_seconds:
+        return False
+    if present["end_seconds"] is not None or not leaked:
+        return present["end_seconds"] is None
+    page = stage.serving.client.get("/")[1]
+    return _leaks(before) and not _leaks(present) and not _leaks(found) and found["worst"] == "fault" and LEAK in page
+
+
+def _leaks(judged: Mapping[str, Any] | None) -> bool:
+    """Whether a diagnosis, or one life of it, has the leak among its faults."""
+    return judged is not None and (LEAK, "fault") in [(one["id"], one["status"]) for one in judged["findings"]]
+
+
+def _acts(stage: Stage) -> list[str]:
+    """What of a server's own words would act where a page is shown."""
+    page, metrics = (stage.serving.client.get(path)[1] for path in ("/", "/metrics"))
+    return [part for part in ACTING if part in page or (part in metrics and not part.isprintable())]
 
 
 def is_well(stage: Stage, source: str) -> bool:
@@ -104,7 +164,7 @@ def is_well(stage: Stage, source: str) -> bool:
 def _is_as_told(stage: Stage, cell: Cell, errors_before: float) -> bool:
     up = stage.serving.up().get((cell.source,))
     if cell.condition == "flapping":
-        return _errors(stage, cell.source) > errors_before + 1
+        return errors(stage, cell.source) > errors_before + 1
     gone = cell.up != 1.0 or bool(cell.named)
     return (
         up == cell.up
@@ -114,16 +174,17 @@ def _is_as_told(stage: Stage, cell: Cell, errors_before: float) -> bool:
 
 
 def _all_go_on(stage: Stage, before: Mapping[str, float], cell: Cell) -> bool:
-    return all(count > before.get(source, 0.0) + 2 for source, count in _ticks(stage).items() if source != cell.source)
+    return all(count > before.get(source, 0.0) + 2 for source, count in ticks(stage).items() if source != cell.source)
 
 
-def _ticks(stage: Stage) -> dict[str, float]:
+def ticks(stage: Stage) -> dict[str, float]:
     """Of each source, the ticks that were not missed."""
     due, missed = (stage.serving.series(f"kvdiag_ticks{name}_total") for name in ("", "_missed"))
     return {source: count - missed.get((source,), 0.0) for (source,), count in due.items()}
 
 
-def _errors(stage: Stage, source: str) -> float:
+def errors(stage: Stage, source: str) -> float:
+    """How often a source failed."""
     return stage.serving.series("kvdiag_source_errors_total").get((source,), 0.0)
 
 

@@ -1,12 +1,13 @@
-"""Play the fault matrix for a day of accelerated time: random order, several sources at once, kill -9 among it.
+"""Play the fault matrix for a day of accelerated time: random order, several sources at once, kills, clock jumps.
 
 python -m tests.quality.faults.soak               a day at twenty times the usual pace: 72 minutes
 python -m tests.quality.faults.soak --hours 1 --seed 7
 
-Each cell is judged as the tests judge it. After each kill the next daemon has to go on from the folder of its records,
-and all of that has to be readable. Between kills, memory and descriptors of a daemon may not grow.
+Each cell is judged as the tests judge it. After each kill the next daemon has to continue from its record folder,
+and every record has to be readable, after any damage or clock change meanwhile. Between kills, memory and descriptors
+of a daemon must not grow.
 
-Exit code 1 where something was not as promised.
+Exit code 1 where a promise was broken.
 """
 
 import argparse
@@ -22,43 +23,48 @@ from pathlib import Path
 
 import psutil
 
-from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.folder_timeline import read_segments
-from tests.quality.faults.cells import CELLS, COLUMNS, SHOWN, Cell, comes, is_well, play
-from tests.quality.faults.stage import Stage
+from tests.quality.faults.cells import CELLS, COLUMNS, SHOWN, Cell, play
+from tests.quality.faults.daemon_stage import Stage
+from tests.quality.faults.mishaps import all_well, drawn_jump, jump, kill
 
 MIB = 2**20
 TICK_SECONDS = 0.05
 FASTER = 1.0 / TICK_SECONDS
 """Than a daemon that reads everything once a second."""
 
-KILL_RATIO = 0.3
-"""Of the rounds that a kill ends."""
+KILL_RATIO, JUMP_RATIO = 0.3, 0.15
+"""Of the rounds: that a kill ends, and in which the wall clock is set."""
+
+DAMAGED_RATIO, SET_RATIO = 0.5, 0.3
+"""Of the kills: after which a segment is damaged, and the clock set, before the next daemon starts."""
 
 WARM_SECONDS = 120.0
 """Until a daemon has imported and allocated what it needs."""
 
-MAX_GROWN_BYTES = 24 * MIB
-"""Over a daemon's life after that: five minutes of whole samples and a day of minutes fill up meanwhile."""
+MAX_GROWN_BYTES = (24 + 40) * MIB
+"""Over a daemon's life after that: five minutes of whole samples and a day of minutes fill up meanwhile, and malloc
+keeps what hostile pages took that were read side by side.
+"""
 
 MAX_GROWN_DESCRIPTORS = 8
 
 
 @dataclass(slots=True)
 class Told:
-    """What was seen so far."""
+    """The results so far."""
 
     played: Counter[tuple[str, str]] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    kills: int = 0
     most_grown_bytes: int = 0
     most_grown_descriptors: int = 0
 
-    def problem(self, what: str) -> None:
-        """Note what was not as promised, and say it at once: a run takes an hour."""
-        self.problems.append(what)
-        sys.stdout.write(f"not as promised: {what}\n")
-        sys.stdout.flush()
+    def problem(self, where: str, what: str) -> None:
+        """Note what was not as promised, if anything, and say it at once: a run takes an hour."""
+        if what:
+            self.problems.append(f"{where}: {what}")
+            sys.stdout.write(f"not as promised: {where}: {what}\n")
+            sys.stdout.flush()
 
 
 @dataclass(slots=True)
@@ -85,52 +91,34 @@ def soak(folder: Path, *, hours: float, drawn: random.Random) -> Told:
     until = time.monotonic() + hours * 3600.0 / FASTER
     with Stage(folder, tick_seconds=TICK_SECONDS) as stage, ThreadPoolExecutor(len(COLUMNS)) as pool:
         life = _Life(psutil.Process(stage.serving.process.pid))
-        if not _all_well(stage):
-            told.problem("not all is well at the start")
+        told.problem("the start", "" if all_well(stage) else "not all is well")
         hour = hours
         while (left_seconds := until - time.monotonic()) > 0.0:
             if left_seconds * FASTER / 3600.0 < hour - 1.0:
                 hour -= 1.0
-                sys.stdout.write(f"{hour:g} h left, {told.kills} kills\n")
+                sys.stdout.write(f"{hour:g} h left, {told.happened['kills']} kills\n")
                 sys.stdout.flush()
             cells = [drawn.choice(_of(column)) for column in COLUMNS if drawn.random() < 0.6]
-            if drawn.random() < KILL_RATIO:
-                _kill_amid(stage, cells, drawn, told)
+            share = drawn.random()
+            if share < KILL_RATIO:
+                damages, seconds = drawn.random() < DAMAGED_RATIO, drawn_jump(drawn) * (drawn.random() < SET_RATIO)
+                problem = kill(stage, cells, drawn, told.happened, damages=damages, seconds=seconds)
+                told.problem(f"a kill, then a jump by {seconds} s", problem)
                 life = _Life(psutil.Process(stage.serving.process.pid))
+                continue
+            if share < KILL_RATIO + JUMP_RATIO:
+                seconds = drawn_jump(drawn)
+                told.problem(f"a jump by {seconds} s", jump(stage, cells, drawn, told.happened, seconds))
                 continue
             for cell, problem in zip(cells, pool.map(lambda cell: play(stage, cell), cells), strict=True):
                 told.played[cell.source, cell.condition] += 1
-                if problem:
-                    told.problem(f"{cell.source} {cell.condition}: {problem}")
+                told.problem(f"{cell.source} {cell.condition}", problem)
             life.watch(told)
     return told
 
 
 def _of(column: tuple[str, ...]) -> list[Cell]:
     return [cell for cell in CELLS if cell.source in column]
-
-
-def _kill_amid(stage: Stage, cells: list[Cell], drawn: random.Random, told: Told) -> None:
-    """Break sources, kill the daemon at any moment of that, and see whether the next one finds everything again."""
-    told.kills += 1
-    cells = [cell for cell in cells if cell.source != "recorder"]
-    for cell in cells:
-        stage.set(cell.source, cell.condition)
-    time.sleep(drawn.uniform(0.0, 1.0))
-    stage.kill_daemon()
-    for cell in cells:
-        stage.set(cell.source, "well")
-    if not _all_well(stage):
-        told.problem(f"after a kill amid {[(cell.source, cell.condition) for cell in cells]} not all is well")
-    try:
-        if not read_segments(stage.records)[0].samples:
-            told.problem("after a kill nothing is recorded")
-    except KvdiagError as error:
-        told.problem(f"after a kill: {error}")
-
-
-def _all_well(stage: Stage) -> bool:
-    return comes(lambda: all(is_well(stage, source) for source in SHOWN))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,17 +129,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kvdiag-faults-") as folder:
         told = soak(Path(folder), hours=chosen.hours, drawn=random.Random(chosen.seed))  # noqa: S311  a draw, no secret
-    conditions = ("absent", "slow", "hanging", "garbage", "flapping", "full")
+    conditions = ("absent", "slow", "hanging", "garbage", "flapping", "full", "hostile", "restarted", "leaking")
     sys.stdout.write(f"{'times played':<18}" + "".join(f"{condition:>10}" for condition in conditions) + "\n")
     for source in SHOWN:
         counts = "".join(f"{told.played[source, condition] or '-':>10}" for condition in conditions)
         sys.stdout.write(f"{source:<18}{counts}\n")
+    happened = ", ".join(f"{count} {what}" for what, count in sorted(told.happened.items()))
     sys.stdout.write(
-        f"{chosen.hours:g} h at {FASTER:g} times the pace, seed {chosen.seed}; {told.kills} kills; a daemon grew by "
+        f"{chosen.hours:g} h at {FASTER:g} times the pace, seed {chosen.seed}; {happened}; a daemon grew by "
         f"{told.most_grown_bytes / MIB:.1f} MiB and {told.most_grown_descriptors} descriptors at most\n"
     )
     if told.most_grown_bytes > MAX_GROWN_BYTES or told.most_grown_descriptors > MAX_GROWN_DESCRIPTORS:
-        told.problem("a daemon grew")
+        told.problem("memory and descriptors", "a daemon grew")
     sys.stdout.write("all was as promised\n" if not told.problems else "")
     return 1 if told.problems else 0
 

@@ -18,7 +18,7 @@ def escaped(name: str, data: bytes) -> Exception | None:
     """What comes out of a reader besides its refusal."""
     try:
         READERS[name](data)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
+    except Exception as error:  # noqa: BLE001 - every escaped error is shown
         return error
     return None
 

@@ -1,12 +1,14 @@
 """Print every retired word in what users read, with what to write instead; exit 1 where there is one.
 
-Read are the string literals of `kvdiag/` that are prose (three words and more, docstrings left out unless click shows
-them as help), the texts of alerts and boards, and every document. The words stand in retired.txt.
+Read are the docstrings and comments of `kvdiag/` and `tests/`, the string literals of `kvdiag/` that are prose or a
+title, its data files, the alerts, the boards, the manifests, and every document. The words stand in retired.txt.
 """
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +17,20 @@ RETIRED = Path(__file__).with_name("retired.txt")
 DOCUMENTS = (
     "*.md",
     "docs/**/*.md",
-    "alerts/**/*.md",
-    "alerts/*.yaml",
-    "dashboards/*.md",
-    "deploy/**/*.md",
-    "kvdiag/**/knowledge.json",
+    "kvdiag/**/*.css",
+    "kvdiag/**/*.json",
+    *(f"{folder}/**/*.{kind}" for folder in ("alerts", "dashboards", "deploy") for kind in ("md", "json", "yaml")),
+    "deploy/**/*.service",
+    "deploy/Dockerfile",
+    "Makefile",
+    "mkdocs.yml",
 )
-PROSE = re.compile(r"[A-Za-z]+(?:\W+[A-Za-z]+){2}")
-OWN_GLOSSARY = "CONTRIBUTING.md"
-"""It has to name the words that it retires."""
+PROSE = re.compile(r"[A-Za-z]+\W*\s+\W*[A-Za-z]+|^[A-Z][a-z]+$")
+"""Two words, or a title of one."""
+
+CODE = r"`[^`\n]*`|\]\([^)]*\)"
+NOT_OURS = ("CONTRIBUTING.md", "wordings.json", "vllm_metrics.json")
+"""The glossary has to name the words that it retires; the others repeat what engines and torch write."""
 
 
 def main() -> int:
@@ -33,25 +40,32 @@ def main() -> int:
     ]
     words = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in rules]
     found = 0
-    for where, text in (*literals(), *documents()):
+    for where, text, own in (*literals(), *documents()):
         for pattern, better in words:
-            if match := pattern.search(text):
+            for match in (one for one in pattern.finditer(text) if one.start() < own):
                 found += 1
-                sys.stdout.write(f"{where}: {match.group(0)!r}: {better}\n    {' '.join(text.split())[:160]}\n")
+                around = text[max(0, match.start() - 80) : match.end() + 80]
+                sys.stdout.write(f"{where}: {match.group(0)!r}: {better}\n    {' '.join(around.split())}\n")
     sys.stdout.write(f"{found} retired words\n" if found else "")
     return 1 if found else 0
 
 
-def literals() -> Iterator[tuple[str, str]]:
-    """The prose among the string literals of the package, with file and line."""
-    for path in sorted((ROOT / "kvdiag").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)} - set(_helps(tree))
+def literals() -> Iterator[tuple[str, str, int]]:
+    """Prose in literals of the package, docstrings and comments: file and line, text, and how much is that place's."""
+    for path in sorted((*(ROOT / "kvdiag").rglob("*.py"), *(ROOT / "tests").rglob("*.py"))):
+        ours = path.is_relative_to(ROOT / "kvdiag")
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
             text = _text(node) if id(node) not in inside else None
-            if text and id(node) not in silent and PROSE.search(text) and "\\" not in text:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", text  # type: ignore[attr-defined]
+            if text and (id(node) in docs or (ours and PROSE.search(text) and "\\" not in text)):
+                text = re.sub(CODE, " ", text) if id(node) in docs else text
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", text, len(text)  # type: ignore[attr-defined]
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield f"{path.relative_to(ROOT)}:{token.start[0]}", re.sub(CODE, " ", token.string), len(token.string)
 
 
 def _text(node: ast.AST) -> str | None:
@@ -62,29 +76,20 @@ def _text(node: ast.AST) -> str | None:
     return None
 
 
-def _helps(tree: ast.AST) -> Iterator[int]:
-    """The docstrings that click prints as the help of a command."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(one) for one in node.decorator_list):
-            first = node.body[0]
-            if isinstance(first, ast.Expr):
-                yield id(first.value)
-
-
-def documents() -> Iterator[tuple[str, str]]:
-    """Every line of prose in the documents and alerts, without code blocks, links' targets and inline code."""
+def documents() -> Iterator[tuple[str, str, int]]:
+    """Every line of the documents and data files with the line after it, since phrases wrap; without code and links."""
     for path in sorted({path for pattern in DOCUMENTS for path in ROOT.glob(pattern)}):
-        if path.name == OWN_GLOSSARY:
+        if path.name in NOT_OURS:
             continue
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".md":
             text = re.sub(
                 r"^```.*?^```", lambda block: "\n" * block.group(0).count("\n"), text, flags=re.MULTILINE | re.DOTALL
             )
-            text = re.sub(r"`[^`\n]*`|\]\([^)]*\)", " ", text)
-        for number, line in enumerate(text.splitlines(), 1):
-            if path.suffix in (".md", ".json") or re.match(r"\s*(summary|description):|\s+[A-Z{]", line):
-                yield f"{path.relative_to(ROOT)}:{number}", line
+            text = re.sub(CODE, " ", text)
+        lines = text.splitlines()
+        for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", f"{line} {following.strip()}", len(line)
 
 
 if __name__ == "__main__":

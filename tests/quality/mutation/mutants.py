@@ -1,9 +1,9 @@
-"""Small wrong versions of a module, one change each: what the tests of that module should not let pass.
+"""Small wrong versions of a module, one change each, which the tests of that module should detect.
 
-Not changed are annotations and what a `Literal` lists, docstrings, imports, what a type checker alone reads,
-decorators, and wording (strings with spaces, parts of f-strings): a test that holds every word would hold up every
-correction of one. Nor does a function return None for False: no truth test tells them apart, and the type checker
-refuses it. Nor is `strict` dropped from a `zip` of what is equally long.
+Not changed are annotations and the values of a `Literal`, docstrings, imports, code for the type checker alone,
+decorators, and wording (strings with spaces, parts of f-strings): a test of every word would fail at every correction
+of one. Nor does a function return None for False: no truth test distinguishes them, and the type checker refuses it.
+Nor is `strict` dropped from a `zip` of iterables of equal length.
 """
 
 import ast

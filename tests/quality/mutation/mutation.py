@@ -52,12 +52,11 @@ TESTS = (
     "tests/unit/test_ledger.py",
     "tests/unit/test_ledger_sums.py",
     "tests/unit/test_ledger_torch.py",
-    "tests/unit/test_ledger_untold.py",
     "tests/unit/stats/test_rank_tests.py",
-    "tests/golden/test_traces.py",
+    "tests/golden/test_recorded_runs.py",
     "tests/golden/test_golden.py",
     "tests/golden/test_wording.py",
-    "tests/quality/corpus/test_traces.py",
+    "tests/quality/corpus/test_incident_traces.py",
 )
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "kvdiag/kv": ("tests/unit/kv",),
@@ -338,7 +337,7 @@ def _in_child(run: Callable[[], int], limit_seconds: float | None) -> int | None
 def _shared_out(
     drawn: Sequence[Mutant], workers: int, meet: Callable[[Mutant], Outcome | None]
 ) -> list[Outcome | None]:
-    """What becomes of each mutant, met by so many processes; what is known is told at once."""
+    """The outcome of each mutant, from so many processes; each survivor is printed at once."""
     folder = Path(tempfile.mkdtemp(prefix="kvdiag-mutation-"))
     children = []
     for number in range(workers):

@@ -1,4 +1,4 @@
-"""The stand-in is worth something only if the monitors that people use cannot tell it from NVIDIA's library."""
+"""The stand-in is useful only if common GPU monitors read it as they read NVIDIA's library."""
 
 from __future__ import annotations
 

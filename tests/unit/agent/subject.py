@@ -1,4 +1,4 @@
-"""A server's process with the stand-in torch and the agent as it is installed, which runs what a test tells it to."""
+"""A server's process with the stand-in torch and the installed agent, which runs a test's program."""
 
 import json
 import os
@@ -31,7 +31,7 @@ agent = Agent(os.environ["KVDIAG_AGENT_DIR"])
 
 
 def installed(folder: Path) -> Path:
-    """The agent's folder as `kvdiag agent install` fills it."""
+    """The agent's folder as `kvdiag agent install` writes it."""
     for name, content in files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -49,7 +49,7 @@ def environment(
 
 
 def run(program: str, environment: Mapping[str, str]) -> Any:
-    """What a program leaves on its last line as JSON; whatever it says on stderr fails the test."""
+    """The JSON in the last line of a program's output; any output on stderr fails the test."""
     out, said = outcome(program, environment)
     assert "" == said, said
     return json.loads(out.splitlines()[-1]) if out else None

@@ -72,7 +72,7 @@ def test_server_gets_the_same_error_whatever_happens(agent: Path, tmp_path: Path
 
 
 def test_one_box_a_second_and_the_newest_eight(agent: Path, tmp_path: Path) -> None:
-    """A server that fails again and again is not held up each time, and fills no disk."""
+    """A server that fails repeatedly is not delayed each time, and its black boxes do not fill the disk."""
     program = SERVER + (
         "from kvdiag_agent import black_box\n"
         "ask(1000 * MIB); ask(1001 * MIB)\n"

@@ -42,7 +42,7 @@ def tell(read):
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
-    """The library, with whatever state the test shows."""
+    """The library in the state that the test sets."""
     require(compiler() is not None, "a C compiler (cc)")
     folder = tmp_path_factory.mktemp("nvml")
     return StandIn(build(folder), folder / "state")
@@ -56,7 +56,7 @@ def told(stand_in: StandIn, state: State, uuid: str = UUID) -> Any:
 
 
 def test_memory_and_processes_are_those_of_the_device(stand_in: StandIn) -> None:
-    """A device is found by CUDA's identifier, with the driver's reservation and what it tells of each process."""
+    """A device is found by CUDA's identifier; its memory includes the driver's reservation and each process's usage."""
     actual = told(stand_in, State(gpus=(Gpu(uuid="GPU-other", total_bytes=GIB, free_bytes=0), GPU)))
     memory = {"total_bytes": 80 * GIB, "free_bytes": 4 * GIB, "driver_reserved_bytes": GIB // 2}
     assert [memory, [[7, 70 * GIB], [8, None]]] == actual
@@ -90,5 +90,5 @@ def test_older_drivers_tell_memory_without_their_reservation(stand_in: StandIn) 
     ids=["no driver", "no such device", "nothing told"],
 )
 def test_refusals_are_short_sentences(stand_in: StandIn, state: State, expected: list[str]) -> None:
-    """Whatever NVML refuses is one error that names what and why."""
+    """Every NVML refusal becomes one error that names the call and the reason."""
     assert expected == told(stand_in, state)

@@ -21,7 +21,7 @@ def segment(
     large: bool = True,
     device: int = 0,
 ) -> dict[str, Any]:
-    """A segment as torch tells it, of blocks (bytes, state)."""
+    """A segment as torch reports it, with blocks (bytes, state)."""
     return {
         "device": device,
         "address": 0x7F0000000000,
@@ -35,7 +35,7 @@ def segment(
 
 
 def comb(*, expandable: bool) -> list[dict[str, Any]]:
-    """48 holes of 64 MiB, each beside 2 MiB that live."""
+    """48 holes of 64 MiB, each followed by a live block of 2 MiB."""
     teeth = [(64 * MIB, FREE), (2 * MIB, LIVE)]
     if expandable:
         return [segment(*teeth * 48, expandable=True)]
@@ -98,7 +98,7 @@ def test_other_devices_are_left_out() -> None:
 
 
 def test_without_the_drivers_free_bytes_only_what_they_cannot_change_is_told() -> None:
-    """A block that fits is enough to say yes; without one, and without the driver's bytes, nothing is said."""
+    """Without the driver's bytes a large enough free block proves that the request fits; without one it is unknown."""
     hole = segment((600 * MIB, FREE), (2 * MIB, LIVE))
     fitting = summarise([hole], device=0, device_free_bytes=None)
     unknown = summarise([hole], device=0, device_free_bytes=None, request_bytes=GIB)
@@ -116,7 +116,7 @@ def test_without_the_drivers_free_bytes_only_what_they_cannot_change_is_told() -
     ],
 )
 def test_other_shapes_are_refused(broken: dict[str, Any], error: type[Exception]) -> None:
-    """Segments that are not as torch tells them are not summed up to something that looks right."""
+    """Segments in a form that torch does not report are refused, not summed."""
     segments = [{**segment((2 * MIB, LIVE)), **broken}]
     segments = [{name: value for name, value in each.items() if value is not ...} for each in segments]
     with pytest.raises(error):

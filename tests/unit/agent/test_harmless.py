@@ -1,4 +1,4 @@
-"""What the agent never does to the server, whatever happens to it."""
+"""Failures of the agent never affect the server."""
 
 import ast
 import signal
@@ -45,9 +45,9 @@ def test_links_are_not_followed(agent: Path, tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    # Moved first: what is published while a folder is emptied would keep it from being removed.
+    # Moved first: a file published while the folder is emptied would keep it from being removed.
     "folder gone": "import os, shutil; os.rename(folder, folder + '-gone'); shutil.rmtree(folder + '-gone', True)",
-    # The agent makes the folder anew as soon as it is gone: until the file is there first.
+    # The agent recreates the folder as soon as it is removed, unless the file takes its place first.
     "folder a file": "import pathlib, shutil, contextlib\n"
     "while not os.path.isfile(folder):\n"
     "  shutil.rmtree(folder, True)\n"
@@ -69,7 +69,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, damage: str) -> None:
-    """Whatever is taken from under the agent, nothing is said, the server goes on, and the thread is still there."""
+    """With a dependency of the agent removed, it prints nothing, the server continues and its thread stays alive."""
     program = (
         BUSY + "folder = os.environ['KVDIAG_AGENT_DIR']\n"
         "import threading\nfrom kvdiag_agent import thread\n"
@@ -85,7 +85,7 @@ def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, 
 
 
 def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -> None:
-    """A part that torch does not tell is named with its error; the other parts are as ever, and it comes back."""
+    """A part that torch fails to report is named with its error; the other parts are complete, and it recovers."""
     program = (
         BUSY + ONCE + "agent.publish(); kept = torch.cuda.memory_stats_as_nested_dict\n"
         "del torch.cuda.memory_stats_as_nested_dict; agent.publish()\n"
@@ -104,7 +104,7 @@ def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -
 
 def test_what_fails_of_one_device_is_told_beside_another(agent: Path, tmp_path: Path) -> None:
     """One device that can be read does not hide why the one before it cannot, and is read all the same."""
-    # A process with two GPUs, the first of which does not tell its identity
+    # A process with two GPUs, the first of which does not report its identity
     program = (
         BUSY + "WORLD.devices = 2; WORLD.segment((4 * MIB, ACTIVE), device=1)\n"
         "told = torch.cuda.get_device_properties\n"
@@ -167,7 +167,7 @@ def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> No
 def test_no_snapshot_is_taken_that_would_hold_the_server_up(
     agent: Path, tmp_path: Path, change: str, reason: str
 ) -> None:
-    """With too many blocks, or a history that would come along, the split is left out, and why is said."""
+    """With too many blocks, or with an allocation history included, the split is omitted and the reason reported."""
     snapshots = run(BUSY + change + ONCE + "agent.publish(); print(WORLD.snapshots)", environment(agent, tmp_path))
     (told,) = published(tmp_path)
     assert 0 == snapshots
@@ -199,7 +199,7 @@ def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Pat
 
 
 def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> None:
-    """A server whose Python lacks what the agent needs goes on, with one line in its log."""
+    """A server whose Python lacks a module that the agent needs continues, with one line in its log."""
     program = BUSY + "sys.modules['kvdiag_agent.thread'] = None; import kvdiag_agent; kvdiag_agent.register(); print(1)"
     out, said = outcome(program, environment(agent, tmp_path))
     (line,) = said.splitlines()
@@ -209,7 +209,7 @@ def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> 
 
 
 def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
-    """A folder that takes nothing is what no reader can be told of: one line, however often it is tried."""
+    """A folder that cannot be written gives one line in the server's log, however often the agent tries."""
     program = BUSY + (
         "from kvdiag_agent import thread; agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
         "while agent._sequence < 5: time.sleep(0.01)"

@@ -1,4 +1,4 @@
-"""The agent in a process of its own, beside a stand-in for torch: what it publishes, and what it never does."""
+"""The agent in its own process with a stand-in for torch: what it publishes, and what it never does."""
 
 import json
 import os
@@ -18,7 +18,6 @@ from tests.integration.vllm.sessions import kill_session
 from tests.unit.agent.subject import BUSY, ONCE, environment, names_in, published, run
 
 LIMIT_SECONDS = 30.0
-OLDEST_PYTHON = (3, 9)
 
 
 def wait_for(reached: Callable[[], bool]) -> None:
@@ -144,7 +143,7 @@ def test_forked_processes_publish_too(agent: Path, tmp_path: Path) -> None:
 
 
 def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
-    """Whoever reads while the agent writes as fast as it can gets a whole publication each time, and none backwards."""
+    """A reader gets a whole publication at each read while the agent writes at full speed, and never an older one."""
     program = BUSY + ONCE + "end = time.monotonic() + 1.5\nwhile time.monotonic() < end: agent.publish()"
     seen: list[int] = []
     over = threading.Event()
@@ -168,7 +167,7 @@ def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", ["0o077", "0o000"])
 def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask: str) -> None:
-    """Whatever the server's umask, the file has mode 0640, and a folder that had to be made 0750."""
+    """With any umask of the server the file has mode 0640, and a folder that the agent creates 0750."""
     run(BUSY + f"os.umask({umask})\n" + ONCE + "agent.publish()", environment(agent, tmp_path / "made"))
     (file,) = (tmp_path / "made").iterdir()
     assert (0o640, 0o750) == (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE((tmp_path / "made").stat().st_mode))
@@ -263,7 +262,7 @@ def test_files_of_agents_long_gone_are_removed(agent: Path, tmp_path: Path) -> N
 
 
 def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:
-    """Of a process only its short name is told: keys stand on command lines."""
+    """Only a process's short name is reported, since command lines can contain keys."""
     run(BUSY + ONCE + "agent.publish()  # --api-key=secret", environment(agent, tmp_path))
     (file,) = tmp_path.iterdir()
     assert "secret" not in file.read_text()

@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
-from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
+from kvdiag.checks import agent_check, engine_check, gpu_check, prometheus_check
+from kvdiag.checks.check import Check, Outcome, clock_check, worst
 from kvdiag.engines import DEFAULT as ENGINE
 from kvdiag.engines.engine import Identity
 from kvdiag.model import Gap
@@ -23,6 +24,7 @@ REAL = parse_page((SCRAPES / "vllm-0.32.0-cpu-tp2-idle.prom").read_text())
 FOLDER = Path("/shared/published")
 GAP = Gap(source="nvml", kind="failed", reason="the driver is gone; reboot")
 UNFILTERED = replace(ENGINE, polled_metrics=())
+WITHOUT_BLOCKS = replace(ENGINE, has_blocks=False, has_sleep=False)
 SERVER = Identity(version="0.32.0", model="m", root=None, max_model_len_tokens=None, server_header=None)
 BUSY = device(processes=(process(7, GIB),))
 
@@ -71,6 +73,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "new version": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.33.0")), "warn"),
     "no version": (lambda: engine_check.version(ENGINE, replace(SERVER, version=None)), "warn"),
     "series": (lambda: engine_check.series(ENGINE, REAL, ""), "pass"),
+    "an engine without blocks": (lambda: engine_check.series(WITHOUT_BLOCKS, REAL, ""), "pass"),
     "a series less": (lambda: engine_check.series(ENGINE, without("vllm:cache_config_info"), ""), "warn"),
     "no series": (lambda: engine_check.series(ENGINE, {}, ""), "fail"),
     "no page": (lambda: engine_check.series(ENGINE, None, "404 on /metrics"), "fail"),
@@ -91,7 +94,6 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "clock behind": (lambda: engine_check.clock("Thu, 01 Jan 1970 00:16:40 GMT", 1100.0), "warn"),
     "clock ahead": (lambda: engine_check.clock("Thu, 01 Jan 1970 00:16:40 GMT", 900.0), "warn"),
     "clock of garbage": (lambda: engine_check.clock("yesterday", 900.0), "skip"),
-    "no clock": (lambda: engine_check.clock(None, 900.0), "skip"),
     "agents": (lambda: agent_check.publications(FOLDER, [allocator()], ()), "pass"),
     "agents of a CPU engine": (lambda: agent_check.publications(FOLDER, [], (GAP,)), "warn"),
     "agent hangs": (lambda: agent_check.publications(FOLDER, [allocator(age_seconds=60.0)], ()), "warn"),
@@ -102,9 +104,8 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "folder of others": (lambda: agent_check.permission(FOLDER, readable=False, writable=False), "fail"),
     "prometheus": (lambda: prometheus_check.answers("http://p", None), "pass"),
     "prometheus fails": (lambda: prometheus_check.answers("http://p", "401"), "fail"),
-    "its clock": (lambda: prometheus_check.clock(1.0), "pass"),
-    "its clock behind": (lambda: prometheus_check.clock(60.0), "warn"),
-    "its clock not told": (lambda: prometheus_check.clock(None), "skip"),
+    "its clock behind": (lambda: clock_check("prometheus.clock", "its", 60.0), "warn"),
+    "its clock not told": (lambda: clock_check("prometheus.clock", "its", None), "skip"),
     "scraped": (lambda: prometheus_check.scraped("vllm", 30, 40), "pass"),
     "scraped no more": (lambda: prometheus_check.scraped("vllm", 0, 30), "warn"),
     "never scraped": (lambda: prometheus_check.scraped("gpu", 0, 0), "warn"),
@@ -112,7 +113,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
 
 
 def test_a_check_says_what_is_there_and_what_to_change(golden: Callable[[str, str], None]) -> None:
-    """Each outcome of each check; what is said of it is reviewed as text."""
+    """The text of each outcome of each check equals its golden file."""
     made = {name: check() for name, (check, _) in CASES.items()}
     assert {name: outcome for name, (_, outcome) in CASES.items()} == {name: one.outcome for name, one in made.items()}
     texts = (f"{name}\n    {one.outcome} {one.id}: {one.found}\n    {one.fix or '-'}\n" for name, one in made.items())
@@ -120,7 +121,7 @@ def test_a_check_says_what_is_there_and_what_to_change(golden: Callable[[str, st
 
 
 def test_every_complaint_names_a_fix() -> None:
-    """A warning alone helps nobody."""
+    """Every warning comes with a fix."""
     with pytest.raises(ValueError, match="names no fix"):
         Check("a.b", "warn", "wrong")
 

@@ -21,7 +21,7 @@ AT_ONCE = 5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run of a story, the trace that it recorded, and its report."""
+    """A finished run of a scenario, the trace that it recorded, and its report."""
 
     result: Result
     trace: Path

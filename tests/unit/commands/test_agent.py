@@ -22,7 +22,7 @@ def test_server_finds_it_without_installing(tmp_path: Path) -> None:
 
 
 def test_it_works_from_there_alone(tmp_path: Path) -> None:
-    """What was installed runs without anything of kvdiag beside it."""
+    """The installed agent runs without importing kvdiag or its dependencies."""
     command("agent", "install", str(tmp_path / "agent"))
     program = "import json, sys, kvdiag_agent.report as r; r.memory_report()\n"
     tell = "print(json.dumps([name for name in sys.modules if name.split('.')[0] in ('kvdiag', 'click', 'pynvml')]))"
@@ -41,7 +41,7 @@ def test_installed_again_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """A file where the folder should be is said in one line."""
+    """A file in the place of the agent's folder is an error of one line."""
     (tmp_path / "file").touch()
     result = command("agent", "install", str(tmp_path / "file"))
     assert (3, "") == (result.code, result.stdout)
@@ -49,7 +49,7 @@ def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def test_any_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
-    """The server runs as another user than the container that fills the folder, whose umask may be strict."""
+    """Folders and files are world-readable under a strict umask: the server may run as another user."""
     before = os.umask(0o077)
     try:
         command("agent", "install", str(tmp_path / "volume" / "agent"))

@@ -43,7 +43,7 @@ class Stranger:
 
 @pytest.fixture
 def stranger() -> Stranger:
-    """Whoever listens."""
+    """A listener that must not receive credentials."""
     return Stranger()
 
 

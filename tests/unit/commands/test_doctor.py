@@ -1,4 +1,4 @@
-"""`kvdiag doctor` beside a simulated server, beside none, and with addresses of something else."""
+"""`kvdiag doctor` with a simulated server, without a server, and with addresses of something else."""
 
 import json
 import re
@@ -86,6 +86,6 @@ def test_a_person_reads_outcome_id_and_fix(golden: Callable[[str, str], None]) -
     with refused_port() as port:
         told = call("doctor", "--url", f"http://127.0.0.1:{port}")
     assert 2 == told.code
-    # What is said of a GPU is this machine's.
+    # The lines about GPUs depend on this machine.
     shown = told.stdout[told.stdout.index("  FAIL  engine.answers") :].replace(str(port), "PORT")
     golden("doctor.txt", re.sub(r"\n\n.*\n$", "\n", re.sub(r"\(.*?\)", "(…)", shown, count=1, flags=re.DOTALL)))

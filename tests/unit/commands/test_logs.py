@@ -1,4 +1,4 @@
-"""Logs: where they go, and that nobody who logs ends or waits because they cannot go there."""
+"""Logs: where they are written, and that an unwritable log neither ends nor blocks kvdiag."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def reader_gone() -> tuple[int, ...]:
 
 
 def nobody_reads() -> tuple[int, ...]:
-    """Writing would wait for ever."""
+    """A full pipe without a reader: the next write would block forever."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -59,7 +59,7 @@ def says_ok(process: subprocess.Popen[bytes]) -> bool:
 
 
 def test_a_daemon_outlives_its_log(stderr: int) -> None:
-    """Whatever becomes of stderr: it samples, judges and serves, and ends as it should."""
+    """With a broken stderr the daemon samples, judges, serves and exits cleanly."""
     with Drill(SCENARIOS["healthy"]) as drill:
         arguments = ["serve", "--url", drill.url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1"]
         command = [sys.executable, "-m", "kvdiag", *arguments]

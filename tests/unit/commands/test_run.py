@@ -58,7 +58,7 @@ def served(client: Client) -> float:
 
 @contextmanager
 def traffic(client: Client) -> Iterator[None]:
-    """Somebody else's request, which goes on for as long as the block."""
+    """Another client's request, which runs for as long as the block."""
     connection = http.client.HTTPConnection(client.host, timeout=RUN_LIMIT_SECONDS)
     body = {"prompt": "somebody else", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body))
@@ -108,7 +108,7 @@ def test_interrupted_run_leaves_nothing_behind(
     assert ["baseline", "warmup", "warmup", "single_request"] == [span.step for span in spans[:4]]
     assert [True, False] == [spans[-2].complete, spans[-1].complete]
 
-    # what was seen of it can be judged like any other trace
+    # its partial trace can be judged like any other trace
     again = call("diagnose", str(trace), "--output", "json")
     assert (3, "unknown", "") == (again.code, again.document["worst"], again.stderr)
 
@@ -162,7 +162,7 @@ def test_refused_run_leaves_an_earlier_trace(tmp_path: Path, drill: Client) -> N
 
 
 def test_other_traffic_is_refused(drill: Client) -> None:
-    """A server that somebody else uses is not measured: their requests would be taken for ours."""
+    """A server with other traffic is refused before the first step: other requests would distort the figures."""
     with traffic(drill):
         actual = call("run", "--url", url_of(drill))
 
@@ -172,7 +172,7 @@ def test_other_traffic_is_refused(drill: Client) -> None:
 
 
 def test_other_traffic_can_be_forced(drill: Client) -> None:
-    """With --force the steps are offered beside it, and somebody else's request is left alone."""
+    """With --force the steps run despite other traffic, and the other client's request is not interrupted."""
     with traffic(drill), started("run", "--url", url_of(drill), "--force") as process:
         read_while(process, lambda: served(drill) >= 1)
         process.send_signal(signal.SIGINT)
@@ -257,7 +257,7 @@ def test_disk_that_fills_up_ends_the_run(tmp_path: Path, drill: Client, name: st
 
 
 def test_server_that_ends_leaves_the_run_without_a_verdict() -> None:
-    """When the server goes away in the middle of a step, what was seen is shown, and the rest is unknown."""
+    """When the server exits during a step, the steps so far are shown and the others are unknown."""
     with ExitStack() as ending:
         with Drill(SLOW) as serving:
             client = Client(serving.url)

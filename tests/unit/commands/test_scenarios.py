@@ -1,4 +1,4 @@
-"""Every story to its verdict, through the command line as a user calls it, from observation alone."""
+"""Each scenario and its verdict, through the command line, from observation alone."""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ VERDICTS: Mapping[str, Verdict] = {
 
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_story_is_found_out(story: str, run: Run) -> None:
-    """A run says what the story does wrong, or that nothing is, and exits with the code that goes with it."""
+    """A run of a scenario ends with its expected finding, status and exit code."""
     expected = VERDICTS[story]
     finding = run.result.finding(expected.finding)
     actual = Verdict(run.result.code, run.document["worst"], finding["id"], finding["status"])
@@ -66,7 +66,7 @@ def test_document_meets_its_schema(story: str, run: Run) -> None:
 
 @pytest.mark.parametrize("story", SCENARIOS)
 def test_progress_names_the_steps(story: str, run: Run) -> None:
-    """Each step is announced once on stderr, in order, and nothing else is said there."""
+    """Each step is announced once on stderr, in order, and stderr holds no other line."""
     lines = run.result.stderr.splitlines()
     count = 1 if story in OPTIONS else 4
     assert [f"step {number} of {count}" for number in range(1, count + 1)] == [line[:11] for line in lines]

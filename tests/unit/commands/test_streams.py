@@ -45,7 +45,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
     with subprocess.Popen([sys.executable, "-m", "kvdiag", *arguments], env=ASCII, stdout=theirs) as process:
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # so a terminal ends whose last writer has gone
+        with contextlib.suppress(OSError):  # reading a terminal fails once its last writer has exited
             while more := os.read(ours, 4096):
                 shown += more
     os.close(ours)
@@ -81,14 +81,14 @@ def test_what_to_do_is_pointed_at_in_ascii() -> None:
 
 
 def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
-    """A full disk is nobody's mistake, and no verdict."""
+    """With a full disk the exit code is 3, with one line on stderr."""
     command = 'exec "$0" -m kvdiag "$@" >/dev/full'
     done = subprocess.run(["/bin/sh", "-c", command, sys.executable, *FIT], check=False, capture_output=True, text=True)
     assert (3, 1, True) == (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr)
 
 
 def test_a_mistake_of_our_own_is_no_verdict() -> None:
-    """What nobody foresaw, here a dependency that is missing, exits 3 and is told with its traceback."""
+    """An internal error, here a missing dependency, exits 3 with its traceback and a last line that says so."""
     script = "import sys; sys.modules['psutil'] = None; from kvdiag.commands import main; sys.exit(main(['doctor']))"
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert (3, "") == (done.returncode, done.stdout)

@@ -18,7 +18,7 @@ WAYS = {
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A process of which 2 MiB are reserved and not allocated, and why is not told."""
+    """A process with 2 MiB reserved but not allocated, without a breakdown of that gap."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path, Facts()) as writer:
         held = allocator(allocated_bytes=8 * GIB - 2 * MIB)
@@ -27,14 +27,14 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_usual_threshold_calls_a_small_gap_normal(trace: Path) -> None:
-    """Two gigabytes, unless told otherwise."""
+    """At the default threshold a gap of 2 MiB is ok."""
     actual = kvdiag("diagnose", str(trace), "--output", "json").finding("fragmentation.allocator")
     assert "ok" == actual["status"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_lower_threshold_has_the_gap_judged(trace: Path, tmp_path: Path, way: str) -> None:
-    """A gap beyond it is judged by its parts, which here are not told."""
+    """A gap above the threshold is unknown when its breakdown is not reported."""
     flags, env, text = WAYS[way]
     config = tmp_path / "kvdiag.toml"
     config.write_text(text)

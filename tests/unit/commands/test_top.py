@@ -1,4 +1,4 @@
-"""`kvdiag top` in a real terminal, beside a simulated server and a daemon; and as one frame without a terminal."""
+"""`kvdiag top` in a real terminal, with a simulated server and a daemon; and as one frame without a terminal."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -15,13 +16,16 @@ import pytest
 import kvdiag
 from kvdiag.commands import main
 from kvdiag.sim import SCENARIOS, Drill
+from tests.builders import lives
+from tests.builders.answers import later
 from tests.fixtures.debian import NoPackageError
 from tests.fixtures.hostile import Hostile, refused_port, reply
 from tests.fixtures.require import require
 from tests.fixtures.terminal import terminal, tmux
 from tests.integration.vllm.cli import started
+from tests.unit.outputs.test_top_frames import view
 from tests.unit.sim.client import Client
-from tests.unit.sources.test_daemon import answering, healthy
+from tests.unit.sources.test_daemon import answering, healthy, page
 
 FAST = ("--tick-seconds", "0.1")
 LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
@@ -37,7 +41,7 @@ def _tmux() -> None:
 
 @contextmanager
 def daemon(url: str) -> Iterator[str]:
-    """The address of a daemon beside a server, for the length of the block."""
+    """The address of a daemon for a server, for the length of the block."""
     with started("serve", "--url", url, "--listen", "127.0.0.1:0", *FAST) as process:
         yield json.loads(process.stderr.readline())["address"] if process.stderr is not None else ""
 
@@ -98,7 +102,7 @@ def test_it_is_put_aside_and_ended_by_a_signal() -> None:
 
 
 def test_a_daemon_is_looked_through_until_it_goes() -> None:
-    """What the daemon sees is shown as it is; once it is gone nothing is healthy any more."""
+    """The daemon's view is shown unchanged; once the daemon exits the verdict is unknown."""
     with Drill(SCENARIOS["healthy"]) as drill, terminal() as window:
         with daemon(drill.url) as address:
             window.kvdiag("top", "--attach", address, *FAST)
@@ -124,7 +128,7 @@ asyncio.run(crash())
 
 
 def test_a_crash_gives_the_terminal_back() -> None:
-    """Its modes, its screen and its cursor are as they were, whatever went wrong."""
+    """After a crash the terminal's modes, screen and cursor are restored."""
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     done = subprocess.run(
@@ -174,7 +178,7 @@ def test_one_frame_where_there_is_nobody(capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "complaint"),
     [
         (["--url", "http://a", "--attach", "http://b"], "give either --url or --attach"),
-        (["--attach", "ftp://u:secret@b"], "'b' is not a daemon address"),
+        (["--attach", "ftp://u:secret@b"], "not a daemon address"),
         (["--attach", "http://b", "--password", "x"], "a password needs --user"),
     ],
 )
@@ -204,9 +208,20 @@ def test_a_proxy_that_wants_a_password_is_no_daemon(capsys: pytest.CaptureFixtur
 
 
 def test_an_older_daemon_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Another version's pages are read as far as they go, and its version is told."""
+    """A daemon of another version is read as far as possible, and its version is reported."""
     text = healthy().replace(f'"version":"{kvdiag.__version__}"', '"version":"0.0.9"')
     with Hostile(answering(reply(text, content_type="application/json"))) as server:
         code = main(["top", "--attach", server.url, "--once"])
     assert 0 == code
     assert f"kvdiag 0.0.9, this is {kvdiag.__version__}" in capsys.readouterr().out
+
+
+def test_what_a_restart_has_ended_alarms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """The fault of an earlier life leads the frame; the exit code is of the present one."""
+    known = view().snapshot
+    begun = known.newest.at_seconds - 60.0
+    found = lives.judged(lives.life(100.0, lives.LEAKED_BLOCKS, tokens=9), lives.life(140.0, 0))
+    text = page(replace(known, diagnosis=later(found, begun - 140.0)))
+    with Hostile(answering(reply(text, content_type="application/json"))) as server:
+        code = main(["top", "--attach", server.url, "--once"])
+    assert (0, True) == (code, "FAULT  before the server stopped" in capsys.readouterr().out)

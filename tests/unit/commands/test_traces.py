@@ -48,7 +48,7 @@ def test_text_of_two_traces_has_both_and_says_what_is_missing(
     paths = [record(f"r{seed}", day(seed, name="pool", part=device_part, busy=False)) for seed in range(2)]
     code = main(["diagnose", *paths])
     told = capsys.readouterr().out
-    assert told.startswith("SUSPECT  2 replicas: 2 suspect\n")  # of the neighbour beside them
+    assert told.startswith("SUSPECT  2 replicas: 2 suspect\n")  # because of another process on the GPU
     assert 1 == code
     assert "Versions\n" in told
     assert "6 replicas are needed, 12 are better" in " ".join(told.split())

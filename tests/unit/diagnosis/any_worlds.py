@@ -11,7 +11,7 @@ STEP_IDS = tuple(step.id for step in STEPS)
 
 
 def bytes_or_none(most: int) -> st.SearchStrategy[int | None]:
-    """A size, or that it is not told."""
+    """A size, or `None`: not reported."""
     return st.none() | st.integers(0, most)
 
 
@@ -44,14 +44,14 @@ def worlds(draw: st.DrawFn) -> World:
         device_growth_bytes=draw(st.sampled_from([0, 0, 3 * MIB])),
         agents=draw(st.booleans()),
         torch_growth_bytes=draw(st.sampled_from([0, 0, 3 * MIB])),
-        outside_told=draw(st.booleans()),
+        outside_reported=draw(st.booleans()),
         foreign=draw(st.sampled_from([{}, {0: (TRAINING,)}, {1: (process(7, None),)}, {2: (TRAINING,)}])),
         foreign_growth_bytes=draw(st.sampled_from([{}, {0: 8 * MIB, 2: 8 * MIB}])),
         zombie_bytes=draw(st.sampled_from([0, 0, 2 * GIB])),
         server_seen=draw(st.booleans()),
-        processes_told=draw(st.booleans()),
-        server_bytes_told=draw(st.booleans()),
-        memory_told=draw(st.sampled_from([True, True, False])),
+        processes_reported=draw(st.booleans()),
+        server_bytes_reported=draw(st.booleans()),
+        memory_reported=draw(st.sampled_from([True, True, False])),
         nvml=draw(st.sampled_from([None, None, NO_NVML, GPU_LOST])),
         resident_at_once=draw(st.sampled_from([None, None, 6])),
         preemptions=draw(st.sampled_from([0, 0, 4])),
@@ -61,7 +61,7 @@ def worlds(draw: st.DrawFn) -> World:
         busy=draw(st.sampled_from([False, False, False, True])),
         cut_short_in=draw(st.sampled_from([None, None, *STEP_IDS[1:]])),
         lost_in=draw(st.sampled_from([None, None, None, *STEP_IDS[1:]])),
-        usage_told=draw(st.sampled_from([True, True, True, False])),
+        usage_reported=draw(st.sampled_from([True, True, True, False])),
     )
 
 

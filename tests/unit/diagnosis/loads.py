@@ -1,4 +1,4 @@
-"""A load of two requests of ours of 512 tokens, as its marks and samples tell of it."""
+"""A load of two requests of ours of 512 tokens, as marks and samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -83,7 +83,7 @@ def marks(span: Span = SPAN, cycle: int = 0) -> tuple[Mark, ...]:
     )
 
 
-# 64 blocks of 16 tokens for each of 2 x 512 tokens; two idle readings on each side.
+# 64 blocks of 16 tokens for each of 2 x 512 tokens; two idle samples on each side.
 WHOLE = (idle(10.0, 3), idle(15.0, 3), under_load(21.0, 67), under_load(22.0, 67), idle(31.0, 5), idle(35.0, 5))
 
 

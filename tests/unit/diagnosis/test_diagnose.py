@@ -82,7 +82,7 @@ def test_every_world_is_judged() -> None:
 
 
 def test_steps_come_in_their_order() -> None:
-    """A run has a result for each step, whatever of it was seen."""
+    """A run that loses the server has a result for each step, in order."""
     assert tuple(one.id for one in STEPS) == tuple(one.id for one in judged(World(lost_in="single_request")).steps)
 
 
@@ -112,7 +112,7 @@ def test_findings_bring_cause_check_and_remedy() -> None:
 @few
 @given(worlds())
 def test_every_rule_answers_every_id_each_time(world: World) -> None:
-    """Whatever was seen, each verdict is there once, in the same order, with a sentence and a status."""
+    """In any world each verdict occurs once, in the same order, and has a summary."""
     actual = judged(world)
     assert list(statuses(judged().findings)) == [one.id for one in actual.findings]
     assert all(summary for summary in (one.summary for one in actual.findings))

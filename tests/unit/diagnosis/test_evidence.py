@@ -1,4 +1,4 @@
-"""Each row of evidence, each quantity of a step, with unit and source: `world | id | name | value | unit | source`.
+"""Each row of evidence with its unit and source: `world | id | name | value | unit | source`.
 
 The figures of histories (tests/golden/figures) leave the sources out. `pytest --update-golden` rewrites the file.
 """
@@ -9,7 +9,7 @@ from itertools import chain
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import compare
-from kvdiag.model import Finding, StepResult
+from kvdiag.model import Finding
 from tests.builders.runs import judged
 from tests.builders.series import device_part, hidden_device_part, host_part, neighbour_part, timeline, torch_part
 from tests.builders.soak_timeline import SOAKS, facts_of, soak
@@ -29,7 +29,7 @@ PARTS = {
 }
 
 
-def watched() -> Iterator[tuple[str, Iterable[Finding | StepResult]]]:
+def watched() -> Iterator[tuple[str, Iterable[Finding]]]:
     """Memory that grows by 200 MB an hour, as each source sees it; and 60 MB an hour in one of two versions."""
     for name, part in PARTS.items():
         seen = timeline("filled cache", hours=6.5, tick_seconds=120.0, leak_mb_per_hour=200.0, part=part)
@@ -38,17 +38,16 @@ def watched() -> Iterator[tuple[str, Iterable[Finding | StepResult]]]:
         yield f"fleet: {name}", compare(chain(*fleet)).findings
 
 
-def rows(told: Mapping[str, Iterable[Finding | StepResult]]) -> str:
+def rows(told: Mapping[str, Iterable[Finding]]) -> str:
     """One line for each row, under the first name that shows it."""
     found: dict[str, str] = {}
     for name, said in told.items():
         for one in said:
-            parts = [*one.evidence] if isinstance(one, Finding) else [*one.expected, *one.measured]
-            for row in parts:
+            for row in one.evidence:
                 # Further digits of so small a p-value are the platform's.
                 least = 1e-6 if row.unit == "p-value" else -math.inf
                 value = f"{max(row.value, least):.5g}" if isinstance(row.value, float) else row.value
-                found.setdefault(f"{one.id} | {row.name} | {value} | {row.unit} | {getattr(row, 'source', '')}", name)
+                found.setdefault(f"{one.id} | {row.name} | {value} | {row.unit} | {row.source}", name)
     return "".join(f"{name} | {line}\n" for line, name in found.items())
 
 
@@ -57,5 +56,4 @@ def test_evidence_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
     runs = {name: judged(world) for name, world in WORLDS.items()}
     runs |= {name: diagnose(*case) for name, case in cases().items()}
     runs |= {f"soak: {name}": diagnose(soak(seen), facts_of()) for name, seen in SOAKS.items()}
-    told: dict[str, Iterable[Finding | StepResult]] = {name: (*one.steps, *one.findings) for name, one in runs.items()}
-    golden("diagnosis/evidence.txt", rows({**told, **dict(watched())}))
+    golden("diagnosis/evidence.txt", rows({name: one.findings for name, one in runs.items()} | dict(watched())))

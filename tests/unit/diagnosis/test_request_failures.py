@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.request_failures import enough_room, memory_failures, parse_oom
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, parse_oom
 from kvdiag.model import Mark, Outcome, Timeline
 from kvdiag.oom.message import Shortage
 from tests.builders.values import GIB, MIB, OOM
@@ -78,19 +79,27 @@ def test_other_errors_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "unallocated", "room"), [(1, 2, True), (1, 1, False), (None, 9, None), (9, None, None), (3, 9, None)]
+    ("free", "unallocated", "state"),
+    [
+        (1, 3, "confirmed"),
+        (2, 2, "unknown"),
+        (1, 1, "none"),
+        (None, 9, "unknown"),
+        (9, None, "unknown"),
+        (3, 9, "unknown"),
+    ],
 )
-def test_room_is_left_only_where_both_figures_are_known(
-    free: int | None, unallocated: int | None, room: bool | None
+def test_holes_are_unallocated_bytes_that_alone_were_enough(
+    free: int | None, unallocated: int | None, state: str
 ) -> None:
-    """Free and unallocated bytes together are compared with what was asked for."""
+    """Free bytes do not join them to one block: with those alone it is unknown, and with too few of both none."""
     oom = Shortage(kind="torch", message="", asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
-    assert room is enough_room(oom)
+    assert state == holes_in_message(oom, DEFAULT_LIMITS).state
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_it_fail(text: str) -> None:
-    """Whatever a server answers is read or refused, and never raises."""
+    """Any text after torch's message is parsed without an exception."""
     actual = parse_oom(f"CUDA out of memory. Tried to allocate 1.00 GiB. {text}")
     assert actual is not None
     assert GIB == actual.asked_bytes

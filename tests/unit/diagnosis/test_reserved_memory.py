@@ -71,7 +71,7 @@ def served(seconds: float, generated: int | None, running: int | None = 0) -> Sa
 
 
 def test_flushes_count_within_five_minutes() -> None:
-    """From the first reading in them; where torch counts them, and never less than none."""
+    """Retries count from the first sample of five minutes, are never below 0, and `None` if torch reports none."""
     early, first, last = (allocator(alloc_retries_total=count) for count in (0, 5, 9))
     untold = allocator(alloc_retries_total=None)
 
@@ -147,7 +147,7 @@ def test_what_lies_unused_for_ten_idle_minutes_is_watched(
 
 
 def test_what_came_and_went_is_not_watched() -> None:
-    """Every reading of the ten minutes counts, those before them do not; without engines nothing tells of requests."""
+    """The gap must be in every sample of the last ten minutes, and the engines sampled and idle."""
     large, small, untold = gap(USUAL_BYTES + 1), gap(GIB), allocator()
     idle = (served(0.0, 0), served(600.0, 0))
 
@@ -183,7 +183,7 @@ def test_pools_of_graphs_are_not_to_be_shared() -> None:
 
 
 def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
-    """With the engines beside it, and its device's memory, as it publishes it or as NVML reads it."""
+    """The history has the engines' samples and the device's memory, as the process publishes it or NVML reads it."""
     own, other, anew = allocator(age_seconds=2.0), allocator(pid=7), allocator(start_ticks=9)
     early = Sample(at_seconds=339.9, allocators=(own,))
     first = Sample(at_seconds=340.0, allocators=(other, own, anew), engines=(engine(),))
@@ -205,7 +205,7 @@ def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
 def loaded(
     *gaps: int | None, served_first: int | None = 0, served_last: int | None = 3600, step: float = 600.0
 ) -> Timeline:
-    """A process with so much unused at each reading, and the prompt tokens of an engine beside it and an idle one."""
+    """A process with these unused bytes at each sample, and prompt tokens of one engine next to an idle one."""
     samples = []
     for number, size in enumerate(gaps):
         one = allocator(memory=MEMORY) if size is None else split_of(size)
@@ -243,7 +243,7 @@ def split_of(size_bytes: int) -> Allocator:
     ],
 )
 def test_what_loading_left_is_what_no_request_came_to_use(seen: Timeline, expected: tuple[int, float] | None) -> None:
-    """The least that lay unused since the beginning, where that was seen: at most five minutes' worth of requests."""
+    """The result is the least unused since the start; `None` if over 5 min of requests came before the first sample."""
     last = seen.samples[-1].allocators
     assert last is not None
     assert expected == kept_since_start(seen, last[0], DEFAULT_LIMITS)
@@ -251,7 +251,7 @@ def test_what_loading_left_is_what_no_request_came_to_use(seen: Timeline, expect
 
 
 def test_tokens_of_one_moment_tell_no_rate() -> None:
-    """Engines that were read twice in the same instant, and never else, do not say whether a beginning was seen."""
+    """Two engine samples of the same instant give no token rate, so the start counts as not observed."""
     held = split_of(USUAL_BYTES + 1)
     twice = [replace(engine(), prompt_tokens_total=count) for count in (0, 5)]
     seen = Timeline(
@@ -266,7 +266,7 @@ def test_tokens_of_one_moment_tell_no_rate() -> None:
 
 
 def test_stranded_bytes_are_reported_by_blocks_else_by_torchs_count() -> None:
-    """Torch's own count leaves expandable segments out, so that it tells nothing of them."""
+    """Torch's own count omits expandable segments, so with them stranded bytes are unknown."""
     counted = allocator(inactive_split_bytes=5 * MIB)
     assert 5 * MIB == stranded_bytes(counted)
     assert stranded_bytes(replace(counted, expandable_segments=True)) is None

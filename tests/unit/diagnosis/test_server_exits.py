@@ -68,7 +68,7 @@ def test_what_is_freed_by_a_server_that_answers_is_no_death() -> None:
 
 
 def test_each_death_counts_once() -> None:
-    """After one the least begins anew, and whether the server has answered since."""
+    """Each exit resets the minimum of free memory, and whether the server has answered."""
 
     # A server that dies, tries to start twice without an answer, and dies again after one
     def silent(seconds: float, *free_bytes: int) -> Sample:

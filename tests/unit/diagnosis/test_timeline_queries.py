@@ -1,4 +1,4 @@
-"""What a timeline shows as numbers: floors that settled, loads seen whole, whose devices and bytes these are."""
+"""A timeline's figures: floors that settled, loads observed whole, and the owners of devices and bytes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def timeline(*samples: Sample) -> Timeline:
 
 
 def floor_blocks(*held: int | None) -> int | None:
-    """The blocks of a floor over an idle stretch's readings."""
+    """The blocks of a floor over an idle interval's samples."""
     readings = [holding(blocks) if blocks is not None else engine(usage=None) for blocks in held]
     (floor,) = idle_floors(
         timeline(*(at(float(second), reading) for second, reading in enumerate(readings))), KNOWN, DEFAULT_LIMITS
@@ -57,7 +57,7 @@ def floor_blocks(*held: int | None) -> int | None:
 
 
 def test_blocks_held_are_those_of_every_engine() -> None:
-    """Two engines' blocks add up; one that tells no usage, or has no pool, leaves it open."""
+    """Two engines' blocks add up; without usage or a pool of one of them the sum is `None`."""
     both = Facts(pools=(pool("0"), pool("1")))
     assert 9 == held_blocks(at(0.0, holding(4), replace(holding(5), engine="1")), both)
     assert held_blocks(at(0.0, holding(4), replace(engine(usage=None), engine="1")), both) is None
@@ -99,7 +99,7 @@ def test_floor_is_what_the_last_readings_agree_on(held: Sequence[int | None], bl
 
 
 def test_every_idle_stretch_has_its_floor() -> None:
-    """A busy reading ends a stretch, one without the engines does not; one reading alone settles nothing."""
+    """A busy sample ends an interval, one without engines does not; a single sample is no floor."""
     busy = at(5.0, engine(running=1))
     seen = timeline(
         at(1.0, holding(3)),
@@ -126,7 +126,7 @@ def test_requests_of_our_own_are_no_idle_stretch() -> None:
 
 
 def test_floor_has_the_newest_devices_of_its_stretch() -> None:
-    """Those with process lists before those without; published figures only where they are of the stretch."""
+    """Devices with process lists come before those without; published figures count only if from the interval."""
     listed = (device(processes=(process(100, GIB),)), device(1))
     bare = (device(used_bytes=21 * GIB),)
     published = (allocator(age_seconds=0.5),)
@@ -137,7 +137,7 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
     with_lists = floor_within(timeline(first, second, third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     without = floor_within(timeline(first, at(2.0, holding(3)), third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     none = floor_within(timeline(at(1.0, holding(3)), last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
-    told = floor_within(
+    fresh = floor_within(
         timeline(first, replace(second, allocators=published), replace(third, allocators=stale), last),
         0.0,
         9.0,
@@ -145,11 +145,11 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
         DEFAULT_LIMITS,
     )
 
-    assert IdleFloor(at_seconds=4.0, blocks=3, devices=listed) == with_lists
-    assert IdleFloor(at_seconds=4.0, blocks=3, devices=bare) == without
-    assert IdleFloor(at_seconds=4.0, blocks=3, devices=None) == none
-    assert told is not None
-    assert published == told.allocators
+    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=listed) == with_lists
+    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=bare) == without
+    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=None) == none
+    assert fresh is not None
+    assert published == fresh.allocators
 
 
 def test_floor_of_a_window_is_that_of_its_end() -> None:
@@ -170,7 +170,7 @@ def test_published_since_a_moment_counts_the_age() -> None:
 
 
 def test_whole_load_is_between_offer_and_release() -> None:
-    """A span that was not released goes on to the end; without an offer, or a workload, there is none."""
+    """A span that was not released lasts to the end; without an offer, or a workload, it has no samples."""
     loads = [
         replace(at(seconds, engine(running=1)), load=Load(requests=1, resident_tokens=(8,)))
         for seconds in (19.0, 20.0, 30.0, 31.0)
@@ -192,7 +192,7 @@ def counted(seconds: float, *counts: tuple[int | None, int | None]) -> Sample:
 
 
 def test_tokens_taken_are_prompts_and_answers_of_every_engine() -> None:
-    """Since the span's begin; not told where one engine does not count one of them."""
+    """Tokens are counted from the span's begin; `None` where an engine does not report one of the counters."""
     begin, end = counted(10.0, (100, 10), (200, 20)), counted(25.0, (150, 11), (260, 22))
     assert 113 == tokens_taken(timeline(counted(9.0, (0, 0), (0, 0)), begin, end), SPAN, end)
     untold = counted(25.0, (150, None), (260, 22))
@@ -265,20 +265,20 @@ def test_devices_of_a_server_are_those_its_processes_were_ever_on() -> None:
 
 
 def test_torch_is_read_from_first_to_last() -> None:
-    """Of each process that is there to the end and may be the server's; one that began anew is another."""
+    """Each server process that runs to the end has its first and last figures; a restarted one counts as another."""
 
-    def told(seconds: float, *each: Allocator) -> Sample:
+    def sent(seconds: float, *each: Allocator) -> Sample:
         return Sample(at_seconds=seconds, allocators=each)
 
     first, last = allocator(allocated_bytes=GIB), allocator(allocated_bytes=2 * GIB)
-    stranger, gone, anew = allocator(pid=7), allocator(pid=101), allocator(pid=101, start_ticks=2)
+    stranger, old, new = allocator(pid=7), allocator(pid=101), allocator(pid=101, start_ticks=2)
 
     actual = torch_readings(
-        timeline(told(1.0, first, stranger, gone), told(1.5, first), at(2.0), told(3.0, last, stranger, anew), at(4.0)),
+        timeline(sent(1.0, first, stranger, old), sent(1.5, first), at(2.0), sent(3.0, last, stranger, new), at(4.0)),
         KNOWN,
     )
 
-    assert ((first, last), (anew, anew)) == actual
+    assert ((first, last), (new, new)) == actual
     assert () == torch_readings(timeline(at(1.0)), KNOWN)
 
 

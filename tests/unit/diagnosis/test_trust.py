@@ -1,4 +1,4 @@
-"""What nobody vouches for is told as such, and never the only ground of a fault."""
+"""Unverified publications are marked as such, and are never the only ground of a fault."""
 
 from dataclasses import replace
 
@@ -8,14 +8,15 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.trust import MARK, verified, weighed
 from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, StepResult, Timeline
 from kvdiag.sources.agent_publication import devices_inside
+from tests.builders.answers import step
 from tests.builders.runs import run
-from tests.builders.values import GIB, MIB, engine
+from tests.builders.values import GIB, MIB, NO_NVML, engine
 from tests.builders.worlds import World, facts
 from tests.unit.diagnosis.failures import FIRST, REFUSED, SERVER
 
 
 def doubted(each: Allocator) -> Allocator:
-    """The same, from a process that cannot be seen."""
+    """The same publication, from a process that is not visible."""
     return replace(each, pid_seen=False, unverified=True)
 
 
@@ -36,7 +37,7 @@ def failing(*changed: tuple[Allocator, Allocator]) -> Diagnosis:
 
 
 def test_an_unverified_publication_makes_no_fault() -> None:
-    """What is a fault where the process is seen is a suspect where it is not, says why, and so is the whole verdict."""
+    """A fault becomes a suspect if its process is unverified: the summary says so, and the worst status follows."""
     seen, unseen = failing((FIRST, REFUSED)), failing((doubted(FIRST), doubted(REFUSED)))
     known, found = of(seen, "spike.activation"), of(unseen, "spike.activation")
     assert ("fault", "fault") == (seen.worst, known.status)
@@ -47,7 +48,7 @@ def test_an_unverified_publication_makes_no_fault() -> None:
 
 
 def test_a_fault_that_stands_without_it_stays_one() -> None:
-    """A process that nobody vouches for beside one that is seen takes nothing away; that it is there is told."""
+    """A fault of a verified process remains one next to an unverified process, which the evidence marks."""
     other = doubted(replace(FIRST, pid=999, title="VLLM::Worker_TP1"))
     found = of(failing((FIRST, REFUSED), (other, other)), "spike.activation")
     assert "fault" == found.status
@@ -71,26 +72,33 @@ def test_only_steps_that_fail_without_it_stay_faults() -> None:
     assert [("fault", 0), ("suspect", 1), ("ok", 0)] == [(one.status, len(one.notes)) for one in actual]
 
 
+def unverified(timeline: Timeline) -> Timeline:
+    """The same with agents of processes that kvdiag cannot see."""
+    samples = timeline.samples
+    return replace(
+        timeline, samples=tuple(replace(one, allocators=tuple(map(doubted, one.allocators or ()))) for one in samples)
+    )
+
+
+def test_growth_that_nvml_shows_as_well_is_a_fault() -> None:
+    """Without the agents it is a fault under either id: they only say which."""
+    world = World(agents=True, device_growth_bytes=6 * MIB)
+    found = diagnose(unverified(run(world)), facts(world))
+    assert "fault" == of(found, "leak.device_non_torch").status == step(found, "single_request").status
+
+
 @pytest.mark.parametrize("finding_id", ["leak.device_torch", "leak.device_non_torch"])
 def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str) -> None:
-    """The rule does not matter: growth that only agents tell is a suspect."""
+    """Growth that only unverified agents report is a suspect, and no step is a fault."""
     torch = finding_id == "leak.device_torch"
     world = World(
         agents=True,
-        nvml=None,
+        nvml=None if torch else NO_NVML,
         torch_growth_bytes=MIB // 10 if torch else 0,
         device_growth_bytes=0 if torch else 6 * MIB,
     )
     timeline = run(world)
-    unverified = replace(
-        timeline,
-        samples=tuple(
-            replace(sample, allocators=None if sample.allocators is None else tuple(map(doubted, sample.allocators)))
-            for sample in timeline.samples
-        ),
-    )
-
-    known, found = (diagnose(one, facts(world)) for one in (timeline, unverified))
+    known, found = (diagnose(one, facts(world)) for one in (timeline, unverified(timeline)))
 
     assert "fault" == of(known, finding_id).status
     assert "suspect" == of(found, finding_id).status

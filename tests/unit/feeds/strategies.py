@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whatever a trace can hold: every field of every value, within what it can be.
+"""Hypothesis strategies for all that a trace can hold: every field of every value, within its limits.
 
 A field's strategy follows from its type and, for a number, from the unit in its name; `RELATED` puts right what the
 fields of a value have to do with one another.

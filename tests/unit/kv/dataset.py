@@ -106,7 +106,7 @@ def _rank(found: list[Check]) -> tuple[int, float]:
 
 
 def _named_by_source(row: dict[str, Any]) -> bool:
-    """Whether the source itself names the model, the number format and the ranks, and nobody worked them out from the
+    """Whether the source itself names the model, the number format and the ranks, rather than kvdiag deriving them from
     figures. A check of such a row is strict if all settings that the row leaves open give the same figure.
     """
     notes = (row.get("notes") or "").lower()

@@ -26,7 +26,7 @@ STAGES = Deployment(pipeline_parallel=2)
 def rank(
     name: str = "rank", *, stage: int | None = None, pool: int | None = None, weights: int | None = None
 ) -> RankReport:
-    """A rank that tells these bytes to the last."""
+    """A rank that reports these bytes exactly."""
     sizes = [None if size is None else PrintedSize(nominal_bytes=size) for size in (pool, weights)]
     return RankReport(name=name, stage=stage, pool=sizes[0], weights=sizes[1])
 

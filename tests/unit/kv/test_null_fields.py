@@ -2,18 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
 from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.known_keys import KNOWN_KEYS
 from kvdiag.kv.families.registry import FAMILIES
-from kvdiag.kv.layout.layers import Layer, StateLayer
 from kvdiag.kv.weights.linear_layers import Linear
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv import hybrids
-from tests.unit.kv.families.reading import LETTERS
+from tests.unit.kv.families.reading import LETTERS, layer_in_words
 from tests.unit.kv.families.test_families import EVERYTHING
 from tests.unit.kv.families.test_limits import MORE
 from tests.unit.kv.recordings import recorded_models
@@ -30,14 +28,6 @@ MODELS: dict[str, dict[str, Any]] = {
     **{f"every field, {name}": {**EVERY_FIELD, "model_type": name} for name in FIRST_OF_FAMILY.values()},
 }
 SHOWN = ("refused", "order", "cache", "drafts", "heads", "dtypes", "total")
-
-
-def layer_in_words(layer: Layer) -> str:
-    """A letter for its kind, and its other fields, or its state's, in their order."""
-    _, _, *sizes = (getattr(layer, one.name) for one in fields(layer))
-    if isinstance(layer, StateLayer):
-        sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
-    return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])
 
 
 def linear_in_words(linear: Linear) -> str:

@@ -234,7 +234,7 @@ TYPES = st.sampled_from(
 @settings(max_examples=300)
 @given(TYPES, st.dictionaries(FIELDS, json_values, max_size=6))
 def test_no_config_gets_past_the_reader_but_as_a_model_or_one_error(model_type: str, changes: dict[str, Any]) -> None:
-    """Whatever a config holds, it is an architecture or a KvModelError of one line: nothing else is ever raised."""
+    """Any config is an architecture or a KvModelError of one line: no other error is raised."""
     config = {"model_type": model_type, "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4} | changes
     lines = 1
     try:

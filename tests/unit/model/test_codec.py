@@ -23,7 +23,7 @@ def test_every_value_comes_back(value: Facts | Sample | Mark) -> None:
 
 
 def test_no_field_is_forgotten() -> None:
-    """A device whose memory cannot be read, and a process whose memory the driver does not tell, come back too."""
+    """A device with unreadable memory and a process without reported memory are restored as well."""
     process = Process(pid=7, used_bytes=None)
     sample = Sample(
         at_seconds=1.0, devices=(Device(uuid="GPU-1", index=0, name="", memory=None, processes=(process,)),)
@@ -44,12 +44,12 @@ POOL = {"engine": "0", "block_tokens": 16, "total_blocks": 100, "usable_blocks":
 
 
 def test_none_may_also_be_written_out() -> None:
-    """`null` for a reading that may be missing is that it is missing."""
+    """`null` for an optional value reads as a missing value."""
     assert Sample(at_seconds=1.0) == from_plain(Sample, {**SAMPLE, "engines": None, "load": None})
 
 
 def test_whole_number_is_a_float_too() -> None:
-    """JSON does not tell 5 from 5.0; a field that takes fractions takes both."""
+    """JSON does not distinguish 5 from 5.0; a field that takes fractions takes both."""
     actual = from_plain(Sample, {"at_seconds": 5}).at_seconds
     assert (5.0, float) == (actual, type(actual))
 
@@ -106,7 +106,7 @@ JSON = st.recursive(
 @settings(deadline=None)
 @given(kind=st.sampled_from([Facts, Sample, Mark, KvPool, Engine, Device, Load]), plain=JSON)
 def test_no_json_does_harm(kind: type[Any], plain: object) -> None:
-    """Whatever a JSON file holds is either the value that was asked for, or refused with one kind of error."""
+    """Any JSON content is either read as the requested value, or refused with one kind of error."""
     try:
         actual = from_plain(kind, plain)
     except ValueError:

@@ -108,7 +108,7 @@ def test_what_cannot_be_cannot_be_built(what: str) -> None:
 
 
 def test_missing_readings_are_none_everywhere() -> None:
-    """What was not read is None, which every reading takes."""
+    """A missing value is None, which every measured field accepts."""
     # Values of nothing but what they need
     engine_page, reading, facts = Engine(engine="0"), Sample(at_seconds=0.0), Facts()
     assert {None} == {getattr(engine_page, one.name) for one in dataclasses.fields(engine_page)[1:]}
@@ -123,7 +123,7 @@ def test_every_value_is_frozen_and_says_its_fields() -> None:
     for one in classes:
         assert vars(one)["__dataclass_params__"].frozen, one
         assert "__slots__" in vars(one), one
-        if one not in (model.Evidence, model.Finding, model.Gap, model.Quantity, model.StepResult):
+        if one not in (model.Evidence, model.Finding, model.Gap, model.StepResult):
             assert all(field.kw_only for field in dataclasses.fields(one)), one
 
 
@@ -145,7 +145,7 @@ def test_a_gpu_cut_into_slices_is_not_counted_beside_them() -> None:
     [(0, 0, True), (1, 0, False), (0, 1, False), (None, 0, None), (0, None, None), (None, None, None)],
 )
 def test_an_engine_is_idle_where_it_says_so(running: int | None, waiting: int | None, idle: bool | None) -> None:
-    """Nothing runs and nothing waits; where one of them is not told, that is not told either."""
+    """Idle means nothing running and nothing waiting; where a count is missing and the other is zero, it is unknown."""
     assert idle is engine(running=running, waiting=waiting).idle
 
 
@@ -261,7 +261,7 @@ def test_between_takes_both_ends() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(0, 50), st.integers(0, 50))
 def test_between_is_what_a_filter_would_take(times: list[int], start: int, end: int) -> None:
-    """Whatever the times, a window holds the samples within it and no other."""
+    """For any sample times, a window holds exactly the samples within it."""
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in sorted(times)))
     inside = tuple(sample for sample in timeline.samples if start <= sample.at_seconds <= end)
     assert inside == timeline.between(start, end)

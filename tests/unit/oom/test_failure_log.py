@@ -49,7 +49,7 @@ def test_ranks_that_print_at_once_are_told_apart() -> None:
 
 
 def test_without_a_traceback_it_is_how_far_the_log_had_come() -> None:
-    """The last thing that the engine said on its way up tells where it died."""
+    """The last startup message of the engine shows the phase in which it failed."""
     actual = read_failures(f"INFO Available KV cache memory: 8.0 GiB\nfar\n{'.' * 900}\n{OOM}")
     assert actual is not None
     assert ("kv_pool", "progress") == (actual.phase, actual.phase_source)
@@ -59,7 +59,7 @@ def test_without_a_traceback_it_is_how_far_the_log_had_come() -> None:
     "unit", ["out of memory. ", "Process 1 has ", "1" * 50, "(" * 50, "Traceback (most recent call last)\n", "Killed\n"]
 )
 def test_no_text_is_gone_back_over(unit: str) -> None:
-    """Four times the text takes some four times as long, whatever it says; a pattern that goes back takes sixteen."""
+    """Four times the text takes about four times as long, for any text; a pattern that backtracks takes sixteen."""
     took = []
     for size in (2**17, 2**19):
         text = f"{OOM} {unit * (size // len(unit))}"

@@ -1,4 +1,4 @@
-"""How a log is read: whose line is whose, what is one message, and how far what stands beside it counts."""
+"""How a log is parsed: the process of each line, the lines of one message, and which adjacent lines count."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_process_and_rank_are_those_of_the_line(line: str, process: str, rank: i
 
 
 def test_wrapped_line_is_the_process_before_it() -> None:
-    """A line with neither level nor name goes on with the one before it; one with a level is the main one's."""
+    """A line with neither level nor name continues the one before it; one with a level is the main process's."""
     wrapped = read("(Worker_TP1 pid=7) ERROR 01-02 03:04:05 [x.py:7] CUDA out of memory.\nTried to allocate 2.00 GiB.")
     main = read(f"(Worker_TP1 pid=7) hello\nINFO 01-02 03:04:05 [x.py:7] hello\n{OOM}")
     assert ("Worker_TP1", 2 * GIB) == (wrapped.process, wrapped.shortage.asked_bytes)
@@ -56,24 +56,23 @@ def test_first_by_line_counts_and_the_rest_are_later() -> None:
 
 
 def test_line_is_found_among_many_short_ones() -> None:
-    """Its number is that of the log, whatever stands around it."""
+    """Its number is its line number in the log, with any lines around it."""
     assert 51 == read("\n".join(["ab"] * 50 + [OOM] + ["ab"] * 50)).line
 
 
 def test_processes_of_one_name_are_told_apart_by_their_pids() -> None:
     """Workers of two engines have the same names, and print at once."""
-    assert (
-        2 * GIB
-        == read(
-            "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
-            "(Worker pid=1) Tried to allocate 2.00 GiB."
-        ).shortage.asked_bytes
+    log = (
+        "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
+        "(Worker pid=1) Tried to allocate 2.00 GiB."
     )
+    assert 2 * GIB == read(log).shortage.asked_bytes
 
 
 def test_colours_within_a_message_are_no_part_of_it() -> None:
     """A terminal's codes may stand anywhere."""
-    assert 2 * GIB == read("CUDA out of\x1b[0m memory. Tried to \x1b[1;31mallocate 2.00 GiB.").shortage.asked_bytes
+    log = "CUDA out of\x1b[0m memory. Tried to \x1b[1;31mallocate 2.00 GiB."
+    assert 2 * GIB == read(log).shortage.asked_bytes
 
 
 def test_statistics_of_a_long_log_are_found_from_its_failure_back() -> None:
@@ -116,7 +115,7 @@ def test_longest_line_is_cut() -> None:
     ],
 )
 def test_more_than_sixteen_tokens_of_a_request_are_a_prompt(scheduled: str, phase: str) -> None:
-    """As many as its next one with its drafts may be; where nothing is scheduled it is not told."""
+    """Up to sixteen tokens may be the next token and its drafts, more are a prompt; with none scheduled: unknown."""
     assert phase == read(f"{RUN}{OOM}\n{DUMP}{scheduled}").phase
 
 
@@ -221,7 +220,7 @@ def test_names_of_one_message_are_one_failure(text: str, kind: str, later: int) 
 
 
 def test_librarys_message_has_the_figures_before_it() -> None:
-    """NCCL and the driver's wrappers tell the device and the size on the same line first; torch's after."""
+    """NCCL and the driver's wrappers report the device and the size before the message; torch reports them after it."""
     before = read("Failed to CUDA calloc async 608 bytes on device 3: Cuda failure 2 'out of memory'")
     line = read("on GPU 5\ndevice 3, malloc 64 MiB: CUDA error: out of memory")
     cuda = read("on GPU 5\ndevice 3, malloc 64 MiB: Cuda failure 2 'out of memory'")

@@ -50,7 +50,7 @@ def test_every_phase_has_its_words() -> None:
     ],
 )
 def test_functions_of_the_engines_tell_their_phase(function: str, phase: Phase) -> None:
-    """vLLM's, SGLang's and transformers', among frames that tell nothing; a part of a name does not."""
+    """Functions of vLLM, SGLang and transformers set the phase, other frames and partial names do not."""
     assert (phase, "traceback") == told(f"{HEAD}{frame('forward')}{frame(function)}{frame('linear')}")
     assert (None, None) == told(f"{HEAD}{frame(f'not{function}s')}")
 
@@ -75,7 +75,7 @@ def test_outer_frames_come_before_inner_ones() -> None:
     ],
 )
 def test_log_tells_how_far_a_server_had_come(line: str, phase: Phase) -> None:
-    """By the last line that tells anything."""
+    """The last line that names a phase counts."""
     assert (phase, "progress") == told(log=("Available KV cache memory: 1 GiB", line, "INFO something else"))
     assert (None, None) == told(log=("INFO something else",))
 
@@ -113,12 +113,12 @@ def test_what_stands_beside_a_message_tells_its_phase(said: str, phase: Phase) -
     ],
 )
 def test_refusals_tell_their_phase_themselves(kind: Kind, phase: Phase) -> None:
-    """Whatever the frames say."""
+    """A refusal sets its phase, with any frames."""
     assert (phase, "message") == told(f"{HEAD}{frame('forward_decode')}", kind=kind)
 
 
 def test_frames_of_a_phase_outweigh_what_is_said_but_for_a_capture() -> None:
-    """Frames that tell no more than that it served, or started, give way."""
+    """Frames that show only that the engine served or started have lower priority."""
     assert ("sampler", "traceback") == told(f"Failed to load model {HEAD}{frame('compute_logits')}")
     assert ("graph_capture", "message") == told(f"while capturing {HEAD}{frame('compute_logits')}")
     loading = ("Starting to load model m",)

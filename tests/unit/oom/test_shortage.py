@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import ANCHORS, Kind, Shortage, parse_shortage
-from tests.unit.diagnosis.wordings import ASYNC, FORMS, GIB, NEW, gib
+from tests.unit.oom.wordings import ASYNC, FORMS, GIB, NEW, gib
 
 
 def test_every_kind_has_a_wording() -> None:
@@ -85,7 +85,7 @@ def test_impossible_figures_are_left_out() -> None:
 def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
     parts: tuple[str, ...], first: int, second: int
 ) -> None:
-    """What it is listed with is at least what torch has reserved; a process with a GiB less is somebody else's."""
+    """The listed bytes are at least torch's reserved bytes; a process with a GiB less is a foreign one."""
     # Two processes, of which the first has just so much
     listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
@@ -121,7 +121,7 @@ WORDS = st.sampled_from(
 @settings(deadline=None)
 @given(st.lists(st.one_of(WORDS, st.text(max_size=40)), max_size=40).map("".join))
 def test_garbage_is_read_or_not_and_never_fails(text: str) -> None:
-    """Whatever stands in a log, reading it raises nothing, and every figure is one that can be."""
+    """Any log text is read without an error, and every figure is a possible one."""
     found = read_failures(text)
     for name in () if found is None else Shortage.__slots__:
         value = getattr(found.shortage, name) if found is not None else None

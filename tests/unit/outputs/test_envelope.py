@@ -25,7 +25,7 @@ def test_no_spike_is_lost_and_no_hole_is_bridged(values: list[float | None], col
 
 @given(READINGS, st.integers(1, 40))
 def test_a_hole_wider_than_a_column_stays_one(values: list[float | None], columns: int) -> None:
-    """No run reaches over a stretch of unseen readings that can be drawn at all."""
+    """No run spans an interval without samples that is wide enough to be drawn."""
     times = [float(second) for second in range(len(values))]
     width = max(times[-1] - times[0], 1e-9) / columns
     read = {time for time, value in zip(times, values, strict=True) if value is not None}
@@ -38,7 +38,7 @@ def test_a_hole_wider_than_a_column_stays_one(values: list[float | None], column
 
 @given(st.lists(st.booleans(), min_size=1, max_size=2000))
 def test_what_is_drawn_is_bounded(seen: list[bool]) -> None:
-    """A source that comes and goes with every reading makes no more points than one that does not."""
+    """A source that is lost at every other sample makes no more points than a constant one."""
     times = [float(second) for second in range(len(seen))]
     values = [float(second % 7) if there else None for second, there in zip(range(len(seen)), seen, strict=True)]
     few = thinned(runs(times, values), times[0], times[-1], 20)
@@ -54,7 +54,7 @@ def test_the_same_readings_give_the_same_points() -> None:
 
 
 def test_time_in_which_nothing_was_read_is_a_pause() -> None:
-    """A stretch much longer than those around it is a break, and a change of pace is none."""
+    """An interval much longer than the adjacent ones is a break; a change of the sampling interval is none."""
     minutes = [60.0 * minute for minute in range(30)]
     seconds = [1800.0 + second for second in range(60)]
     after = [1920.0 + second for second in range(60)]
@@ -62,13 +62,13 @@ def test_time_in_which_nothing_was_read_is_a_pause() -> None:
 
 
 def test_a_late_reading_is_no_pause() -> None:
-    """At ten readings a second, one that is a second late leaves no hole."""
+    """At ten samples a second, one that is a second late leaves no hole."""
     times = [*(tick / 10 for tick in range(50)), *(6.0 + tick / 10 for tick in range(50))]
     assert () == pauses(times)
 
 
 def test_runs_are_cut_at_breaks_and_where_nothing_was_seen() -> None:
-    """Each run has the readings between two holes."""
+    """Each run has the samples between two holes."""
     assert (([0.0, 1.0], [5.0, 6.0]), ([3.0], [7.0]), ([4.0], [8.0])) == runs(
         [0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, None, 7.0, 8.0], (4,)
     )

@@ -78,7 +78,7 @@ def test_the_schema_is_a_schema() -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_replica_of_any_world_meets_the_schema(name: str) -> None:
-    """Whatever was seen, the document meets its schema after a way through JSON."""
+    """With any samples, the document meets its schema after a JSON round trip."""
     one = Judged(key=name, subject=(("pod", name),), diagnosis=judged(WORLDS[name]))
     written = json.dumps(fleet_document.document(replace(FLEET, judged=(one,))), allow_nan=False)
     assert [] == [error.message for error in VALIDATOR.iter_errors(json.loads(written))]

@@ -11,7 +11,19 @@ import kvdiag.outputs.documents
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Quantity, Sample, StepResult, Timeline
+from kvdiag.model import (
+    Diagnosis,
+    Evidence,
+    Facts,
+    Finding,
+    Gap,
+    LedgerLine,
+    MeasuredFigures,
+    Sample,
+    StepFigures,
+    StepResult,
+    Timeline,
+)
 from kvdiag.outputs.documents.diagnosis_document import audit_document, document
 from tests.builders.runs import judged
 from tests.builders.soak_timeline import SOAKS, facts_of, soak
@@ -30,12 +42,12 @@ def test_the_schema_is_a_schema() -> None:
 
 
 def test_every_object_is_closed() -> None:
-    """No object takes a field that the schema does not name, and every field but a quantity has to be there."""
+    """No object takes a field that the schema does not name, and every field has to be there."""
     objects = {name: one for name, one in SCHEMA["$defs"].items() if one.get("type") == "object"}
-    assert {"document", "subject", "pool", "window", "step", "quantities", "finding", "evidence", "gap"} < set(objects)
+    assert {"document", "subject", "step", "step_figures", "measured_figures", "finding", "evidence"} < set(objects)
     for name, one in objects.items():
         assert one["additionalProperties"] is False, name
-        assert name == "quantities" or set(one["required"]) == set(one["properties"]), name
+        assert set(one["required"]) == set(one["properties"]), name
 
 
 def test_the_schema_knows_every_id() -> None:
@@ -47,14 +59,14 @@ def test_the_schema_knows_every_id() -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_document_of_every_world_is_valid(name: str) -> None:
-    """Whatever was seen, the document meets its schema after a way through JSON."""
+    """With any samples, the document meets its schema after a JSON round trip."""
     written = json.dumps(document(judged(WORLDS[name])), allow_nan=False)
     assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
 
 
 @pytest.mark.parametrize("name", SOAKS)
 def test_the_document_of_every_soak_is_valid(name: str) -> None:
-    """A soak's step and its findings meet the schema too, whatever it found."""
+    """A soak's step and its findings meet the schema too, with any result."""
     diagnosis = diagnose(soak(SOAKS[name]), facts_of())
     written = json.dumps(document(diagnosis), allow_nan=False)
     assert "soak" == diagnosis.steps[-1].id
@@ -90,8 +102,8 @@ def test_the_whole_document_of_a_diagnosis(golden: Callable[[str, str], None]) -
                 id="single_request",
                 status="ok",
                 summary="all blocks came back",
-                expected=(Quantity(name="blocks", value=39, unit="blocks"),),
-                measured=(Quantity(name="blocks", value=None, unit="blocks"),),
+                expected=StepFigures(blocks=39),
+                measured=MeasuredFigures(cycles_judged=7),
                 notes=("scaled down",),
             ),
         ),
@@ -151,8 +163,8 @@ MUTATIONS: dict[str, Callable[[Json], None]] = {
     "a step without a sentence": _set("steps", 0, "summary", to=""),
     "a step's field of its own": _set("steps", 1, "title", to="x"),
     "six steps": lambda found: found["steps"].extend(found["steps"][:2]),
-    "a quantity that does not exist": _set("steps", 1, "measured", "gigabytes", to=1),
-    "a quantity that is text": _set("steps", 1, "measured", "blocks", to="39"),
+    "a figure that does not exist": _set("steps", 1, "measured", "gigabytes", to=1),
+    "a figure that is text": _set("steps", 1, "measured", "blocks", to="39"),
     "a share of a byte": _set("steps", 1, "measured", "bytes", to=0.5),
     "a verdict that does not exist": _set("findings", 0, "id", to="leak.everything"),
     "a finding's status that does not exist": _set("findings", 0, "status", to="warning"),

@@ -11,7 +11,7 @@ from tests.builders.values import GIB, KIB, MIB
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50))
 def test_a_scale_has_a_few_ticks_within_it(low: int, height: int) -> None:
-    """Whatever it is for, an axis has one to seven labels, all different, in ascending order."""
+    """For any range, an axis has one to seven labels, all different, in ascending order."""
     for scale in (
         counts(0.0, float(height)),
         sizes(0.0, float(height)),
@@ -49,7 +49,31 @@ def test_counts_are_whole() -> None:
     """There is no half of a request."""
     assert ["0", "1", "2"] == [label for _, label in counts(0.0, 2.0).ticks]
     assert ["0", "500", "1,000", "1,500"] == [label for _, label in counts(0.0, 1600.0).ticks]
-    assert ["0 %", "25 %", "50 %", "75 %", "100 %"] == [label for _, label in shares().ticks]
+    assert ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"] == [label for _, label in shares(0.0, 1.0).ticks]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        pytest.param(0.0, 0.07, ["0 %", "2 %", "4 %", "6 %"], id="a leak of seven per cent"),
+        pytest.param(0.0, 0.0, ["0.0 %", "0.5 %", "1.0 %", "1.5 %", "2.0 %"], id="nothing"),
+        pytest.param(0.6, 0.67, ["60 %", "62 %", "64 %", "66 %"], id="a device that fills"),
+        pytest.param(0.92, 0.925, ["92 %", "94 %", "96 %", "98 %", "100 %"], id="near the limit"),
+    ],
+)
+def test_ratios_have_an_axis_of_their_own_size(low: float, high: float, labels: list[str]) -> None:
+    """A small change uses the whole plot; the limit is on it where it is near."""
+    assert labels == [label for _, label in shares(low, high).ticks]
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_ratios_are_within_their_axis(one: float, other: float) -> None:
+    """With a few labels, all different."""
+    low, high = sorted((one, other))
+    scale = shares(low, high)
+    labels = [label for _, label in scale.ticks]
+    assert scale.low <= low <= high <= scale.high <= 1.0 + 0.0025
+    assert 2 <= len(labels) == len(set(labels)) <= 11
 
 
 @pytest.mark.parametrize(
@@ -62,11 +86,11 @@ def test_counts_are_whole() -> None:
     ],
 )
 def test_times_stand_at_whole_moments(seconds: int, labels: list[str]) -> None:
-    """Seconds, minutes, hours or days of UTC, as the stretch is long."""
+    """Seconds, minutes, hours or days of UTC, depending on the interval's length."""
     assert labels == [label for _, label in moments(1000.0, 1000.0 + seconds)]
 
 
 def test_a_time_beyond_the_calendar_is_its_last() -> None:
-    """A trace may tell any time, and its report is written all the same."""
+    """A trace may have any time, and its report is written all the same."""
     assert "9999-12-31T23:59:59Z" == format_time(1e300)
     assert 1 <= len(moments(1e15, 1e15 + 3600.0)) <= 7

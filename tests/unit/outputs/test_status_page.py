@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvdiag.model import Device, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot
+from kvdiag.feeds.daemon.retention import Retention
+from kvdiag.model import Device, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import current_verdict
+from kvdiag.outputs.html import report_series
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element
 from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.status_page import REFRESH_SECONDS, chart, page
+from tests.builders import lives
+from tests.builders.answers import later
 from tests.builders.runs import judged
 from tests.builders.values import GIB, device, engine
 from tests.builders.worlds import World
@@ -41,13 +45,25 @@ def read(shown: Snapshot, history: Sequence[Sample] = (), now_seconds: float = N
     return Page(page(shown, history, now_seconds))
 
 
+@pytest.mark.parametrize("down", [False, True], ids=["serving", "down"])
+def test_lives_on_the_page(golden: Callable[[str, str], None], down: bool) -> None:
+    """The worst life leads, the present one follows; a server that is down comes before both."""
+    leaking = lives.life(100.0, lives.LEAKED_BLOCKS, tokens=900)
+    found = later(lives.judged(leaking, lives.outage(120.0), lives.life(140.0, 0)), NOW - 160.0)
+    lost = {"state": "lost", "down_since_seconds": NOW - 2.0} if down else {}
+    reader = read(shown(diagnosis=found, **lost))
+    lines = [line for text in reader.texts if (line := " ".join(text.split()))]
+    golden(f"html/lives{'-down' if down else ''}.txt", "\n".join(lines[: lines.index("Memory ledger") + 1]) + "\n")
+
+
 def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
     """Verdict, findings with evidence and remedy, the ledger, the last hours, the sources, and links to the rest."""
     reader = read(shown(), minutes(60))
     lines = [line for text in reader.texts if (line := " ".join(text.split()))]
     golden("html/status-page.txt", "\n".join(lines) + "\n")
     assert {link["href"] for link in reader.having("a")} == {
-        "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/api/v1/admission", "/runbooks",
+        "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/api/v1/history",
+        "/api/v1/admission", "/runbooks",
         "/-/healthy", "/-/ready",
     }  # fmt: skip
 
@@ -113,7 +129,7 @@ HOSTILE = "<script>alert(1)</script>\"' onload=x &amp; \u202e\x00\n"
 
 
 def test_nothing_from_outside_is_markup() -> None:
-    """Names, models, addresses, reasons and evidence are text, whatever they hold."""
+    """Names, models, addresses, reasons and evidence are escaped as text, with any content."""
     known = shown()
     assert known.diagnosis is not None
     devices = tuple(replace(one, name=HOSTILE, uuid=HOSTILE, mig_parent_uuid="GPU-1") for one in NEWEST.devices or ())
@@ -144,7 +160,7 @@ def test_nothing_from_outside_is_markup() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    """Nobody makes the page as large as they like."""
+    """Long texts from outside cannot make the page large."""
     assert f"<p>{'x' * MAX_TEXT_CHARACTERS}…</p>" == element("p", "x" * 1_000_000)
 
 
@@ -158,7 +174,7 @@ def test_whatever_is_seen_the_page_is_whole(samples: Sample, facts: Facts) -> No
 
 
 def minutes(count: int, *, without: range = range(0)) -> list[Sample]:
-    """A reading a minute, but for some."""
+    """A sample a minute, except in the range `without`."""
     held = Memory(total_bytes=24 * GIB, free_bytes=6 * GIB)
     gpu: Device = replace(device(used_bytes=0), memory=held)
     return [
@@ -186,6 +202,19 @@ def test_missing_samples_break_the_line() -> None:
     assert [2, 2] == [path.count("M") for path in reader.lines("s0")]
 
 
+def test_minutes_that_were_thinned_do_not_break_the_line() -> None:
+    """Twenty minutes at 1 Hz, most of them thinned to a few samples each at uneven times: nothing was missed."""
+    retention = Retention()
+    for second in range(1200):
+        idle = second % 60 < 40
+        reading = engine(usage=0.0 if idle else 0.07, running=int(not idle), waiting=0)
+        retention.add(Sample(at_seconds=NOW - 1200 + second, engines=(reading,), devices=(device(),)))
+    reader = read(shown(), retention.samples())
+    assert [1, 1] == [path.count("M") for path in reader.lines("s0")]
+    assert "engine 0, idle: 0 %, at most 0 %" in reader.text
+    assert "6 %" in reader.text
+
+
 def test_a_failed_reading_ends_the_line() -> None:
     """Also if it failed just once; the newest value is then not shown as of now."""
     gone = Sample(at_seconds=NOW, gaps=(Gap(source="engine", kind="failed", reason="it has gone"),))
@@ -202,6 +231,25 @@ def test_a_chart_keeps_the_highest_of_what_it_leaves_out() -> None:
     assert "a: 10 %, at most 90 %" in drawn.text
     # From 0.1 of the height up to 0.9, and back again.
     assert re.search(r"(?:l\d+ |v)-1600(?:l\d+ |v)1600", drawn.lines("s0")[0])
+
+
+def test_engines_that_are_renamed_are_few() -> None:
+    """New engines and devices at each read: six minutes of 500 took the daemon a gigabyte and a minute of its loop."""
+    samples = [
+        Sample(
+            at_seconds=NOW - 100 + at,
+            engines=tuple(replace(engine(), engine=f"{at}-{number}") for number in range(100)),
+            devices=tuple(replace(device(), uuid=f"{at}-{number}", index=number) for number in range(100)),
+        )
+        for at in range(100)
+    ]
+    timeline = Timeline(samples=tuple(samples))
+    gpus, used = report_series.devices(timeline)
+    assert report_series.MAX_FIGURES == len(gpus) == len(used.figures)
+    engines = report_series.engines(timeline, Facts())
+    assert report_series.MAX_FIGURES == len(engines.figures)
+    assert {"usage 99-0", report_series.HELD} <= engines.figures.keys()
+    assert "(8 of " in read(shown(), samples).text
 
 
 def test_an_element_escapes_all_but_elements() -> None:

@@ -1,5 +1,7 @@
 """An audit as text: each GPU with its own lines, the pool where there is none, and readable sizes."""
 
+from dataclasses import replace
+
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample
 from kvdiag.outputs.terminal.text import render_audit
@@ -30,6 +32,21 @@ def test_an_audit_of_slices_gives_each_its_own_lines() -> None:
     known = Facts(pools=(pool(),))
     text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
     assert (1, 1) == (text.count("3.00 GiB  computed"), text.count("5.00 GiB  computed"))
+
+
+def test_equal_ranks_are_one_with_their_gpus() -> None:
+    """Eight GPUs of which seven read alike: two blocks of lines, and no process id that is one rank's alone."""
+    sizes = [20 * GIB] * 7 + [22 * GIB]
+    devices = tuple(
+        device(index, used_bytes=size, processes=(process(100 + index, size - GIB),))
+        for index, size in enumerate(sizes)
+    )
+    known = replace(facts(World()), server_pids=tuple(range(100, 108)))
+    lines = ledger(Sample(at_seconds=1.0, devices=devices), known)
+    found = parts(piped(render_audit(known, devices, lines, ())))
+    seven, last = (text for title, text in found.items() if title.startswith("GPU"))
+    assert ("7 GPUs, each: weights" in seven, "pid" in seven) == (True, False)
+    assert "pid 107" in " ".join(last.split())
 
 
 def test_an_audit_without_a_device_shows_the_pool() -> None:

@@ -16,7 +16,6 @@ from tests.unit.diagnosis.fleet.replicas import fleet_of, made
 from tests.unit.outputs.texts import HOSTILE, piped
 
 FOLDER = Path(kvdiag.outputs.documents.__path__[0])
-MB = 1e6
 
 UPGRADE = [
     *fleet_of(12, "device", 0.4, version="0.31.0"),
@@ -75,7 +74,7 @@ def test_long_tables_are_cut() -> None:
     ids=["upgrade", "nobody", "three", "blocks", "one"],
 )
 def test_values_meet_their_schema(summaries: list[ReplicaSummary]) -> None:
-    """Whatever is compared, its values are those of the committed schema after a way through JSON."""
+    """For any comparison, the values meet the committed schema after a JSON round trip."""
     counts = {"replicas": len(summaries), "by_worst": dict.fromkeys(("fault", "suspect", "unknown", "ok"), 0)}
     written = json.loads(json.dumps({**counts, **values(compare(summaries))}, allow_nan=False))
     assert [] == list(VALIDATOR.iter_errors(written))

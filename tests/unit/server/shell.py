@@ -17,7 +17,7 @@ STARTING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """The response to a request."""
 
     status: int
     headers: dict[str, str]

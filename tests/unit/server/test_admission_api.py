@@ -1,4 +1,4 @@
-"""Advice for many who ask at once: promises count until the engine's page shows them, bad questions are refused."""
+"""Advice for concurrent clients: promises count until the engine's metrics show them, bad questions are refused."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,14 @@ def shown(blocks: int, *, running: int, engines_seconds: float = 1_000.5) -> Sna
 
 
 def test_the_same_room_is_given_once() -> None:
-    """Of ten who ask between two readings as many are let in as there is room for."""
+    """Of ten questions between two samples, as many are admitted as there is room for."""
     desk, now = Admissions(), shown(0, running=0)
     told = [desk.answer(QUERY, now, NOW_SECONDS)["decision"] for _ in range(10)]
     assert ["admit"] * 4 + ["wait"] * 6 == told
 
 
 def test_a_promise_ends_when_the_page_shows_it() -> None:
-    """A reading that is newer than the promise by the way to the engine takes its place."""
+    """A sample newer than the promise by the request's travel time to the engine replaces it."""
     desk = Admissions()
     assert "admit" == desk.answer(QUERY, shown(0, running=0), NOW_SECONDS)["decision"]
     # The engine is read at once, the promise still counts
@@ -54,7 +54,7 @@ def test_a_promise_ends_when_the_page_shows_it() -> None:
     [
         (lambda now: replace(now, state="lost"), "does not answer"),
         (lambda now: replace(now, state="starting"), "does not answer"),
-        (lambda now: replace(now, engines_seconds=NOW_SECONDS - 60.0), "60 s old"),
+        (lambda now: replace(now, engines_seconds=NOW_SECONDS - 60.0), "1 min old"),
         (lambda now: replace(now, newest=Sample(at_seconds=1_000.0)), "does not answer"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_crowd_is_bounded() -> None:
 
 
 def test_over_http() -> None:
-    """The advice with its numbers, kept by nobody; a bad question is a 400 that says what to give."""
+    """The advice with its numbers, marked as not cacheable; a bad question is a 400 that names the missing input."""
     with shell(shown(100, running=1)) as serving:
         good = serving.ask("GET /api/v1/admission?prompt_tokens=160&max_tokens=160")
         bad = serving.ask("GET /api/v1/admission?prompt_tokens=160")

@@ -1,11 +1,14 @@
-"""Nobody can hold the HTTP shell up: connections are bounded in time and in number."""
+"""No client can block the HTTP shell: connections are limited in time and in number."""
 
 import asyncio
+import socket
 import threading
 
 import pytest
 
-from kvdiag.server.connections import Access
+from kvdiag.server.connections import MAX_UNSENT_BYTES, Access, WebServer
+from kvdiag.server.endpoints import Answer, Pages
+from kvdiag.server.request import Request
 from tests.fixtures.hostile import eventually
 from tests.unit.outputs.test_metrics import snapshot
 from tests.unit.server.shell import Shell, asked, kept, shell
@@ -44,12 +47,12 @@ def test_connections_are_bounded() -> None:
 
     assert ((0, [0, 0]), 200) == (actual, afterwards.status)
     name, _, count = afterwards.body.splitlines()[-1].partition(b" ")
-    # Whoever else on this machine has tried this port meanwhile was refused too.
+    # Any other client of this machine that tried this port meanwhile was refused too.
     assert (b"kvdiag_connections_refused_total", True) == (name, float(count) >= 1.0)
 
 
 def test_a_connection_serves_many_requests(serving: Shell) -> None:
-    """A scraper asks again on the connection that it has, whatever was answered before."""
+    """A scraper reuses its connection, after any previous answer."""
     with kept(serving) as connection:
         local = connection.sock.getsockname()
         actual = [asked(connection, path) for path in ("/metrics", "/nothing", "/", "/metrics")]
@@ -78,7 +81,7 @@ def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head
 
 
 def test_an_idle_connection_is_closed_after_a_while() -> None:
-    """Who does not come back is waited for no longer than that; nor is who comes back with half a request."""
+    """A client that does not send another request in that time, or only half of one, is disconnected."""
 
     async def until_closed(serving: Shell, more: bytes) -> bytes:
         return (await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n" + more)).body
@@ -97,7 +100,7 @@ def states(serving: Shell) -> list[str]:
 
 
 def test_idle_connections_make_room() -> None:
-    """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
+    """Idle connections do not block new clients: the longest idle one is closed for a new one."""
     with shell(snapshot(), most_connections=2) as serving, kept(serving) as first, kept(serving) as second:
         assert (200, 200) == (asked(first), asked(second))
         assert eventually(lambda: states(serving) == ["idle", "idle"])
@@ -145,3 +148,49 @@ def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
         return (await greedy).body.count(b"HTTP/1.1 200 OK"), other.status == 200
 
     assert (500, True) == asyncio.run(both())
+
+
+class Heavy(Pages):
+    """Answers of eight mebibytes: more than the kernel takes for one that does not read."""
+
+    def answer(self, request: Request) -> Answer:
+        """The same for all."""
+        return Answer(body=bytes(2**23))
+
+
+def test_who_does_not_read_holds_no_memory() -> None:
+    """Of many clients that ask and never read, those who wait longest are hung up on."""
+    clients = 12
+
+    async def played() -> int:
+        web = WebServer(Heavy(newest=snapshot))
+        port = await web.start("127.0.0.1", 0)
+        lazy = [socket.socket() for _ in range(clients)]
+        try:
+            for one in lazy:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.connect(("127.0.0.1", port))
+                one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await asyncio.sleep(0.05)
+            places = web._connections  # noqa: SLF001 - no client can see it
+            unsent = sum(one.transport.get_write_buffer_size() for one in places)
+            assert unsent <= MAX_UNSENT_BYTES
+            return len(places)
+        finally:
+            for one in lazy:
+                one.close()
+            await web.stop()
+
+    assert asyncio.run(played()) < clients
+
+
+def test_a_crowd_of_one_address_makes_room_for_another() -> None:
+    """Who begins 64 handshakes a second held all places with connections that were not slow yet."""
+    with shell(snapshot(), slow_seconds=1_000.0, most_connections=2) as serving:
+        crowd = [socket.create_connection(("127.0.0.1", serving.port), source_address=("127.0.0.2", 0))]
+        crowd.append(socket.create_connection(("127.0.0.1", serving.port), source_address=("127.0.0.2", 0)))
+        assert eventually(lambda: states(serving) == ["receiving", "receiving"])
+        status = serving.ask("GET /-/ready").status
+        for each in crowd:
+            each.close()
+    assert 200 == status

@@ -6,6 +6,7 @@ import pytest
 
 from kvdiag.server.connections import Access, WebServer
 from kvdiag.server.endpoints import Pages
+from kvdiag.server.request import parse_request
 from tests.unit.outputs.test_metrics import snapshot
 from tests.unit.server.shell import Shell
 
@@ -47,7 +48,7 @@ def answered(serving: Shell, path: str, *hosts: str) -> int:
 
 @pytest.mark.parametrize("host", OWN)
 def test_clients_of_this_machine_are_answered(serving: Shell, host: str) -> None:
-    """By every name and address of loopback, and with the port of whoever forwards to ours."""
+    """By every name and address of loopback, and with the port of any forwarder to ours."""
     assert 200 == answered(serving, "/-/ready", host)
 
 
@@ -85,3 +86,15 @@ def test_a_port_with_passwords_or_for_other_machines_takes_any_host() -> None:
     assert b"200" == asyncio.run(status("127.0.0.1", Access(allow=allow)))
     assert b"200" == asyncio.run(status("0.0.0.0", Access()))  # noqa: S104 - what is tested
     assert b"421" == asyncio.run(status("127.0.0.1", Access(headers=(("X-Frame-Options", "deny"),))))
+
+
+@pytest.mark.parametrize("name", ["Authorization", "aUTHORIZATION"])
+def test_a_password_is_not_kept_with_its_request(name: str) -> None:
+    """Others are: a scraper sends the same head each time."""
+    head = f"GET / HTTP/1.1\r\nHost: a\r\n{name}: Basic eDp5\r\n\r\n".encode()
+    open_head = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    assert (parse_request(head) is parse_request(head), parse_request(open_head) is parse_request(open_head)) == (
+        False,
+        True,
+    )

@@ -1,4 +1,4 @@
-"""Nobody can hold the HTTP shell up with handshakes either."""
+"""No client can block the HTTP shell with handshakes either."""
 
 import asyncio
 import gc
@@ -50,7 +50,7 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
 
 
 def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
-    """Whoever hangs up in the middle of handshakes, again and again, does not make the daemon grow."""
+    """Clients that disconnect in the middle of handshakes, again and again, do not make the daemon grow."""
     collected: list[int] = []
 
     def look(phase: str, told: dict[str, int]) -> None:
@@ -88,7 +88,7 @@ def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
 
 
 def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
-    """Who has not said anything yet when the port closes is hung up on at once, which is no mistake to be logged."""
+    """A client that has sent nothing when the port closes is disconnected at once, and no error is logged."""
     mistakes: list[dict[str, object]] = []
     with (
         shell(snapshot(), make_certificate(tmp_path).server_context, request_seconds=1_000.0) as serving,
@@ -104,7 +104,7 @@ def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["half a request", "no handshake"])
 def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
-    """Clients that never end their requests keep nobody out for long: after a moment they are idle like others."""
+    """Clients that never finish their requests do not block others for long: after a moment they count as idle."""
     # Two places, both taken by such clients for as long as they want
     certificate = make_certificate(tmp_path)
     tls = certificate.server_context if encrypted else None

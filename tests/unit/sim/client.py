@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Peaks:
-    """The highest readings of gauges and the lowest free device memory while something ran."""
+    """The maxima of gauges and the minimum of free device memory over an interval."""
 
     highest: dict[str, float] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Client:
         return status, decoded
 
     def series(self, *names: str) -> dict[str, float]:
-        """Lines of the metrics page by name, with only those labels that tell lines apart."""
+        """Series of the metrics endpoint by name, with only the labels that distinguish them."""
         _, page = self.get("/metrics/?" + urlencode([("name[]", name) for name in names]))
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {_short(name): float(value) for name, _, value in lines}
@@ -127,7 +127,7 @@ class Client:
 
     @contextmanager
     def peaks(self, *names: str) -> Iterator[Peaks]:
-        """The highest readings of these series while the block runs."""
+        """The maxima of these series while the block runs."""
         seen = Peaks()
         over = threading.Event()
 

@@ -13,7 +13,7 @@ from kvdiag.sim.blocks import NULL_BLOCK, BlockPool, block_hash, blocks_for
     actions=st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 50)), max_size=60),
 )
 def test_every_block_is_free_held_or_null(total: int, actions: list[tuple[str, int]]) -> None:
-    """Whatever is taken, shared and released: free, held and null block make up the pool, and usage says just that."""
+    """After any allocation, sharing and release, free, held and null block make up the pool, as the usage shows."""
     # A pool and the tables that hold its blocks
     pool = BlockPool(total)
     tables: list[list[int]] = []
@@ -75,7 +75,7 @@ def test_a_block_that_is_handed_out_is_forgotten() -> None:
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:
-    """A pool with prefix caching off finds nothing, whatever is published."""
+    """A pool with prefix caching off finds nothing, with any published blocks."""
     pool = BlockPool(4, prefix_caching=False)
     pool.publish(pool.take(1)[0], b"a")
     assert [] == pool.find([b"a"])

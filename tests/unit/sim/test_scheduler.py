@@ -41,7 +41,7 @@ def request(prompt_tokens: int, max_tokens: int, *, salt: str | None = None) -> 
 
 
 def steps(subject: Scheduler, token: int = 7) -> Iterator[dict[Request, int]]:
-    """Step until nothing is left to do; each step's tokens, seen while it runs."""
+    """Step until nothing is left to do; yields each step's tokens while it runs."""
     for number in range(100_000):
         if subject.idle:
             return
@@ -147,7 +147,7 @@ def test_admission_by_first_chunk_thrashes() -> None:
     aborted=st.sets(st.integers(0, 11)),
 )
 def test_all_blocks_come_back(sizes: list[tuple[int, int]], blocks: int, aborted: set[int]) -> None:
-    """Whatever runs, is preempted or is aborted: at the end no block is held."""
+    """After any mix of completed, preempted and aborted requests no block is held."""
     # Requests each of which fits the pool alone
     subject = scheduler(blocks, budget=50)
     requests = [request(prompt, output) for prompt, output in sizes]
@@ -163,7 +163,7 @@ def test_all_blocks_come_back(sizes: list[tuple[int, int]], blocks: int, aborted
 
 
 def test_abort_frees_at_once() -> None:
-    """A running or a waiting request that is aborted is gone with all its blocks before the next step."""
+    """A running or a waiting request that is aborted is removed with all its blocks before the next step."""
     subject = scheduler(10)
     running, waiting = request(80, 50), request(80, 50)
     subject.add(running)
@@ -175,7 +175,7 @@ def test_abort_frees_at_once() -> None:
     subject.abort(running)
     assert (0, True) == (subject.pool.held_blocks, subject.idle)
 
-    # The step under way then has nothing to tell.
+    # The step under way then has no tokens to return.
     assert [] == subject.complete(batch, {running: 7}, eos_token=EOS, now_seconds=0.0)
     assert [] == running.output
 
@@ -205,7 +205,7 @@ def test_the_same_prompt_hits_the_cache() -> None:
 
 
 def test_eos_ends_a_request_unless_it_is_ignored() -> None:
-    """The end token ends a request once it has its least tokens; one that ignores it goes on to its length."""
+    """The end token ends a request once it has its minimum tokens; one that ignores it continues to its length."""
     subject = scheduler(100)
     obedient = Request("a", [1, 2, 3], 10, min_tokens=4)
     deaf = Request("b", [1, 2, 3], 10, ignore_eos=True)
@@ -216,7 +216,7 @@ def test_eos_ends_a_request_unless_it_is_ignored() -> None:
 
 
 def test_the_leak_really_keeps_blocks() -> None:
-    """A scheduler with the kv-leak fault loses blocks of every finished request for ever; the pool itself shows it."""
+    """A scheduler with the kv-leak fault loses blocks of every finished request forever; the pool itself shows it."""
     subject = scheduler(100, kept=2)
     for _ in range(3):
         subject.add(request(80, 1))

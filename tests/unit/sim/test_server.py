@@ -29,7 +29,7 @@ def test_it_says_who_it_is(visitor: Client) -> None:
 
 
 def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
-    """`root` is a folder with a config and a safetensors file of the weights' true size; it is gone afterwards."""
+    """`root` is a folder with a config and a safetensors file of the weights' true size; it is removed afterwards."""
     shape = SCENARIOS["healthy"].model
     with Drill(SCENARIOS["healthy"]) as drill:
         _, models = Client(drill.url).get("/v1/models")

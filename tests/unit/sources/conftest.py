@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fixtures.require import require
-from tests.stand_ins.nvml.client import Client
+from tests.stand_ins.nvml.nvml_client import Client
 from tests.stand_ins.nvml.stand_in import StandIn, State, build, compiler
 
 
@@ -21,7 +21,7 @@ def nvml_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
 
 @pytest.fixture
 def stand_in(nvml_session: tuple[StandIn, Client]) -> StandIn:
-    """The stand-in, with whatever state the test shows."""
+    """The stand-in, in the state that the test sets."""
     return nvml_session[0]
 
 

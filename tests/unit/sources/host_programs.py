@@ -1,4 +1,4 @@
-"""Programs that stand for a server on this host, and the gap of what cannot be seen from here."""
+"""Programs that stand for a server on this host, and the gap of an unobservable one."""
 
 import json
 import subprocess
@@ -56,5 +56,5 @@ def listening(program: str, *arguments: str) -> Iterator[Listening]:
 
 
 def unseen(reason: str) -> Gap:
-    """The gap of something that cannot be seen from here."""
+    """The gap of something that is not observable from this host."""
     return Gap(source=SOURCE, kind="absent", reason=reason)

@@ -38,7 +38,7 @@ def asked(answer: hostile.Answer, ask: Callable[[HttpReader], Awaitable[T]], clo
 
 @pytest.mark.parametrize("count", [MAX_PAGE_SERIES + 1, 250_000], ids=["within the bytes", "14 MiB"])
 def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> None:
-    """It is asked for once a minute, and every reading in between gives the reason."""
+    """An oversized metrics answer is fetched once a minute, and each sample in between carries the reason."""
     now_seconds = [0.0]
     text = "".join(LINE.format(number) for number in range(count))
     taken = 0
@@ -54,14 +54,14 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
         for seconds in (0.0, 1.0, REST_SECONDS - 1.0, REST_SECONDS + 1.0):
             now_seconds[0] = seconds
             engines, (gap,) = await source.read()
-            told.append((taken, engines, gap.kind, gap.reason.endswith("60 s after the last")))
+            told.append((taken, engines, gap.kind, gap.reason.endswith("1 min after the last")))
         return told
 
     assert [
-        (1, None, "failed", False),
-        (1, None, "failed", True),
-        (1, None, "failed", True),
-        (2, None, "failed", False),
+        (1, None, "refused", False),
+        (1, None, "refused", True),
+        (1, None, "refused", True),
+        (2, None, "refused", False),
     ] == asked(answer, read, lambda: now_seconds[0])
 
 
@@ -112,7 +112,7 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up() -> None:
     ],
 )
 def test_a_page_beyond_its_budget_is_refused(text: str, reason: str) -> None:
-    """Whatever it consists of."""
+    """A page beyond its budget raises TooLargeError, with the budget that it exceeds."""
     with pytest.raises(TooLargeError, match=reason):
         parse_page(text)
 

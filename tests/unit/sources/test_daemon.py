@@ -24,7 +24,7 @@ from kvdiag.sources.daemon_client import MAX_SNAPSHOT_CHARACTERS, PATH, DaemonRe
 from kvdiag.sources.http import HttpReader, Unreadable
 from tests.builders.worlds import WORLDS
 from tests.fixtures.hostile import Answer, Hostile, reply, reply_json, silent
-from tests.unit.outputs.test_top import eight_gpus, of, screen, unread, view, with_snapshot
+from tests.unit.outputs.test_top_frames import eight_gpus, of, screen, unread, view, with_snapshot
 
 
 def page(snapshot: Snapshot) -> str:
@@ -34,7 +34,7 @@ def page(snapshot: Snapshot) -> str:
 
 @cache
 def healthy() -> str:
-    """The answer of a daemon beside a healthy server."""
+    """The answer of a daemon for a healthy server."""
     return page(view().snapshot)
 
 
@@ -54,7 +54,7 @@ def ask(url: str, **options: Any) -> DaemonReading:
 
 
 def answering(changed: Answer | None = None) -> dict[str, Answer]:
-    """A daemon beside a healthy server, with another answer where one is given."""
+    """The answers of a daemon for a healthy server, with its snapshot replaced where one is given."""
     return {PATH: changed or reply(healthy(), content_type="application/json")}
 
 
@@ -76,7 +76,7 @@ def down() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_frame_is_the_same_as_beside_the_server(name: str) -> None:
-    """Whoever looks through a daemon sees what it would show itself."""
+    """The frame of an attached daemon equals the daemon's own frame."""
     shown = VIEWS[name]()
     reading = read_back(shown.snapshot)
     again = View(snapshot=reading.snapshot, lines=reading.lines, origin=shown.origin)
@@ -152,7 +152,7 @@ WRONG = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats()
 @settings(max_examples=50, deadline=None)
 @given(place=st.sampled_from(PLACES), value=WRONG)
 def test_any_value_in_any_place_is_read_or_refused(place: tuple[str | int, ...], value: object) -> None:
-    """A snapshot that holds anything whatever makes a frame, or the one error."""
+    """A snapshot with any wrong value in any place makes a frame or raises the one error."""
     document = json.loads(healthy())
     inner: Any = document
     for step in place[:-1]:

@@ -1,5 +1,6 @@
 """The server's processes on this host, with real ones that listen: which they are, what they hold and may hold."""
 
+import mmap
 import os
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, lis
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", socket.gethostname()])
 def test_listener_is_found_with_its_children(host: str) -> None:
-    """The process that listens on the port and its workers are the server; whoever started it is not."""
+    """The process that listens on the port and its workers are the server; the parent that started it is not."""
     with listening(SERVER) as server:
         actual = find_server(f"http://{host}:{server.port}", "vllm")
     assert (tuple(sorted(server.pids)), ()) == actual
@@ -40,7 +41,7 @@ def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
 
 
 def test_command_lines_are_read() -> None:
-    """Each process has its command line; one that is gone has none."""
+    """Each process has its command line; an exited one has none."""
     with listening(LAUNCHER, "vllm", "serve", "--mm-processor-cache-gb", "2") as server:
         launcher, gone = commands((server.launcher or 0, 2**22 + 1))
     assert launcher.endswith(" vllm serve --mm-processor-cache-gb 2")
@@ -63,7 +64,7 @@ def test_starter_of_another_program_stays_out() -> None:
     ],
 )
 def test_remote_server_is_a_gap(url: str, host: str) -> None:
-    """Processes of another host cannot be seen, and the gap says whose."""
+    """Processes of another host are a gap that names that host."""
     assert (None, (unseen(containing(f"{host} is another host")),)) == find_server(url, "vllm")
 
 
@@ -76,7 +77,7 @@ def test_port_without_listener_is_a_gap() -> None:
 
 def test_memory_of_the_living_is_read() -> None:
     """Each process that lives comes with its name and its memory; one that has ended is left out."""
-    # A process that has ended, whose id nobody has yet
+    # An exited process, whose id is not in use again yet
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
     found, gaps = read([os.getpid(), ended.pid])
@@ -87,7 +88,7 @@ def test_memory_of_the_living_is_read() -> None:
 
 
 def test_server_that_has_ended_is_a_gap() -> None:
-    """When none of its processes lives any more, the reading has failed."""
+    """When all of the server's processes have exited, the read fails."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
     assert (None, (Gap(source=SOURCE, kind="failed", reason=containing("have exited")),)) == read([ended.pid])
@@ -108,11 +109,14 @@ def test_own_memory_grows_with_what_is_held() -> None:
 
     before = own()
 
-    held = bytearray(b"x") * (64 * 2**20)
-    after = own()
+    size_bytes = 64 * 2**20
+    # Not by malloc, which may hand out again what an earlier test has given back to it.
+    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:
+        held.write(b"x" * size_bytes)
+        after = own()
 
-    assert after.resident_bytes - before.resident_bytes > len(held) // 2
-    assert (after.anonymous_bytes or 0) - (before.anonymous_bytes or 0) > len(held) // 2
+    assert after.resident_bytes - before.resident_bytes > size_bytes // 2
+    assert (after.anonymous_bytes or 0) - (before.anonymous_bytes or 0) > size_bytes // 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The model's folder on this host: its weights counted once, its config, and what cannot be seen of either."""
+"""The model's folder on this host: its weights counted once, its config, and gaps where either is not readable."""
 
 import os
 from pathlib import Path
@@ -77,7 +77,7 @@ INVISIBLE = "not visible here"
     ],
 )
 def test_weights_that_cannot_be_seen_are_a_gap(root: str | None, reason: str) -> None:
-    """Whatever the server names as its model's folder, a size that cannot be had is a gap and never an error."""
+    """For every unusable model folder that a server names, the weights' size is a gap and never an error."""
     size, gaps = weights_bytes(root)
     assert None is size
     assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, reason in gap.reason) for gap in gaps]
@@ -116,11 +116,11 @@ def test_config_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None
 
 @pytest.mark.parametrize("root", [None, "", "meta-llama/Llama-3.1-8B", "/models/not/here", "/\0", "/" + "x" * 5000])
 def test_config_that_cannot_be_seen_is_left_out(root: str | None) -> None:
-    """Whatever the server names as its model's folder, a config that cannot be had is none and never an error."""
+    """For every unusable model folder that a server names, the config is None and never an error."""
     assert None is model_config(root)
 
 
 def test_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe in the config's place, which would be read for ever, is left alone."""
+    """A pipe in place of the config is skipped: reading it would block forever."""
     os.mkfifo(tmp_path / "config.json")
     assert None is model_config(str(tmp_path))

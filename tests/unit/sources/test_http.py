@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from kvdiag.commands.connect import open_client
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.sources.http import MAX_ANSWER_BYTES, Answer, HttpReader, Unreadable
 from tests.builders.answers import containing
 from tests.fixtures import hostile
@@ -28,7 +30,7 @@ TRUST = ssl.create_default_context()
 
 
 def read(url: str, *, seconds: float = LONG_SECONDS, verify: ssl.SSLContext | bool = TRUST) -> Reading:
-    """The metrics page at `url`, or kind, status and reason of why there is none; what varies by version is dropped."""
+    """The answer at `url`, or kind, status and reason of the failure; details that vary by version are dropped."""
 
     async def get() -> Reading:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=verify, timeout=LONG_SECONDS) as client:
@@ -43,7 +45,7 @@ def read(url: str, *, seconds: float = LONG_SECONDS, verify: ssl.SSLContext | bo
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A certificate that nobody trusts."""
+    """A certificate from an authority that no client trusts."""
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
@@ -56,7 +58,7 @@ def test_answer_is_read_whole() -> None:
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    """Bytes that are not UTF-8 do not keep the rest from being read, whatever charset the server claims."""
+    """Bytes that are not UTF-8 are replaced and the rest is read, whichever charset the server claims."""
     page = reply(b"a\xff\xfeb", content_type="text/plain; charset=base64")
     with Hostile(page) as server:
         actual = read(server.url)
@@ -64,22 +66,22 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 
 
 CHECK = "check the URL"
-BROKE_OFF = ("failed", None, "the connection broke off (…)")
-PACKED = ("failed", None, "is compressed (…)")
+BROKE_OFF = ("failed", None, "the connection was lost (…)")
+PACKED = ("refused", None, "is compressed (…)")
 GZIP_BOMB = gzip.compress(bytes(64 * MIB))
 CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 
 ANSWERS = [
     pytest.param(reply("", status=404), ("absent", 404, f"404 on /metrics/: {CHECK}"), id="404"),
-    pytest.param(reply("", status=401), ("failed", 401, "KVDIAG_API_KEY"), id="401"),
-    pytest.param(reply("", status=403), ("failed", 403, "KVDIAG_API_KEY"), id="403"),
+    pytest.param(reply("", status=401), ("refused", 401, "KVDIAG_API_KEY"), id="401"),
+    pytest.param(reply("", status=403), ("refused", 403, "KVDIAG_API_KEY"), id="403"),
     pytest.param(
         reply("", status=302, Location="http://127.0.0.1:1/"),
-        ("failed", 302, f"302 on /metrics/: {CHECK}"),
+        ("refused", 302, f"302 on /metrics/: {CHECK}"),
         id="redirect is not followed",
     ),
     pytest.param(reply("", status=500), ("failed", 500, f"500 on /metrics/: {CHECK}"), id="500"),
-    pytest.param(reply("", status=204), ("failed", 204, f"204 on /metrics/: {CHECK}"), id="204"),
+    pytest.param(reply("", status=204), ("refused", 204, f"204 on /metrics/: {CHECK}"), id="204"),
     pytest.param(raw(), BROKE_OFF, id="hangs up at once"),
     pytest.param(raw(b"SSH-2.0-OpenSSH_9.2\r\n"), BROKE_OFF, id="another protocol"),
     pytest.param(raw(bytes(range(256)) * 9), BROKE_OFF, id="garbage bytes"),
@@ -102,7 +104,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS)
 def test_useless_answer_is_told_in_one_line(answer: hostile.Answer, expected: tuple[str, int | None, str]) -> None:
-    """Whatever else a server answers, the reason is one line that names what to look at."""
+    """For every useless answer the reason is one line that names what to check."""
     with Hostile(answer) as server:
         actual = read(server.url)
     kind, status, reason = expected
@@ -129,7 +131,7 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
     """A server that keeps sending a little, or nothing, is given up at the deadline for the whole answer."""
     with Hostile(answer) as server:
         actual = read(server.url, seconds=SHORT_SECONDS)
-    assert ("failed", None, containing("0.5 s on /metrics/")) == actual
+    assert ("failed", None, containing("500 ms on /metrics/")) == actual
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_huge_page_is_left_unread(first: bytes) -> None:
     with Hostile(page) as server:
         actual = read(server.url)
         sent_bytes = server.sent_bytes
-    assert ("failed", None, containing(f"{MAX_ANSWER_BYTES >> 20} MiB on /metrics/")) == actual
+    assert ("refused", None, containing(f"{MAX_ANSWER_BYTES >> 20} MiB on /metrics/")) == actual
     assert sent_bytes < MAX_ANSWER_BYTES + 16 * MIB
 
 
@@ -155,7 +157,7 @@ def test_largest_page_is_read() -> None:
 
 
 def test_server_that_is_not_there_is_told() -> None:
-    """A port that nobody serves, and a name that does not exist."""
+    """A closed port and an unknown host name are failures to connect."""
     with refused_port() as port:
         actual = read(f"http://127.0.0.1:{port}")
     assert ("failed", None, containing("cannot connect")) == actual == read("http://kvdiag.invalid:8000")
@@ -249,3 +251,15 @@ def test_what_is_asked_again_is_asked_alike_but_for_cookies() -> None:
     assert heads[0] == heads[2]
     assert heads[0] != heads[1]
     assert [False, False, False, True, True] == [b"Cookie: replica=7" in one for one in heads]
+
+
+def test_no_cookie_is_kept() -> None:
+    """A server could fill memory with them, and each request."""
+
+    async def kept(url: str) -> int:
+        async with open_client(url, ServerAccess()) as client:
+            await client.get("/metrics")
+            return len(client.cookies.jar)
+
+    with Hostile({"/metrics": reply("", Set_Cookie="a=b")}) as server:
+        assert 0 == asyncio.run(kept(server.url))

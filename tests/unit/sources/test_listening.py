@@ -1,4 +1,4 @@
-"""Where a server may be listening: the usual ports that are open here, and nobody else's."""
+"""The addresses on which a server may listen: the usual ports that are open on this host, and no other process's."""
 
 import socket
 from collections.abc import Iterable

@@ -60,7 +60,7 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_silent_pipe_is_given_up(tmp_path: Path) -> None:
-    """A writer that never writes does not hold kvdiag for ever."""
+    """A pipe whose writer stays silent times out with an error."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)

@@ -82,7 +82,7 @@ def test_a_config_alone_has_no_headers(tmp_path: Path) -> None:
 
 
 def test_a_name_comes_from_the_catalogue() -> None:
-    """Known names need no file, in whatever case they are typed."""
+    """Known names need no file, in upper or lower case."""
     assert catalogue().find("llama_70b") is not None
     assert 80 == read_model("llama_70b").config["num_hidden_layers"]
 

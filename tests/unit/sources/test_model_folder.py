@@ -75,7 +75,7 @@ def test_only_a_folder_that_the_server_uses_is_followed(
     "root", [None, "", "meta-llama/Llama-3.1-8B", "/models/not/here", "/\0", "/" + "x" * 5000, "/etc/passwd"]
 )
 def test_what_is_no_folder_is_not_followed(root: str | None) -> None:
-    """Whatever the server names."""
+    """A model name that is not a folder on this host gives None."""
     assert model_folder(root, (os.getpid(),)) is None
 
 
@@ -125,7 +125,7 @@ def test_a_config_that_is_a_link_out_of_its_folder_is_not_read(folder: Path, tmp
 
 
 def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path: Path) -> None:
-    """Its files are links to the blobs beside the snapshots."""
+    """The files of a hub snapshot are links into the blobs folder, and are read."""
     model = tmp_path / "models--a--b"
     (model / "blobs").mkdir(parents=True)
     (model / "snapshots" / "1234").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The file of profiles: where it is, that it is whole, and what is said of one that cannot be used."""
+"""The file of profiles: its location, that it is written whole, and the errors of an unusable one."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.unit.kv.calibration.profiled import PROFILE
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """In folders that did not exist, with nothing else left beside it."""
+    """Profiles are written into new folders and read back, and no other file is left in the folder."""
     path = tmp_path / "a" / "b" / "profiles.json"
     write_profiles(path, [PROFILE])
     write_profiles(path, [PROFILE, PROFILE])

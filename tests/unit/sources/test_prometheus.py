@@ -1,4 +1,4 @@
-"""A Prometheus that refuses, hangs, breaks off, lies or fails half-way: what is lost is said, the rest is kept."""
+"""A Prometheus that refuses, hangs, disconnects, lies or fails half-way: losses are reported, the rest is kept."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def asked(url: str, *, seconds: float = SECONDS) -> History:
     async def ask() -> History:
         history = History()
         async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
-            await PrometheusSource(client, seconds, patience_seconds=0.0).raw(selector('pod="a"'), START, END, history)
+            await PrometheusSource(client, seconds, retry_seconds=0.0).raw(selector('pod="a"'), START, END, history)
         return history
 
     return asyncio.run(ask())
@@ -124,7 +124,7 @@ def test_an_answer_that_is_too_large_is_halved() -> None:
 
 
 def test_an_answer_without_an_end_is_not_kept() -> None:
-    """However small a stretch is asked for: three of them, and no other is."""
+    """An endless answer loses the whole interval after fewer than 20 requests."""
     flood = endless(head(content_type="application/json") + b'{"status":"success"', b" " * 2**16)
     with Hostile({"/api/v1/query": flood}) as server:
         history = asked(server.url)
@@ -136,7 +136,7 @@ def test_an_answer_without_an_end_is_not_kept() -> None:
 
 
 def test_errors_half_way_lose_their_part_alone() -> None:
-    """What came before and after them is kept, and the stretch is named with the server's words."""
+    """Samples before and after a failed part are kept, and the lost interval carries the server's error."""
 
     # A server that takes six hours, and has lost the second of four
     def answer(start: float, end: float) -> Answer:
@@ -160,7 +160,7 @@ def test_errors_half_way_lose_their_part_alone() -> None:
     [
         pytest.param(reply("busy", status=503), "503 on /api/v1/query", id="busy"),
         pytest.param(raw(head() + b'{"status":"success","data":{"resultTy'), "is not JSON", id="truncated"),
-        pytest.param(raw(head(Content_Length="1000") + b"{"), "the connection broke off", id="shorter than said"),
+        pytest.param(raw(head(Content_Length="1000") + b"{"), "the connection was lost", id="shorter than said"),
         pytest.param(reply("<html>Sign in</html>"), "not JSON", id="a web page"),
         pytest.param(reply("", status=302, Location="/login"), "302 on /api/v1/query", id="a redirect"),
         pytest.param(reply("no", status=401), "--token-file", id="no permission"),
@@ -193,7 +193,7 @@ def test_errors_half_way_lose_their_part_alone() -> None:
     ],
 )
 def test_what_is_no_answer_is_lost_and_said(answer: Answer, reason: str) -> None:
-    """One line for the stretch that was asked for, and no exception."""
+    """An invalid answer loses the requested interval with one line of reason, and raises nothing."""
     with Hostile({"/api/v1/query": answer}) as server:
         history = asked(server.url)
     assert [(START, END)] == [(one.start_seconds, one.end_seconds) for one in history.lost]
@@ -213,7 +213,7 @@ def test_a_server_that_hangs_is_asked_three_times() -> None:
         min(one.start_seconds for one in history.lost),
         max(one.end_seconds for one in history.lost),
     )
-    assert "no complete answer within 0.2 s" in history.lost[0].reason
+    assert "no complete answer within 200 ms" in history.lost[0].reason
 
 
 def test_a_server_that_is_gone_is_lost() -> None:
@@ -250,7 +250,7 @@ def test_a_partial_answer_is_a_warning(more: Json, expected: str) -> None:
     ],
 )
 def test_a_list_that_cannot_be_had_is_said(answer: Answer, reason: str) -> None:
-    """Without it nobody is known: one line."""
+    """Without the list of series no replica is known, and the error is one line."""
     with Hostile({"/api/v1/series": answer}) as server:
         assert reason in listed(server.url)
 
@@ -281,7 +281,7 @@ def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: li
 
 
 def test_matchers_hold_any_value() -> None:
-    """A value is looked for as it stands, whatever a regular expression or a string would make of it."""
+    """Label values are matched literally: regular-expression and string characters are escaped."""
     assert r'pod=~"a\\.b|c\"d|e\\\\f|g\\|h"' == any_of("pod", ["a.b", 'c"d', "e\\f", "g|h"])
     assert r'instance=~"a\\+b(:[0-9]+)?"' == any_of("instance", ["a+b"], ending="(:[0-9]+)?")
     assert '{a="1",b="2"}' == selector('a="1"', "", 'b="2"')

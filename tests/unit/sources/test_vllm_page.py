@@ -1,4 +1,4 @@
-"""A page that is read again and again: what it says is what the whole parser makes of it, whatever changed."""
+"""A page that is read repeatedly: the incremental parser agrees with the full parser after every change."""
 
 import sys
 from pathlib import Path
@@ -123,7 +123,7 @@ def test_what_is_not_plain_is_parsed_whole_each_time(first: str, second: str) ->
 
 
 def test_nothing_is_kept_of_a_page_of_megabytes() -> None:
-    """No server's own page is so long: it is parsed, and forgotten."""
+    """A page of megabytes, longer than any server's own, is parsed and not retained."""
     parser = Parser()
     assert 40_000 == len(parser.parse("".join(f"a{number} 1\n" for number in range(40_000))))
     assert sum(map(sys.getsizeof, vars(parser).values())) < 2_000
@@ -131,7 +131,7 @@ def test_nothing_is_kept_of_a_page_of_megabytes() -> None:
 
 @given(CHANGES, st.lists(st.sampled_from(["3.0", "-7", "NaN", "1e300", "4 1700000000000", "x"]), max_size=4))
 def test_a_page_in_which_only_values_change(change: list[tuple[int, int, str]], values: list[str]) -> None:
-    """Whatever else is in it, and however often."""
+    """After any changes of a page, the incremental parser agrees with the full parser on changed values."""
     parser, text = Parser(), SHORT
     for place, cut, piece in change:
         text = text[:place] + piece + text[place + cut :]
@@ -142,7 +142,7 @@ def test_a_page_in_which_only_values_change(change: list[tuple[int, int, str]], 
 
 @given(st.lists(CHANGES))
 def test_any_pages_in_a_row(changes: list[list[tuple[int, int, str]]]) -> None:
-    """Each is what the whole parser says of it, whatever came before."""
+    """For any sequence of pages, the incremental parser agrees with the full parser on each."""
     parser = Parser()
     for change in changes:
         text = SHORT

@@ -55,7 +55,7 @@ def test_answers_and_errors_travel_to_the_caller() -> None:
 
 
 def test_hang_is_noticed_and_never_asked_twice(gate: Gate, reader: ThreadedReader[str]) -> None:
-    """While a read hangs each question says since when, and no second read is started beside it."""
+    """While a read hangs, each question reports since when, and no second read is started."""
 
     async def ask_twice() -> list[ReadTimeout]:
         busy = []
@@ -146,7 +146,7 @@ async def main():
     found = await asyncio.gather(
         *(asyncio.to_thread(divmod, 7, divisor) for divisor in (2, 3, 0)), return_exceptions=True
     )
-    print(found, hung.done())
+    print(found[:2], type(found[2]).__name__, hung.done())
 
 asyncio.run(main())
 """
@@ -156,12 +156,12 @@ asyncio.run(main())
     ("script", "expected"),
     [
         (HANGING_READ, "for ever\n"),
-        (MORE_CALLS_THAN_THREADS, "[(3, 1), (2, 1), ZeroDivisionError('integer division or modulo by zero')] False\n"),
+        (MORE_CALLS_THAN_THREADS, "[(3, 1), (2, 1)] ZeroDivisionError False\n"),
     ],
     ids=["a read", "a call of a loop"],
 )
 def test_hung_call_does_not_keep_the_process(script: str, expected: str) -> None:
-    """A process whose read or call hangs for ever ends at once, in silence; the other calls return."""
+    """A process whose read or call hangs forever exits at once without output; the other calls return."""
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_SECONDS, check=False
     )

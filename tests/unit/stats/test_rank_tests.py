@@ -51,7 +51,7 @@ def test_rank_sums_are_counted_out(higher: list[float], lower: list[float]) -> N
 
 
 def test_six_that_all_rise_are_one_in_sixty_four() -> None:
-    """The published table's lowest chance of six figures; five cannot reach 2 %; nothing told is no evidence."""
+    """The published table's lowest p-value of six figures; five cannot reach 2 %; missing figures are no evidence."""
     assert [1 / 64, 1 / 32, 1.0, 1.0] == [
         signed_rank_tail([5.0, 1.0, 2.0, 3.0, 9.0, 4.0]),
         signed_rank_tail([1.0, 2.0, 3.0, 4.0, 5.0]),
@@ -62,7 +62,7 @@ def test_six_that_all_rise_are_one_in_sixty_four() -> None:
 
 @pytest.mark.parametrize("count", [30, 31], ids=["counted out", "normal"])
 def test_many_figures_meet_the_tail_that_shuffling_finds(count: int) -> None:
-    """Where the counting ends the normal distribution goes on: both give what 1,500 shuffles give, ties among them."""
+    """Beyond exact counting the normal distribution is used: both match 1,500 shuffles, with ties among the figures."""
     # Figures that lean a little upwards
     random = seeded(f"shuffles {count}")
     values = [float(round(random.gauss(2.0, 6.0))) for _ in range(count)]
@@ -82,7 +82,7 @@ def test_many_figures_meet_the_tail_that_shuffling_finds(count: int) -> None:
 
 @pytest.mark.parametrize("count", [8, 40])
 def test_tails_are_what_they_say(count: int) -> None:
-    """Of 400 draws without any difference no more are below 5 % than chance allows."""
+    """Of 400 draws without any difference about 5 % at most have a p-value below 5 %."""
     random = seeded(f"ranks {count}")
 
     def draw(size: int, random: Random = random) -> list[float]:
@@ -103,8 +103,8 @@ def test_intervals_hold_the_truth() -> None:
     for _ in range(200):
         one = [random.gauss(3.0, 1.0) for _ in range(12)]
         other = [random.gauss(1.0, 1.0) for _ in range(9)]
-        middle, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
-        of_median += middle.low <= 3.0 <= middle.high
+        bounds, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
+        of_median += bounds.low <= 3.0 <= bounds.high
         of_shift += shift.low <= 2.0 <= shift.high
 
     assert 174 <= of_median
@@ -117,21 +117,21 @@ def test_large_groups_are_bounded_too() -> None:
     one = [random.gauss(3.0, 1.0) for _ in range(5000)]
     other = [random.gauss(1.0, 1.0) for _ in range(3000)]
 
-    middle, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
+    bounds, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
 
-    assert middle.low < 3.0 < middle.high < middle.low + 0.1
+    assert bounds.low < 3.0 < bounds.high < bounds.low + 0.1
     assert shift.low < 2.0 < shift.high < shift.low + 0.12
-    assert pytest.approx(2.0, abs=0.06) == shift.middle
+    assert pytest.approx(2.0, abs=0.06) == shift.estimate
     assert max(signed_rank_tail(one), rank_sum_tail(one, other)) < 1e-9
 
 
 def test_too_few_figures_bound_nothing() -> None:
     """Four figures cannot bound a median at 90 %, and two against two no difference."""
-    middle, shift = median_interval([1.0, 2.0, 3.0, 4.0], 0.9), shift_interval([1.0, 2.0], [0.0, 0.0], 0.9)
-    assert (-math.inf, 2.5, math.inf) == (middle.low, middle.middle, middle.high)
-    assert (-math.inf, 1.5, math.inf) == (shift.low, shift.middle, shift.high)
+    bounds, shift = median_interval([1.0, 2.0, 3.0, 4.0], 0.9), shift_interval([1.0, 2.0], [0.0, 0.0], 0.9)
+    assert (-math.inf, 2.5, math.inf) == (bounds.low, bounds.estimate, bounds.high)
+    assert (-math.inf, 1.5, math.inf) == (shift.low, shift.estimate, shift.high)
     five = median_interval([5.0, 1.0, 2.0, 3.0, 4.0], 0.9)
-    assert (1.0, 3.0, 5.0) == (five.low, five.middle, five.high)
+    assert (1.0, 3.0, 5.0) == (five.low, five.estimate, five.high)
 
 
 def test_discoveries_by_the_published_example() -> None:

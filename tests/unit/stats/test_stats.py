@@ -61,7 +61,7 @@ def test_drift_is_not_seen_in_walks() -> None:
 
 
 def test_load_beside_the_series_is_not_its_trend() -> None:
-    """Memory that follows a rising load has no slope of its own, and one that rises beside the load has."""
+    """Memory that follows a rising load has no slope of its own; memory that rises in addition to the load has one."""
     # Load that rises, with noise
     random = seeded("load")
     load = [number / 10 + random.gauss(0.0, 1.0) for number in range(60)]
@@ -156,25 +156,25 @@ def test_jumps_are_taken_out_and_counted() -> None:
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=60), st.integers(1, 12))
 @example([900.0, 901.0], 1)
-def test_blocks_hold_every_reading_of_their_time_once(times: list[float], count: int) -> None:
-    """The blocks together hold the readings from their first edge to their end and at it, in order, each in its own."""
+def test_bins_hold_every_reading_of_their_time_once(times: list[float], count: int) -> None:
+    """The bins together hold the samples from their first edge to their end inclusive, in order, each in one bin."""
     times.sort()
 
-    actual = stats.blocks(times, times, 900.0, 50.0, count)
+    actual = stats.binned(times, times, 900.0, 50.0, count)
 
     start = 900.0 - 50.0 * count
     assert count == len(actual)
-    assert tuple(at for at in times if start <= at <= 900.0) == tuple(at for block in actual for at in block)
+    assert tuple(at for at in times if start <= at <= 900.0) == tuple(at for one in actual for at in one)
     assert all(
-        start + 50.0 * place <= at <= start + 50.0 * (place + 1) for place, block in enumerate(actual) for at in block
+        start + 50.0 * place <= at <= start + 50.0 * (place + 1) for place, one in enumerate(actual) for at in one
     )
 
 
 def test_exhaustion_is_an_interval() -> None:
     """A rate known to a fifth gives bounds around the time; one that may be 0 has no latest; a fall has no time."""
-    assert stats.Interval(low=50.0, middle=60.0, high=75.0) == stats.exhaustion_seconds(600.0, 10.0, 1.0, 2.0)
-    assert stats.Interval(low=20.0, middle=60.0, high=math.inf) == stats.exhaustion_seconds(600.0, 10.0, 10.0, 2.0)
-    assert stats.Interval(low=0.0, middle=0.0, high=0.0) == stats.exhaustion_seconds(-5.0, 10.0, 1.0, 2.0)
+    assert stats.Interval(low=50.0, estimate=60.0, high=75.0) == stats.exhaustion_seconds(600.0, 10.0, 1.0, 2.0)
+    assert stats.Interval(low=20.0, estimate=60.0, high=math.inf) == stats.exhaustion_seconds(600.0, 10.0, 10.0, 2.0)
+    assert stats.Interval(low=0.0, estimate=0.0, high=0.0) == stats.exhaustion_seconds(-5.0, 10.0, 1.0, 2.0)
     assert stats.exhaustion_seconds(600.0, 0.0, 1.0, 2.0) is None
 
 
@@ -187,11 +187,11 @@ def test_quantile_lies_between_its_neighbours(values: list[float], ratio: float)
 
 
 def test_a_day_at_one_reading_a_second_is_quick() -> None:
-    """Blocks, jumps, slope and drift of 86,400 readings take no more than 0.3 s."""
+    """Bins, jumps, slope and drift of 86,400 samples take no more than 0.3 s."""
     times, sizes, _ = memory("slow noise", 1, hours=24.0, tick_seconds=1.0)
 
     begin = process_time()
-    cells = stats.blocks(times, sizes, times[-1], 1440.0, 60)
+    cells = stats.binned(times, sizes, times[-1], 1440.0, 60)
     smooth = stats.without_jumps([median(cell) for cell in cells], 6.0, 24.0 * 2**20)
     slope, drift = stats.slope(smooth.values), stats.drift_tail(smooth.values, 12)
     took = process_time() - begin
@@ -210,7 +210,7 @@ def test_every_null_model_is_what_it_says() -> None:
 
 
 def test_jump_of_several_steps_is_one() -> None:
-    """What rises over three blocks is one jump up, and a second one later is another."""
+    """What rises over three bins is one jump up, and a second one later is another."""
     random = seeded("ramp")
     values = [random.gauss(0.0, 1.0) for _ in range(60)]
     for place, height in ((20, 100.0), (21, 100.0), (22, 100.0), (40, 100.0)):
@@ -221,7 +221,7 @@ def test_jump_of_several_steps_is_one() -> None:
 
 
 def test_another_clock_straightens_what_runs_by_it() -> None:
-    """What grows with the work is a line by the work; a clock that stands still tells nothing."""
+    """What grows with the work is a line by the work; a clock that stands still gives no result."""
     clock = [0.0, 1.0, 1.0, 1.0, 4.0, 5.0, 9.0]
     actual = stats.evenly(clock, [2.0 * at for at in clock])
     assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
@@ -230,7 +230,7 @@ def test_another_clock_straightens_what_runs_by_it() -> None:
 
 
 def test_load_is_found_by_differences_and_a_trend_is_not() -> None:
-    """Memory that follows the load has its sensitivity; what only rises has none, whatever the load does."""
+    """Memory that follows the load has its sensitivity; memory that only rises has none, with any load."""
     random = seeded("share")
     load = [random.random() for _ in range(60)]
     follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]

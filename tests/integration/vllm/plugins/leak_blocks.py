@@ -30,7 +30,7 @@ def register() -> None:
         if not leaked and kept:
             manager.block_pool.free_blocks(kept)
             kept.clear()
-        # A preempted request is freed too and comes back: only finished ones leak.
+        # A preempted request is freed too and is scheduled again: only finished ones leak.
         if leaked and request.is_finished():
             held = [block for group in manager.coordinator.get_blocks(request.request_id) for block in group]
             last = [block for block in held if not block.is_null][-leaked:]

@@ -1,4 +1,4 @@
-"""A vLLM general plugin that does in every process of a server what a file tells it to, while the server works.
+"""A vLLM general plugin that runs commands from a file in every process of a server, while the server works.
 
 The file `word` in the folder holds a number and a word; each process answers in a file of its own with the number that
 it has obeyed last and how often its agent has tried to publish.
@@ -41,7 +41,7 @@ class Meddler:
         self._counting = False
 
     def obey(self) -> None:
-        """Wait for words, for ever."""
+        """Wait for commands, forever."""
         words: dict[str, Callable[[], None]] = {
             "nothing": lambda: None,
             "break_torch": self._break_torch,

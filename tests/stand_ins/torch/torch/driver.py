@@ -1,5 +1,5 @@
-"""What the stand-in's GPU holds, told to the stand-in of NVML as its state file (tests/nvml_stand_in), where there is
-one: this process's line beside those of the others that live.
+"""The memory in use on the stand-in's GPU, written to the NVML stand-in's state file (tests/stand_ins/nvml) where
+there is one: this process's line, next to those of other live processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _serial = [1_000_000 * os.getpid()]
 
 
 def free_bytes() -> int:
-    """What nobody holds; what the world was told, where there is no NVML."""
+    """Free bytes of the GPU; the configured figure where there is no NVML."""
     if not STATE:
         return WORLD.free_bytes
     held = _own_bytes() + sum(_others().values())
@@ -26,7 +26,7 @@ def free_bytes() -> int:
 
 
 def show(*, gone: bool = False) -> None:
-    """Have NVML tell what this process holds by now."""
+    """Write what this process holds now into NVML's state file."""
     if not STATE:
         return
     held = _others()

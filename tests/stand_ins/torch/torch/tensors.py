@@ -1,8 +1,8 @@
-"""Tensors that hold nothing, in blocks that are given out, cut, kept and merged as torch's caching allocator does.
+"""Tensors without data, in blocks that are given out, cut, kept and merged as torch's caching allocator does.
 
-As c10/cuda/CUDACachingAllocator.cpp: the smallest free block that fits, cut where enough is left of it; else a segment
-of the driver; else the cache is flushed, the observers told and OutOfMemoryError raised. Expandable segments are one
-segment that grows, in pieces once pages of it were given back.
+As c10/cuda/CUDACachingAllocator.cpp: the smallest free block that fits, split where enough of it is left; else a
+segment of the driver; else the cache is flushed, observers are called and OutOfMemoryError is raised. Expandable
+segments are one segment that grows, in pieces once pages of it were given back.
 """
 
 from __future__ import annotations

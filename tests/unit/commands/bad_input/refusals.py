@@ -49,7 +49,7 @@ def call(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
 
 
 def refusal(*arguments: str, env: Mapping[str, str] | None = None) -> str:
-    """The one line that is said of bad input; whatever else went out or came back fails the test."""
+    """The one line on stderr that refuses bad input; any other output or exit code fails the test."""
     result = call(*arguments, env=env)
     assert (3, "", 1) == (result.code, result.stdout, result.stderr.count("\n")), result.stderr
     assert result.stderr.startswith("kvdiag: "), result.stderr

@@ -37,9 +37,15 @@ def test_password_in_the_address_is_not_shown() -> None:
     assert "secret" not in actual
 
 
+@pytest.mark.parametrize("url", ["http:/me:secret@127.0.0.1:1", "http://me:1/secret@127.0.0.1:1"])
+def test_password_in_a_mistyped_address_is_not_shown(url: str) -> None:
+    """It stood in the path, and so in errors, logs, reports and traces."""
+    assert "secret" not in refusal("run", "--url", url)
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A certificate that nobody trusts."""
+    """A certificate from an authority that no client trusts."""
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 

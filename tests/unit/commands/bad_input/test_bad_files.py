@@ -1,4 +1,4 @@
-"""Traces that cannot be read, places that cannot be written, and outputs that nobody takes."""
+"""Unreadable traces, unwritable destinations, and outputs whose reader has closed its end."""
 
 import gzip
 import json
@@ -64,18 +64,19 @@ def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["nowhere/trace.jsonl", ".", "/dev/full", "link"])
 def test_place_for_the_trace_is_checked_first(tmp_path: Path, place: str) -> None:
-    """A trace that cannot be written is said before anything is asked of the server."""
+    """An unwritable trace destination is an error before the first request to the server."""
     (tmp_path / "link").symlink_to("elsewhere")
     with Hostile(SERVER) as server:
         actual = call("run", "--url", server.url, "--record", str(tmp_path / place))
     problems = {
         "nowhere/trace.jsonl": "No such file or directory",
         ".": "Is a directory",
-        "link": "it is a symbolic link; give the file itself",
+        "link": "it is a symbolic link",
     }
     # A full disk shows with the first bytes; the gap of a host without GPUs may be logged by then.
     said = f"kvdiag: cannot record to {tmp_path / place}: {problems.get(place, 'No space left on device')}"
-    assert (3, "", said) == (actual.code, actual.stdout, actual.stderr.splitlines()[-1])
+    assert (3, "") == (actual.code, actual.stdout)
+    assert actual.stderr.splitlines()[-1].startswith(said)
     assert "/v1/completions" not in server.requests
 
 
@@ -89,7 +90,7 @@ def small_trace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_reader_that_has_gone_is_no_verdict(small_trace: Path, output: str) -> None:
-    """When nobody reads the output any more kvdiag ends quietly, with the exit code that claims nothing."""
+    """When the output's reader has closed the pipe, kvdiag exits 3 and writes nothing to stderr."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "kvdiag", "diagnose", str(small_trace), "--output", output]
@@ -101,7 +102,7 @@ def test_reader_that_has_gone_is_no_verdict(small_trace: Path, output: str) -> N
 
 
 def test_disk_without_room_for_the_output_is_told(small_trace: Path) -> None:
-    """A result that cannot be written is an error, and not an empty file beside a verdict."""
+    """A result that cannot be written to a full disk exits 3 with one line on stderr."""
     command = [sys.executable, "-m", "kvdiag", "diagnose", str(small_trace), "--output", "json"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)

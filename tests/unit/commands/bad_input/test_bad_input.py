@@ -3,6 +3,7 @@
 The lines stand in tests/golden/errors; every case here fails unless it is exactly one.
 """
 
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ USAGE: Mapping[str, tuple[str, ...]] = {
 
 
 def test_wrong_usage_is_one_line(golden: Callable[[str, str], None]) -> None:
-    """What cannot be meant is said, with where to read on, and its exit code is 3 and not click's 2."""
+    """Each usage error is one line that names the help, with exit code 3 instead of click's 2."""
     golden("errors/usage.txt", listed({name: refusal(*arguments) for name, arguments in USAGE.items()}))
 
 
@@ -60,6 +61,8 @@ def test_wrong_value_in_the_environment_is_refused_as_well() -> None:
 SETTINGS: Mapping[str, str | bytes] = {
     "no TOML": "run = [",
     "no text": b"\xff",
+    "a number of 5,000 digits": "a = " + "9" * 5_000,
+    "too long": "#" * 2**20 + "\n",
     "nested": "a = " + "[" * 20_000,
     "unknown command": "[nope]\n",
     "no table": "run = 5\n",
@@ -77,9 +80,14 @@ def test_bad_settings_are_one_line(tmp_path: Path, golden: Callable[[str, str], 
     for name, content in SETTINGS.items():
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         told[name] = refusal("--config", str(path), "run", *SERVER)
+    for name, target in (("a device", "/dev/zero"), ("a pipe", None)):
+        path.unlink()
+        path.symlink_to(target) if target else os.mkfifo(path)
+        told[name] = refusal("--config", str(path), "run", *SERVER)
     # What comes after these is the codec's or click's own text, which differs between versions.
     texts = {
-        name: re.split(" in position| Recognized", text.replace(str(path), "CONFIG"))[0] for name, text in told.items()
+        name: re.split(" in position| Recognized|: value has", text.replace(str(path), "CONFIG"))[0]
+        for name, text in told.items()
     }
     golden("errors/settings.txt", listed(texts))
 
@@ -94,7 +102,7 @@ def test_settings_come_after_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("drill", "healthy", "--port"), ("serve", "--listen")])
 def test_port_that_is_taken_is_named(command: tuple[str, ...]) -> None:
-    """A server on a port that somebody has says so, and which option gives another."""
+    """When the port is in use, the error names the port and the option that chooses another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         actual = refusal(*command, f"127.0.0.1:{port}" if command[0] == "serve" else str(port))

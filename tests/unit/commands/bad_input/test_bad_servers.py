@@ -1,4 +1,4 @@
-"""Servers that are something else, or whose figures cannot be: one clear line, or a gap beside the rest."""
+"""Other kinds of servers, and servers with impossible figures: one clear error line, or a gap next to the rest."""
 
 import gzip
 import re
@@ -57,7 +57,7 @@ def page_with(name: str, value: str) -> str:
     ids=lambda text: text[:6],
 )
 def test_impossible_count_is_a_gap(value: str, told: str) -> None:
-    """A count that is NaN, negative or huge is named as a reading that failed, and the rest is shown."""
+    """A NaN, negative or huge count is a gap of kind `failed` that names the metric; the other figures are shown."""
     page = page_with("vllm:num_requests_running", value)
 
     with Hostile({**SERVER, "/metrics/": reply(page)}) as server:
@@ -71,7 +71,7 @@ def test_impossible_count_is_a_gap(value: str, told: str) -> None:
 
 @pytest.mark.parametrize(("value", "told"), [("NaN", "nan"), ("-0.5", "-0.5"), ("1e300", "1e+300")])
 def test_impossible_usage_leaves_nothing_to_show(value: str, told: str) -> None:
-    """A usage that cannot be, where nothing else is seen, is the reason why nothing is shown."""
+    """An impossible KV cache usage, with nothing else to show, is an error that names the value."""
     page = page_with("vllm:kv_cache_usage_perc", value)
 
     with Hostile({**SERVER, "/metrics/": reply(page)}) as server:

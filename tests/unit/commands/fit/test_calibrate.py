@@ -144,7 +144,7 @@ def test_a_broken_profile_file_is_an_error_with_a_way_out(capsys: pytest.Capture
     profiles.write_text("{")
 
     lines = [refusal(capsys, "llama_70b", "--tp", "4"), refusal(capsys, "llama-3.1-8b", "--from-log", V0)]
-    code = main(["fit", "llama_70b", "--tp", "4", "--no-profile"])
+    code = main(["fit", "llama_70b", "--tp", "4", "--gpu", "h100", "--no-profile"])
 
     assert all(str(profiles) in line and "--no-profile" in line for line in lines)
     assert (0, "{") == (code, profiles.read_text())
@@ -169,7 +169,7 @@ def test_published_logs(capsys: pytest.CaptureFixture[str], model: str, log: str
 
 
 def test_weights_in_another_format_are_named(capsys: pytest.CaptureFixture[str], profiles: Path) -> None:
-    """The engine loaded fp8, MODEL's config says bf16: said, and no profile is kept of that."""
+    """The engine loaded fp8 and MODEL's config has bf16: the report names the mismatch, and no profile is stored."""
     arguments = ("llama_70b", "--from-log", str(LOGS / "vllm-0.11.2-V1-tp4-reconstructed.log"), "--gpu", "h200")
 
     _, document = answer(capsys, *arguments)
@@ -240,7 +240,7 @@ def test_a_log_without_anything_to_compare_names_the_lines(capsys: pytest.Captur
         ("llama-3.1-8b", "--from-log", V0, "--calibrate", "http://127.0.0.1:9"),
         ("llama-3.1-8b", "--from-log", V0, "--kv-pool-bytes", "1"),
         ("llama-3.1-8b", "--from-log", V0, "--grid"),
-        ("llama-3.1-8b", "--profile", "x.json", "--no-profile"),
+        ("llama-3.1-8b", "--gpu", "h100", "--profile", "x.json", "--no-profile"),
     ],
 )
 def test_wrong_usage_is_code_3(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
@@ -262,7 +262,7 @@ def server() -> Iterator[str]:
 
 
 def test_a_server_is_compared_and_measured(capsys: pytest.CaptureFixture[str], server: str, profiles: Path) -> None:
-    """Without MODEL: its config is in a folder that is seen from here, its GPU through NVML."""
+    """Without MODEL the config comes from a local folder that kvdiag can read, and the GPU from NVML."""
     _, document = answer(capsys, "--calibrate", server)
     code, again = answer(capsys, "--calibrate", server)
 

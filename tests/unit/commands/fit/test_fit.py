@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
+from kvdiag.kv.fit.scenario import DEMAND_LEVERS
 from tests.unit.commands.fit.fitting import GIB, answer
 from tests.unit.kv.vectors import vectors
 
@@ -150,6 +151,16 @@ def test_a_pool_on_a_cpu_says_what_its_blocks_depend_on(capsys: pytest.CaptureFi
 
     assert (128, True) == (unasked["block_size"], "--block-size 16" in unasked["notes"][0])
     assert (16, []) == (told["block_size"], told["notes"])
+
+
+def test_a_given_rate_is_not_met_by_serving_less(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer or shorter requests than arrive are no change that helps; of requests only wished for they are."""
+    model, rate = ("qwen3-32b", "--gpu", "h100"), ("--request-rate", "4", "--prompt-tokens", "2000", "--output-tokens")
+    _, given = answer(capsys, *model, *rate, "400")
+    _, wished = answer(capsys, *model, "--context", "2400", "--concurrency", "67")
+    names = [{one["name"] for one in document["levers"]} for document in (given, wished)]
+
+    assert [set(), set(DEMAND_LEVERS)] == [found & set(DEMAND_LEVERS) for found in names]
 
 
 def test_known_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ import pytest
 from kvdiag.commands import main
 from tests.unit.commands.fit.fitting import GIB, answer, refusal
 
+ON_AN_H100 = ("llama_70b", "--gpu", "h100")
+
 
 @pytest.mark.parametrize(
     "content",
@@ -16,7 +18,7 @@ from tests.unit.commands.fit.fitting import GIB, answer, refusal
 def test_a_file_that_holds_no_lengths_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
 ) -> None:
-    """Whatever it holds, one line says what has to be in it."""
+    """An invalid lengths file is refused with one line that names the required format."""
     path = tmp_path / "lengths.json"
     path.write_text(content)
 
@@ -78,7 +80,8 @@ def test_an_unknown_architecture_is_planned_with_given_bytes(
         (("llama_70b", "--kv-bytes-per-token", "0", "--weights", "1GB"), "kv-bytes-per-token"),
         (("llama_70b", "--kv-bytes-per-token", "9"), "--weights"),
         (("llama_70b", "--kv-bytes-per-token", str(10**8), "--weights", "1GB"), "kv-bytes-per-token"),
-        (("llama_70b", "--kv-pool-bytes", "-1"), "kv_pool_bytes"),
+        (("llama_70b", "--kv-pool-bytes", "-1"), "--kv-pool-bytes"),
+        (("llama_70b", "--max-model-len", "32kk"), "--max-model-len"),
         (("llama_70b", "--num-speculative-tokens", "-1"), "num_speculative_tokens"),
         (("llama_70b", "--request-rate", "nan", "--prompt-tokens", "1", "--output-tokens", "1"), "requests_per_second"),
         (("llama_70b", "--lengths", "/nonexistent", "--request-rate", "1"), "/nonexistent"),
@@ -112,18 +115,44 @@ def test_settings_that_an_engine_takes_are_taken(
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("llama-3-8b", "--gpu", "h100", "--context", "8193"),
         (),
-        ("llama_70b", "--concurrency", "4", "--request-rate", "1", "--prompt-tokens", "9", "--output-tokens", "9"),
-        ("llama_70b", "--request-rate", "1"),
-        ("llama_70b", "--lengths", "lengths.json"),
-        ("llama_70b", "--prompt-tokens", "2000"),
-        ("llama_70b", "--max-num-batched-tokens", "9", "--max-in-flight-tokens", "9"),
-        ("llama_70b", "--gpus", "9"),
+        (*ON_AN_H100, "--concurrency", "4", "--request-rate", "1", "--prompt-tokens", "9", "--output-tokens", "9"),
+        (*ON_AN_H100, "--request-rate", "1"),
+        (*ON_AN_H100, "--lengths", "lengths.json"),
+        (*ON_AN_H100, "--prompt-tokens", "2000"),
+        (*ON_AN_H100, "--max-num-batched-tokens", "9", "--max-in-flight-tokens", "9"),
+        (*ON_AN_H100, "--gpus", "9"),
+        ("llama_70b", "--tp", "4"),
     ],
 )
 def test_wrong_usage_is_code_3(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
-    """Options that exclude or miss one another are wrong usage, said on stderr."""
+    """Options that exclude or require each other are usage errors: exit code 3, one message on stderr."""
     code = main(["fit", *arguments])
     printed = capsys.readouterr()
 
     assert (3, "", True) == (code, printed.out, printed.err.startswith("kvdiag: "))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (("--tensor-parallel-size", "4"), ("--tp", "4")),
+        (("-tp", "2", "-pp", "2"), ("--tp", "2", "--pp", "2")),
+        (("--gpu-memory-utilization", "0.8"), ("--memory-fraction", "0.8")),
+        (("--kv-cache-dtype", "fp8"), ("--kv-dtype", "fp8")),
+        (("--max-model-len", "32K"), ("--context", "32768")),
+        (("--max-model-len", "32k"), ("--context", "32000")),
+        (("--max-num-seqs", "8"), ("--concurrency", "8")),
+        (("--quantization", "fp8"), ("--weights", "fp8")),
+        (("-q", "awq"), ("--weights", "awq")),
+        (("--max-num-batched-tokens", "2K"), ("--max-num-batched-tokens", "2048")),
+    ],
+)
+def test_options_have_the_engines_names_too(
+    capsys: pytest.CaptureFixture[str], theirs: tuple[str, ...], ours: tuple[str, ...]
+) -> None:
+    """A command line of the engine is answered as its translation."""
+    answers = [answer(capsys, "llama_70b", "--no-profile", *arguments) for arguments in (theirs, ours, ())]
+
+    assert answers[0] == answers[1] != answers[2]

@@ -15,6 +15,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fits": (0, ("llama_70b", *GPU, "a100", "--tp", "8", "--context", "8192", "--concurrency", "32")),
     "tight": (1, ("qwen3-8b", *GPU, "l4", "--context", "9400", "--concurrency", "3")),
     "does_not_fit": (2, ("llama_70b", *GPU, "a100", "--context", "8192")),
+    "generic": (0, ("llama_70b", *GPU, "h100", "--tp", "4", "--context", "8192", "--engine", "generic")),
     "grid": (0, ("llama-3.1-8b", *GPU, "h100", "--context", "8192", "--grid")),
     "stages": (0, ("nemotron-nano-9b-v2", *GPU, "80GB", "--pp", "2", "--context", "8192")),
     "pool": (0, ("llama_70b", *POOL)),

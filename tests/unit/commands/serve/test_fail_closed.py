@@ -15,13 +15,13 @@ import pytest
 
 from kvdiag.commands import main
 from kvdiag.errors import KvdiagError
-from kvdiag.server.passwords import Passwords
+from kvdiag.server.passwords import MAX_REMEMBERED, MAX_WAITING, Passwords
 from kvdiag.server.web_config import WebConfig, lowered, read_web_config
 from tests.unit.commands.serve.test_serve_settings import LONG_SECONDS, Told, configured
 from tests.unit.commands.serve.test_web_config import HASH, basic
 
-SLOW_HASH = "$2b$12$V5qiguvrW4p6/U9Lax4ZcOhXENeqzj8JH/1pNuTJaNt/eGvp1IRTq"
-"""Nobody's password; a quarter of a second to look at."""
+SLOW_HASH = "$2b$11$GUEbj4aDnJNOg6CiowCG9e1vU7zI2mHBvpl4dyVe9IJ/G5M2k1epK"
+"""No user's password; an eighth of a second to check, so that all guesses take longer than a user may wait."""
 
 RIGHT = "secret"
 USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
@@ -65,7 +65,7 @@ SAFE = WebConfig(
     key=Path("k"),
     client_auth=ssl.CERT_REQUIRED,
     least_version=ssl.TLSVersion.TLSv1_3,
-    headers=(("X-Frame-Options", "deny"),),
+    headers=(("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=99")),
     users={"alice": HASH},
 )
 
@@ -79,14 +79,17 @@ SAFE = WebConfig(
         (replace(SAFE, client_auth=ssl.CERT_OPTIONAL), True),
         (replace(SAFE, least_version=ssl.TLSVersion.TLSv1_2), True),
         (replace(SAFE, headers=()), True),
+        (replace(SAFE, headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=99"))), True),
+        (replace(SAFE, headers=(("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=0"))), True),
+        (replace(SAFE, users={"alice": HASH, "bob": HASH.replace("$04$", "$03$")}), True),
         (WebConfig(), True),
         (replace(SAFE, users={"bob": HASH}), False),
-        (replace(SAFE, headers=(("X-Frame-Options", "sameorigin"),)), False),
+        (replace(SAFE, headers=(("X-Content-Type-Options", "nosniff"), *SAFE.headers)), False),
         (SAFE, False),
     ],
 )
 def test_protection_that_is_lowered_is_noticed(now: WebConfig, is_lower: bool) -> None:
-    """Passwords, TLS, client certificates, TLS versions and headers; other users or another value are no loss."""
+    """Passwords, TLS, client certificates, TLS versions and headers; another user or one header more is no loss."""
     assert is_lower == (lowered(SAFE, now) is not None)
     assert lowered(WebConfig(), now) is None
 
@@ -104,7 +107,7 @@ def status(told: Told, *, password: str | None = None) -> int:
 
 
 def test_a_reload_that_takes_passwords_away_is_refused(tmp_path: Path) -> None:
-    """Whatever has become of the file, the passwords of before hold, and the log says why."""
+    """A reload without valid passwords keeps the previous ones in force, and the log gives the reason."""
     web = tmp_path / "web.yml"
     web.write_text(USERS + FRAMES)
     with configured("--listen", "127.0.0.1:0", "--web-config", str(web)) as told:
@@ -140,7 +143,7 @@ def test_passwords_that_a_reload_brought_are_not_taken_away_by_the_next(tmp_path
 
 
 def test_a_reload_does_not_stop_to_check_certificates(tmp_path: Path) -> None:
-    """`insecure` from a file that is read again would send a key to whoever answers."""
+    """`insecure` in a reloaded file is refused: the API key would be sent to an unverified server."""
     config = tmp_path / "kvdiag.toml"
     config.write_text('[serve]\nurl = "https://127.0.0.1:1"\n')
     with configured("--listen", "127.0.0.1:0", "--config", str(config)) as told:
@@ -212,8 +215,44 @@ def test_guesses_lock_nobody_else_out(guesser: str, guessed: str) -> None:
     assert [True] * 6 == asyncio.run(play())
 
 
+def test_a_crowd_of_guesses_is_answered_at_once() -> None:
+    """All but a few: they would hold the connections of others for as long as they wait."""
+
+    async def play() -> int:
+        passwords = Passwords({"alice": SLOW_HASH})
+        guesses = [
+            asyncio.create_task(passwords.allow(basic("alice", str(number)), "10.0.0.66")) for number in range(300)
+        ]
+        try:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return sum(guess.done() and guess.result() is None for guess in guesses)
+        finally:
+            for guess in guesses:
+                guess.cancel()
+            await asyncio.gather(*guesses, return_exceptions=True)
+            passwords.close()
+
+    assert 300 - MAX_WAITING == asyncio.run(play())
+
+
+def test_a_wrong_password_is_wrong_where_as_many_right_ones_are_remembered() -> None:
+    """It is the one that is forgotten first, once it was answered."""
+    users = {f"user-{number}": HASH for number in range(MAX_REMEMBERED)}
+
+    async def play() -> tuple[set[bool | None], bool | None]:
+        passwords = Passwords(users)
+        try:
+            right = {await passwords.allow(basic(user, "secret"), "10.0.0.1") for user in users}
+            return right, await passwords.allow(basic("user-0", "wrong"), "10.0.0.1")
+        finally:
+            passwords.close()
+
+    assert ({True}, False) == asyncio.run(play())
+
+
 def test_a_client_that_hangs_up_gives_its_turn_away() -> None:
-    """Guesses that nobody waits for any more leave no lock behind."""
+    """Cancelled password checks, whose client has disconnected, release their lock."""
 
     async def play() -> tuple[bool | None, int]:
         passwords = Passwords({"alice": HASH})

@@ -1,4 +1,4 @@
-"""`kvdiag serve` as a process beside a simulated server, which is there, or comes, leaks, goes and returns."""
+"""`kvdiag serve` as a process, with a simulated server that is up, or starts, leaks, exits and restarts."""
 
 import json
 import signal
@@ -67,14 +67,14 @@ def daemon(url: str, *more: str) -> Iterator[Daemon]:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A port without a listener."""
     with refused_port() as port:
         return port
 
 
 @pytest.fixture
 def serving() -> Iterator[Daemon]:
-    """A daemon beside a healthy server, that has come to a verdict."""
+    """A daemon of a healthy server, once it has reached a verdict."""
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         yield serving
@@ -97,8 +97,10 @@ def test_a_healthy_server_is_served_whole(serving: Daemon) -> None:
 
 
 def test_a_server_that_comes_leaks_goes_and_returns() -> None:
-    """It is starting before it is there; its leak is a fault; gone it is unknown; another in its place begins anew."""
-    # an address where nobody answers yet
+    """`starting` before the server is up; a fault once it leaks; down since its last answer once it exits; and `ok` for
+    the next server at that address, with the earlier life's fault listed.
+    """
+    # an address without a listener yet
     port = free_port()
     with daemon(f"http://127.0.0.1:{port}") as serving:
         # that is no fault, and no error
@@ -123,15 +125,20 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         assert eventually(lambda: serving.up()["engine",] == 0.0)
         assert {} == serving.series("kvdiag_kv_usage_ratio")
         assert not serving.says("ok")()
+        assert eventually(lambda: serving.get("/api/v1/diagnosis")["down_since_seconds"] is not None)
+        assert [*serving.series("kvdiag_server_down_since_timestamp_seconds")]
+        assert "DOWN" in serving.client.get("/")[1]
 
         # a healthy one takes its place, THEN the leak was the other's
         with Drill(SCENARIOS["healthy"], port=port):
-            assert eventually(serving.says("ok"))
+            assert eventually(lambda: serving.series("kvdiag_diagnosis_status").get(("ok",)) == 1.0)
             assert 1.0 == serving.up()["engine",]
+            assert ["fault", "ok"] == [one["worst"] for one in serving.get("/api/v1/diagnosis")["lives"]]
+            assert 0.0 == serving.series("kvdiag_finding")["leak.kv_blocks", "fault"]
 
 
 def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
-    """A name that is being looked up for ever is no reason to live on after SIGTERM, nor to leave anything unserved."""
+    """A DNS lookup that hangs forever delays neither the daemon's answers nor its exit at SIGTERM."""
     require(compiler() is not None, "a C compiler")
     library = tmp_path / "slow_names.so"
     subprocess.run([compiler() or "cc", "-shared", "-fPIC", "-o", library, SLOW_NAMES, "-ldl"], check=True)

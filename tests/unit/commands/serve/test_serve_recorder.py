@@ -3,6 +3,7 @@
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
-from tests.unit.commands.serve.test_serve import daemon
+from tests.unit.commands.serve.test_serve import Daemon, daemon, free_port
 from tests.unit.sim.client import Client
 
 
@@ -23,34 +24,66 @@ def newest_seconds(folder: Path) -> float:
         return 0.0  # nothing is there, or a segment that was just begun, or one that a failure has just taken away
 
 
-def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
-    """After kill -9 the recording ends within a second of it; the next daemon knows the leak although nothing moves."""
-    # a daemon that has found a leak
-    with Drill(SCENARIOS["kv-leak"]) as drill:
-        with daemon(drill.url, "--record-dir", str(tmp_path)) as first:
+def lives(serving: Daemon) -> list[dict[str, Any]]:
+    """Those that a daemon lists."""
+    found: list[dict[str, Any]] = (serving.get("/api/v1/diagnosis") or {"lives": []})["lives"]
+    return found
+
+
+def verdicts(serving: Daemon) -> list[str]:
+    """Those of its lives."""
+    return [one["worst"] for one in lives(serving)]
+
+
+def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
+    """After SIGKILL or SIGTERM, the next daemon lists the ended life's leak as before and continues the present life;
+    a server that was restarted meanwhile starts a new one.
+    """
+    port = free_port()
+    at = (f"http://127.0.0.1:{port}", "--record-dir", str(tmp_path))
+    with daemon(*at) as first:
+        # one life leaks, the next one is well
+        with Drill(SCENARIOS["kv-leak"], port=port) as drill:
             assert eventually(first.says("ok"))
             Client(drill.url).complete(64, 8)
             assert eventually(first.says("fault"))
-            found_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
-            assert eventually(lambda: newest_seconds(tmp_path) > found_seconds)
+        assert eventually(lambda: first.up()["engine",] == 0.0)
+        with Drill(SCENARIOS["healthy"], port=port) as drill:
+            assert eventually(lambda: verdicts(first) == ["fault", "ok"])
+            Client(drill.url).complete(64, 8)
+            # while a server that returned is identified, there is no diagnosis for a moment
+            listed: list[dict[str, Any]] = []
 
-            # it is killed
+            def two_are_listed() -> bool:
+                listed[:] = lives(first)
+                return len(listed) == 2
+
+            assert eventually(two_are_listed)
+            newest = first.series("kvdiag_sample_timestamp_seconds")[()]
+            assert eventually(lambda: newest_seconds(tmp_path) > newest)
+
+            # the daemon is killed, which loses a second at most, and the next one ends in order
             seen_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(30)
-        assert seen_seconds - newest_seconds(tmp_path) < 1.0
+            assert seen_seconds - newest_seconds(tmp_path) < 1.0
+            with daemon(*at) as second:
+                assert eventually(lambda: lives(second) == listed), lives(second)
+                assert "leak.kv_blocks" in second.client.get("/")[1]
+                second.process.send_signal(signal.SIGTERM)
+                assert 0 == second.process.wait(30)
 
-        # another begins after the server has gone
-        url = drill.url
-    with daemon(url, "--record-dir", str(tmp_path)) as second:
-        # it says what the server did
-        assert eventually(second.says("fault"))
-        assert 1.0 == second.series("kvdiag_finding")["leak.kv_blocks", "fault"]
-        assert 1.0 == second.up()["recorder",]
+    # another process has the server's place
+    with Drill(SCENARIOS["healthy"], port=port), daemon(*at) as third:
+        assert eventually(lambda: verdicts(third) == ["fault", "ok", "ok"]), lives(third)
+        before, last, present = lives(third)
+    assert (listed[0], listed[1]["start_seconds"], "restarted") == (before, last["start_seconds"], last["end"])
+    assert newest < last["end_seconds"] < present["start_seconds"]
+    assert present["end_seconds"] is None
 
 
 def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
-    """Nothing is recorded and everything goes on; when there is room it records again, and what was lost is told."""
+    """With a full disk only recording stops; once space is free it resumes, and the lost interval is reported."""
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
         assert eventually(lambda: newest_seconds(tmp_path) > 0.0)
         assert eventually(lambda: ("engine",) in serving.series("kvdiag_ticks_total"))

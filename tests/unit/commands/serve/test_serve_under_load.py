@@ -22,7 +22,7 @@ def sampled(serving: Daemon) -> float:
 
 
 async def crowd(port: int) -> list[bytes]:
-    """Hundreds of scrapes at once beside clients that never end their request; the first lines of the answers."""
+    """The status lines of hundreds of parallel scrapes, with clients connected that never finish their request."""
 
     async def asked(request: bytes) -> bytes:
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ async def crowd(port: int) -> list[bytes]:
 
 
 def test_crowds_cost_no_sample() -> None:
-    """500 scrapes at once, beside clients that hold their connections: at the usual pace no sample would be missed."""
+    """During 500 parallel scrapes, with stalled clients connected, the daemon samples at least every 2 s on average."""
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         before, begun_seconds = sampled(serving), time.monotonic()
@@ -73,7 +73,7 @@ def page(models: int) -> str:
     ids=["10,000 models", "garbage"],
 )
 def test_pages_from_hell_are_counted(text: str) -> None:
-    """Whatever the engine answers: bounded pages of our own, gaps that are counted, and GPUs that are read."""
+    """For every hostile metrics answer, kvdiag's own pages are bounded, gaps are counted, and GPUs are read."""
     answers = {
         "/metrics": reply(text),
         "/metrics/": reply(text),
@@ -94,5 +94,5 @@ def test_pages_from_hell_are_counted(text: str) -> None:
 
 
 def gaps(serving: Daemon) -> list[str]:
-    """Sources that were not seen."""
+    """Sources that could not be read."""
     return [gap["source"] for gap in serving.get("/api/v1/ledger")["gaps"]]

@@ -46,6 +46,8 @@ PAIR = "cert_file: a, key_file: b"
         ("[1", "YAML"),
         ("- 1", "mapping"),
         ("a: &x [1]\nb: *x", "YAML aliases"),
+        ("basic_auth_users: {a: b}\nbasic_auth_users: {}", "twice (line 2)"),
+        ("tls_server_config: {cert_file: a, cert_file: b}", "twice (line 1)"),
         ("!!python/object/apply:os.system ['true']", "YAML"),
         ("tls: {}", "unknown key 'tls'"),
         ("tls_server_config: {certfile: a}", "unknown key 'certfile'"),
@@ -78,14 +80,14 @@ def test_a_setting_that_is_not_supported_is_refused_by_name(path: Path, text: st
 
 
 def test_a_missing_module_names_the_extra() -> None:
-    """Who has installed kvdiag alone is told what else this takes."""
+    """Without its optional dependency, --web-config is an error that names the extra to install."""
     with pytest.raises(KvdiagError, match=r"^--web-config .*'kvdiag\[web\]'$"):
         needed("kvdiag_never_was", "--web-config")
 
 
 @pytest.mark.parametrize("missing", ["certificate.pem", "key.pem"])
 def test_certificates_that_cannot_be_used_are_an_error(path: Path, certificate: Certificate, missing: str) -> None:
-    """Files are looked for beside the configuration; one that is missing or no pair is named."""
+    """Relative paths resolve from the configuration's folder; a missing file and an invalid pair are errors."""
     path.write_text("tls_server_config: {cert_file: certificate.pem, key_file: key.pem}")
     for file in (certificate.certificate, certificate.key):
         (path.parent / file.name).write_bytes(file.read_bytes() if file.name != missing else b"nonsense")

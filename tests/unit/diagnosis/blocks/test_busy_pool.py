@@ -1,4 +1,4 @@
-"""A pool that is never idle, by its lowest readings: bounded, flat, rising or open."""
+"""A pool that is never idle, judged by its lowest samples: bounded, flat, rising or open."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import BusyFloor, Says, busy_floor, judge
 from kvdiag.model import Engine, Facts, Finding, Mark, Sample, Timeline
-from tests.builders.answers import evidence, rows
-from tests.builders.values import engine, holding, pool
+from tests.builders.answers import evidence, only, rows
+from tests.builders.values import engine, every_half_minute, holding, pool
 
 KNOWN = Facts(pools=(pool(usable_blocks=10_000),))
 SIX_HOURS = 6 * 3600.0
@@ -26,7 +26,7 @@ def busy(
     tick: float = 60.0,
     running: Sequence[int] = (2, 5, 3),
 ) -> list[Sample]:
-    """Readings that hold so many blocks at each share of the time, a hundred more for each request."""
+    """Samples with this many blocks in use at each share of the time, and a hundred more for each request."""
     count = int(seconds / tick)
     samples = []
     for number in range(count + 1):
@@ -38,9 +38,9 @@ def busy(
     return samples
 
 
-def floor(samples: Sequence[Sample], since: float = 0.0) -> BusyFloor | None:
-    """What the lowest readings of these say."""
-    return busy_floor(Timeline(samples=tuple(samples)), KNOWN, DEFAULT_LIMITS, since)
+def floor(samples: Sequence[Sample]) -> BusyFloor | None:
+    """The busy floor of these samples."""
+    return busy_floor(Timeline(samples=tuple(samples)), KNOWN, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def floor(samples: Sequence[Sample], since: float = 0.0) -> BusyFloor | None:
     ],
 )
 def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], float], says: str, lowest: int) -> None:
-    """The lowest of the last third bounds what is lost; else they rise, or are flat beside equal requests."""
+    """A minimum of at most 2 % of the pool bounds the leak; otherwise the minima at equal requests decide."""
     actual = floor(busy(blocks))
     # The lowest has two requests
     assert actual is not None
@@ -66,25 +66,23 @@ def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], flo
 
 
 def test_rate_of_the_lowest_readings_is_in_blocks_an_hour() -> None:
-    """1,500 blocks in six hours are 250 an hour; what would show is a little more than nothing."""
+    """1,500 blocks in six hours are 250 an hour; the detection limit of a flat pool is a block in all."""
     rising, flat = floor(busy(lambda share: 2000.0 + 1500.0 * share)), floor(busy(lambda share: 2000.0))
 
     assert rising is not None
     assert flat is not None
     assert pytest.approx(250.0, rel=0.03) == rising.growth_per_hour
     assert abs(flat.growth_per_hour) < 2.0
-    # A block in all: the lowest readings of a tenth of an hour are the same each time.
+    # A block in all: the lowest samples of a tenth of an hour are the same each time.
     assert pytest.approx(1.0 / 6.0, rel=0.01) == flat.visible_per_hour
     assert rising.visible_per_hour > rising.growth_per_hour
 
 
-def test_six_hours_are_needed_since_the_moment() -> None:
-    """Readings before it do not count; a minute less is too little."""
+def test_six_hours_are_needed() -> None:
+    """A minute less is too little."""
     whole = busy(lambda share: 2000.0)
     assert floor(whole) is not None
     assert floor(whole[:-1]) is None
-    assert floor(whole, since=100.0) is not None
-    assert floor(whole, since=100.1) is None
     assert floor([]) is None
 
 
@@ -116,7 +114,7 @@ def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
 def test_less_than_a_block_in_all_is_not_rising(grown: float, says: str) -> None:
     """However sure the slope of it is: what is lost is lost in whole blocks."""
 
-    # Lowest readings that change between neighbours, and rise by so much on the mean
+    # Lowest samples that differ from cell to cell, and rise by this much on the mean
     def blocks(share: float) -> int:
         cell = round(share * 360) // 6
         return 2000 + math.floor(grown * cell / 60 + cell * 7 % 10 / 10)
@@ -134,13 +132,7 @@ TICK_SECONDS = 30.0
 
 def verdict(timeline: Timeline) -> Finding:
     """The rule's one finding."""
-    (found,) = judge(timeline, ONE_POOL, DEFAULT_LIMITS)
-    return found
-
-
-def every_half_minute(*pages: Engine) -> Timeline:
-    """A timeline of one engine's samples."""
-    return Timeline(samples=tuple(Sample(at_seconds=at * TICK_SECONDS, engines=(one,)) for at, one in enumerate(pages)))
+    return only(judge, timeline, ONE_POOL)
 
 
 def working(hours: float, *, base: float = 200.0, each: float = 150.0, lost_per_hour: float = 0.0) -> list[Engine]:
@@ -181,15 +173,8 @@ def test_a_busy_server_that_is_well_is_ok() -> None:
     assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
 
 
-def test_the_life_before_a_restart_bounds_nothing() -> None:
-    """The lowest readings of the engine that is there now count, from its first one on."""
-    before = [replace(one, prompt_tokens_total=9_000 + number) for number, one in enumerate(working(12.0))]
-    after = [replace(one, prompt_tokens_total=number) for number, one in enumerate(working(2.0))]
-    assert "unknown" == verdict(every_half_minute(*before, *after)).status
-
-
 def never_idle(held: Callable[[float, int], float]) -> Finding:
-    """The finding on six hours of 4 to 6 running requests, by the blocks held at an hour beside so many."""
+    """The finding on six hours of 4 to 6 running requests, from the blocks in use by hour and running requests."""
     samples = []
     for number in range(241):
         running = 4 + number // 4 % 3
@@ -200,7 +185,7 @@ def never_idle(held: Callable[[float, int], float]) -> Finding:
 
 @pytest.mark.parametrize("each", [15, 50], ids=["bounded", "flat"])
 def test_a_busy_server_that_is_well_has_its_figures(each: int) -> None:
-    """Four requests at the least; growth of a block in all the six hours would show, 1 / 6 in an hour."""
+    """The evidence has the minimum, at four running requests, and a detection limit of 1 block in 6 hours."""
     actual = never_idle(lambda _, running: each * running)
 
     assert "ok" == actual.status
@@ -215,7 +200,7 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int) -> None:
 
 
 def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() -> None:
-    """Twenty blocks an hour more beside as many requests: a leak, or longer requests."""
+    """Twenty blocks an hour more at equal requests are unknown: a leak, or longer requests."""
     actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
     # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
     assert "unknown" == actual.status
@@ -224,7 +209,7 @@ def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() 
 
 
 def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
-    """A run of steps makes idle moments itself: traffic in between is another's, and is told as such."""
+    """Minima of a busy server are ok without steps, and unknown in a run of steps, which has idle intervals itself."""
     busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]

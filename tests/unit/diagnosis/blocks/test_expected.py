@@ -86,7 +86,7 @@ def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
     ids=["empty", "text", "list", "null", "object", "unknown model", "nested", "incomplete"],
 )
 def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> None:
-    """A model's config is a file of somebody else's: whatever it holds, the curve is unknown and nothing breaks."""
+    """An empty, malformed or incomplete model config makes the curve unknown and raises no error."""
     known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768, model_config=config)
     assert curve_problem(known) is not None
     assert blocks_needed((100,), known) is None

@@ -1,21 +1,19 @@
-"""Prefix-cache hits that collapse, as leak.kv_blocks tells them from a change of traffic."""
+"""Collapsing prefix-cache hits, as leak.kv_blocks distinguishes them from a change of traffic."""
 
 from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
-from tests.builders.answers import rows
+from tests.builders.answers import only, rows
 from tests.builders.values import engine, pool
 
 
 def of_readings(*pages: Engine) -> Finding:
     """The rule's one finding on samples of one engine, half a minute apart."""
     timeline = Timeline(samples=tuple(Sample(at_seconds=at * 30.0, engines=(one,)) for at, one in enumerate(pages)))
-    (found,) = judge(timeline, Facts(pools=(pool(),)), DEFAULT_LIMITS)
-    return found
+    return only(judge, timeline, Facts(pools=(pool(),)))
 
 
 def asked(shares: list[float], *, usage: float = 0.3, readings: int = 60, tokens: int = 20_000) -> list[Engine]:
@@ -40,7 +38,7 @@ def test_hits_that_fall_to_nothing_are_unknown() -> None:
         ("idle_intervals", 1, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
         ("blocks_at_last_idle", 0, "blocks", "engine"),
-        ("requests_between", None, "requests", "kvdiag"),
+        ("requests_between", None, "requests", "engine"),
         ("first_hit_ratio", pytest.approx(0.6, abs=0.01), "ratio", "engine"),
         ("last_hit_ratio", pytest.approx(0.01, abs=0.001), "ratio", "engine"),
         ("prefix_queries", pytest.approx(4_800_000, abs=20_000), "tokens", "engine"),
@@ -66,7 +64,7 @@ def test_hits_that_traffic_explains_are_ok(readings: list[Engine]) -> None:
 
 @pytest.mark.parametrize("restart", [1, 100, 240, 470])
 def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
-    """Counters that begin anew are another life of the same server, whose hits go on from where they were."""
+    """A counter reset neither hides nor makes a fall: the hit ratio continues after it."""
     even = asked([0.3] * 8)
     before = even[restart - 1]
     again = [

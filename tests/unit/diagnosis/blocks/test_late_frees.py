@@ -5,7 +5,7 @@ import pytest
 
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.leak_kv_blocks import late_holds
+from kvdiag.diagnosis.rules.leak_kv_blocks import late_frees
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
 from tests.builders.values import engine, holding, pool
 
@@ -17,13 +17,13 @@ Reading = tuple[float, int]
 
 
 def held(*readings: Reading) -> tuple[Sample, ...]:
-    """Readings of an idle server with a pool of 1,000 blocks."""
+    """Samples of an idle server with a pool of 1,000 blocks."""
     return tuple(Sample(at_seconds=at, engines=(holding(blocks, of=SMALL),)) for at, blocks in readings)
 
 
 def found(*samples: Sample) -> list[tuple[float, int]]:
     """Seconds and fewest blocks of each hold."""
-    holds = late_holds(Timeline(samples=samples), FACTS, DEFAULT_LIMITS)
+    holds = late_frees(Timeline(samples=samples), FACTS, DEFAULT_LIMITS)
     return [(round(hold.seconds, 6), hold.blocks) for hold in holds]
 
 
@@ -31,10 +31,10 @@ def found(*samples: Sample) -> list[tuple[float, int]]:
     ("readings", "expected"),
     [
         (((0.0, 30), (30.0, 20), (60.0, 25), (61.0, 0)), [(60.0, 20)]),
-        (((0.0, 30), (30.0, 20), (60.0, 25)), [(60.0, 20)]),  # to the last reading
+        (((0.0, 30), (30.0, 20), (60.0, 25)), [(60.0, 20)]),  # to the last sample
         (((0.0, 30), (59.9, 30), (60.0, 0)), []),  # shorter than a minute
         (((0.0, 19), (60.0, 30)), []),  # less than a fiftieth of the pool
-        (((0.0, 30), (300.0, 30)), [(300.0, 30)]),  # as far apart as readings may be
+        (((0.0, 30), (300.0, 30)), [(300.0, 30)]),  # the largest gap between samples that is allowed
         (((0.0, 30), (300.1, 30)), []),
         (((0.0, 30), (300.1, 30), (360.1, 40), (400.0, 0)), [(60.0, 30)]),  # what was unseen is left out
         (((0.0, 30), (60.0, 30), (70.0, 0), (80.0, 50), (150.0, 40)), [(60.0, 30), (70.0, 40)]),
@@ -62,7 +62,7 @@ def test_blocks_that_stay_after_the_work_are_held(
     ids=["no page", "running", "waiting", "no usage", "not told", "our own request", "none of ours"],
 )
 def test_only_an_idle_server_holds_what_should_have_come_back(between: Sample, holds: int) -> None:
-    """A reading of a server that works, or does not say, ends the stretch."""
+    """A sample of a busy server, or of one that does not report usage or requests, ends the interval."""
     first, last = held((0.0, 30), (60.0, 30))
     assert holds == len(found(first, between, last))
 
@@ -77,7 +77,7 @@ def test_two_engines_hold_together() -> None:
     ]
 
     enough, less, of_one = (
-        late_holds(
+        late_frees(
             Timeline(samples=tuple(Sample(at_seconds=at, engines=page) for at in (0.0, 60.0))), both, DEFAULT_LIMITS
         )
         for page in pages
@@ -96,7 +96,7 @@ def cached(
     seconds: float = 2 * HOUR,
     usage: float | None = 0.5,
 ) -> Timeline:
-    """A reading after each piece of so many tokens that were looked up, of which such shares were found."""
+    """A sample after every `each` looked-up tokens, of which these shares were found in the cache."""
     samples, queries, hits = [], 0, 0
     for place, share in enumerate((0.0, *shares)):
         page = replace(engine(usage=usage), prefix_queries_total=queries, prefix_hits_total=hits)
@@ -125,7 +125,7 @@ def test_share_of_hits_that_falls_to_nothing_is_reported_with_its_figures() -> N
         (cached((0.5, *[0.051] * 7)), False),
         (cached((0.5, 0.53, 0.3, 0.2, 0.1, 0.06, 0.05, 0.04)), True),  # three in a hundred are noise
         (cached((0.5, 0.54, 0.3, 0.2, 0.1, 0.06, 0.05, 0.04)), False),
-        (cached((0.5, 0.02, 0.02, 0.5, 0.1, 0.06, 0.05, 0.04)), False),  # it came back
+        (cached((0.5, 0.02, 0.02, 0.5, 0.1, 0.06, 0.05, 0.04)), False),  # it recovered
         (cached(FALLING, each=99_999), False),
         (cached(FALLING, seconds=2 * HOUR - 1.0), False),
         (cached(FALLING, usage=0.89), True),
@@ -138,20 +138,6 @@ def test_share_of_hits_that_falls_to_nothing_is_reported_with_its_figures() -> N
 def test_hits_collapse_from_piece_to_piece(seen: Timeline, collapsed: bool) -> None:
     """From a fifth to a tenth of it, over two hours and eight pieces, in a pool that has room."""
     assert collapsed == (hit_collapse(seen, DEFAULT_LIMITS) is not None)
-
-
-def test_counters_that_begin_anew_are_joined() -> None:
-    """After a restart they count on from what was counted; another engine's are added, one that tells none is not."""
-    samples = list(cached(FALLING).samples)
-    anew = [_minus(sample, samples[4]) for sample in samples[5:]]
-    silent = engine(label="2")
-
-    seen = [*samples[:5], _zero(samples[4]), *anew]
-    actual = hit_collapse(
-        Timeline(samples=tuple(replace(one, engines=(silent, *(one.engines or ()))) for one in seen)), DEFAULT_LIMITS
-    )
-
-    assert Collapse(first_ratio=0.5, last_ratio=0.04, queried_tokens=800_000, hours=2.0) == actual
 
 
 def test_engines_are_counted_together() -> None:

@@ -7,35 +7,34 @@ import pytest
 
 from kvdiag.diagnosis.blocks.expected import ExpectedBlocks
 from kvdiag.diagnosis.blocks.step_accounting import (
-    Growth,
+    LoadPeak,
     blind_spot,
     compare,
-    fill_quantity,
     floor_after,
     floor_before,
     highest_blocks,
     judge_load,
     last_span,
+    load_figures,
     measure,
-    nominal_need,
+    nominal_blocks,
     other_tokens,
-    quantities,
     refused,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Engine, Facts, Gap, Quantity, Sample, Span, Status, Timeline
+from kvdiag.model import Engine, Facts, Gap, MeasuredFigures, Sample, Span, Status, StepFigures, Timeline
 from tests.builders.answers import containing
 from tests.builders.values import MIB, pool
 from tests.unit.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, WORKLOAD, idle, marks, seen, under_load
 
 
-def growth(held: int, need: int, *, requests: int = 2, least: int | None = None) -> Growth:
+def growth(held: int, need: int, *, requests: int = 2, least: int | None = None) -> LoadPeak:
     """So many blocks held where so many are needed."""
-    return Growth(
+    return LoadPeak(
         samples=2,
         requests=requests,
         tokens=1024,
-        need=ExpectedBlocks(least_blocks=need if least is None else least, most_blocks=need),
+        expected=ExpectedBlocks(least_blocks=need if least is None else least, most_blocks=need),
         held_blocks=held,
         filled_ratio=None,
     )
@@ -65,7 +64,7 @@ def test_excess_is_counted_from_the_nearer_end_of_the_need(held: int, excess: in
     ],
 )
 def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, status: Status) -> None:
-    """One block for each request is the tolerance, half as much again a fault, and nothing held tells nothing."""
+    """One block per request is the tolerance, half as much again a fault; without blocks in use it is unknown."""
     assert status == compare(growth(held, need, requests=requests), DEFAULT_LIMITS)[0]
 
 
@@ -79,13 +78,13 @@ def test_fullest_whole_sample_is_measured() -> None:
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
     actual = measure(timeline, KNOWN, SPAN, 3)
     need = ExpectedBlocks(least_blocks=64, most_blocks=64)
-    assert actual == Growth(
-        samples=3, requests=2, tokens=1024, need=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
+    assert actual == LoadPeak(
+        samples=3, requests=2, tokens=1024, expected=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
     )
 
 
 def test_nothing_is_measured_of_an_engine_that_tells_no_usage() -> None:
-    """No blocks, no figure; one sample that tells them is enough."""
+    """Without usage there is no figure; one sample that reports usage is enough."""
     blind = under_load(21.0, 64, usage=False)
     assert measure(seen(blind), KNOWN, SPAN, 0) is None
     told = measure(seen(blind, under_load(22.0, 64)), KNOWN, SPAN, 0)
@@ -99,7 +98,7 @@ def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
     # 480 and 512 tokens before, 512 and 513 after
     actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0)
     assert actual is not None
-    assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.need
+    assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.expected
 
 
 @pytest.mark.parametrize(
@@ -149,14 +148,16 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
 
 
 def test_bytes_are_those_of_the_blocks() -> None:
-    """39 blocks of 2 MiB are 78 MiB; without a block's size they are unknown."""
-    one = growth(39, 39)
-    extra = Quantity("kept", 1, "blocks")
-    expected = (("requests", 2), ("tokens", 1024), ("blocks", 39), ("bytes", 78 * MIB))
-    assert (*(Quantity(name, value, name) for name, value in expected), extra) == quantities(KNOWN, one, 39, extra)
-    assert Quantity("bytes", None, "bytes") == quantities(Facts(), one, 39)[3]
-    filled = [fill_quantity(replace(one, filled_ratio=ratio)) for ratio in (0.12345678, None)]
-    assert [Quantity("filled_ratio", 0.1235, "ratio"), Quantity("filled_ratio", None, "ratio")] == filled
+    """40 blocks of 2 MiB are 80 MiB; without a block's size they are unknown."""
+    one = replace(growth(40, 39), filled_ratio=0.12345678)
+    assert load_figures(KNOWN, one) == (
+        StepFigures(requests=2, tokens=1024, blocks=39, bytes=78 * MIB),
+        MeasuredFigures(requests=2, tokens=1024, blocks=40, bytes=80 * MIB, filled_ratio=0.1235),
+    )
+    assert load_figures(Facts(), growth(40, 39)) == (
+        StepFigures(requests=2, tokens=1024, blocks=39),
+        MeasuredFigures(requests=2, tokens=1024, blocks=40),
+    )
 
 
 def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
@@ -172,8 +173,8 @@ def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
 
 def test_finished_requests_need_all_but_their_last_token() -> None:
     """512 + 65 - 1 = 576 tokens are 36 blocks, of two requests 72."""
-    assert ExpectedBlocks(least_blocks=72, most_blocks=72) == nominal_need(KNOWN, SPAN)
-    assert nominal_need(KNOWN, replace(SPAN, workload=None)) is None
+    assert ExpectedBlocks(least_blocks=72, most_blocks=72) == nominal_blocks(KNOWN, SPAN)
+    assert nominal_blocks(KNOWN, replace(SPAN, workload=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -223,14 +224,14 @@ def test_finished_requests_need_all_but_their_last_token() -> None:
 def test_what_was_not_observed_whole_is_not_judged(
     span: Span | None, samples: Sequence[Sample], reason: str | None
 ) -> None:
-    """Each reason that a span cannot be judged is told, and there is none where all is well."""
+    """Each span that cannot be judged has its reason; one that was observed whole has none."""
     actual = blind_spot(seen(*samples), KNOWN, span, DEFAULT_LIMITS)
     assert (actual is None) == (reason is None)
     assert (reason or "") in (actual or "")
 
 
 def test_a_span_that_did_not_run_says_why_the_engine_was_not_read() -> None:
-    """The gap of the page is the reason; a pool that nobody tells of is another."""
+    """The reason is the gap of the metrics endpoint, or that no KV pool is reported."""
     lost = Facts(gaps=(Gap(source="engine", kind="failed", reason="connection refused"),))
     assert "connection refused" in (blind_spot(seen(), lost, None, DEFAULT_LIMITS) or "")
     assert "KV pool" in (blind_spot(seen(*WHOLE), Facts(), SPAN, DEFAULT_LIMITS) or "")
@@ -261,7 +262,7 @@ def test_prompt_tokens_of_others_are_those_beyond_ours() -> None:
     assert 0 == other_tokens(seen(first, counting(40.0, 600, 724)), SPAN)
     assert 0 == other_tokens(seen(first, counting(40.0, 599, 724)), SPAN)
     assert 0 == other_tokens(seen(counting(10.0, None), counting(40.0, None)), SPAN)
-    assert 400 == other_tokens(seen(counting(10.0, 0, None), counting(40.0, 1424, None)), SPAN)
+    assert 0 == other_tokens(seen(counting(10.0, 0, None), counting(40.0, 1424, None)), SPAN)
     assert 0 == other_tokens(seen(first, counting(40.0, 5000, 5000)), replace(SPAN, end_seconds=None))
     assert 0 == other_tokens(seen(first, counting(40.0, 5000, 5000)), replace(SPAN, outcome=None))
 
@@ -295,12 +296,12 @@ def test_floors_are_those_beside_the_load() -> None:
     ],
 )
 def test_only_memory_that_ran_out_refuses(span: Span | None, said: str | None) -> None:
-    """Requests that failed for want of memory are the server's answer; any other failure is none."""
+    """Requests that failed because memory ran out count as refused; any other failure does not."""
     assert said == refused(span)
 
 
 def test_a_load_is_judged_by_its_last_offer() -> None:
-    """A load that was not seen whole is offered once more: the second one counts, with its floor."""
+    """A load that was not observed whole is offered once more: the second one counts, with its floor."""
     again = replace(
         SPAN, begin_seconds=50.0, offer_seconds=60.0, release_seconds=70.0, end_seconds=80.0, notes=("again",)
     )
@@ -315,13 +316,9 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
     assert last is not None
     assert (1, ("again",)) == (last.cycle, actual.notes)
     assert "ok" == actual.status
-    assert (
-        Quantity(name="blocks", value=64, unit="blocks"),
-        Quantity(name="bytes", value=64 * 2 * MIB, unit="bytes"),
-        Quantity(name="filled_ratio", value=1.0, unit="ratio"),
-        Quantity(name="samples_of_whole_load", value=2, unit="samples"),
-    ) == actual.measured[2:]
-    assert [2, 1024, 64, 64 * 2 * MIB] == [one.value for one in actual.expected]
+    expected = {"requests": 2, "tokens": 1024, "blocks": 64, "bytes": 64 * 2 * MIB}
+    assert StepFigures(**expected) == actual.expected
+    assert MeasuredFigures(**expected, filled_ratio=1.0, samples_of_whole_load=2) == actual.measured
     assert last_span(timeline, "other") is None
 
 

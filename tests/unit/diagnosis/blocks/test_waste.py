@@ -1,4 +1,4 @@
-"""Blocks of one request by the page alone: what each figure is made of, and from how many readings on it counts."""
+"""Blocks per request from metrics alone: how each figure is calculated, and how many samples it needs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def page(
     looked_up: int = PROMPT_TOKENS,
     pools: Sequence[KvPool] = (pool(),),
 ) -> list[Sample]:
-    """Readings of which every second one has a request more, that holds so many blocks; each counts a prompt more."""
+    """Samples of which every second has one more request that uses `blocks` blocks; each counts one more prompt."""
     samples = []
     for number in range(count):
         running = number % 2
@@ -50,13 +50,13 @@ def waste(*samples: Sample, known: Facts = KNOWN) -> MetricsWaste | None:
 
 
 def test_a_request_holds_what_comes_and_goes_with_it() -> None:
-    """40 blocks; of 160 + 10 x 16 tokens it can need 20, and one for the time between the readings."""
+    """40 blocks; 160 + 10 x 16 tokens need at most 20, and one more for the time between the samples."""
     actual = waste(*page(9))
 
     assert (
         MetricsWaste(
             blocks_per_request=40.0,
-            need_blocks=21,
+            expected_blocks=21,
             request_tokens=320,
             longest_prompt_tokens=160,
             prompts=8,
@@ -106,18 +106,10 @@ def test_no_request_is_longer_than_the_context() -> None:
     short = Facts(pools=(pool(max_concurrency=None),), max_model_len_tokens=200)
     actual = waste(*page(9), known=short)
     assert actual is not None
-    assert (200, 14) == (actual.request_tokens, actual.need_blocks)
+    assert (200, 14) == (actual.request_tokens, actual.expected_blocks)
     unbounded = waste(*page(9), known=replace(short, max_model_len_tokens=None))
     assert unbounded is not None
     assert 320 == unbounded.request_tokens
-
-
-def test_restart_counts_nothing() -> None:
-    """Counters that fall are another process's: neither tokens nor blocks are compared over it."""
-    before, after = page(9), page(9, start=135.0)
-    actual = waste(*before, *after)
-    assert actual is not None
-    assert (16, 16) == (actual.changes, actual.prompts)
 
 
 def test_readings_without_requests_or_usage_tell_no_change() -> None:
@@ -132,7 +124,7 @@ def test_readings_without_requests_or_usage_tell_no_change() -> None:
 
     actual = waste(*samples, again)
 
-    # Of twelve changes four are not told
+    # Of twelve changes four are not reported
     assert actual is not None
     assert (8, 12, 40.0) == (actual.changes, actual.prompts, actual.blocks_per_request)
 
@@ -165,7 +157,7 @@ def test_engine_with_most_waste_is_reported() -> None:
 
 
 def test_windows_of_an_hour_in_a_row_count() -> None:
-    """Three hours that each show four times what is needed; one between them that does not begins anew."""
+    """Hours that use four times the blocks needed are counted in a row; an hour below that resets the count."""
     # 84 blocks are 4 x 21; a window lasts an hour
     much, less = 84, 83
 

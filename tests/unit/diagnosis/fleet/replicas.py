@@ -1,13 +1,13 @@
-"""Replicas for tests of a fleet: a day of each at a reading in ten minutes, on any kind of memory."""
+"""Replicas for tests of a fleet: a day of samples at ten-minute intervals each, on any kind of memory."""
 
 from dataclasses import replace
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, Version, summarise
-from kvdiag.diagnosis.fleet.replica import Growth
+from kvdiag.diagnosis.fleet.replica import ReplicaGrowth
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Finding, Timeline
-from tests.builders.series import Part, host_part, timeline, torch_part
+from tests.builders.series import Part, timeline, torch_part
 from tests.builders.values import SERVER_PID, pool
 
 FACTS = Facts(
@@ -20,12 +20,12 @@ MB = 1e6
 def day(
     seed: int, *, name: str = "fast noise", leak: float = 0.0, part: Part = LIVE, hours: float = 24.0, busy: bool = True
 ) -> Timeline:
-    """One replica's readings; `leak` in MB/h."""
+    """One replica's samples; `leak` in MB/h."""
     return timeline(name, seed, hours=hours, tick_seconds=600.0, leak_mb_per_hour=leak, part=part, busy=busy)
 
 
 def unloaded(seen: Timeline) -> Timeline:
-    """The same readings where no engine is seen."""
+    """The same samples without engines."""
     return Timeline(samples=tuple(replace(sample, engines=None) for sample in seen.samples))
 
 
@@ -75,7 +75,7 @@ def made(
         watched_seconds=hours * 3600.0,
         restarts=restarts,
         growths=tuple(
-            Growth(
+            ReplicaGrowth(
                 component=MemoryComponent(component),
                 newest=20e9,
                 per_hour=slope * MB,
@@ -102,6 +102,3 @@ def fleet_of(count: int, component: str, slope: float, **others: object) -> list
 def of(found: tuple[Finding, ...], verdict: str) -> list[Finding]:
     """The findings of one verdict."""
     return [one for one in found if one.id == verdict]
-
-
-HOST = host_part

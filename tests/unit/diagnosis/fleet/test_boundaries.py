@@ -37,7 +37,7 @@ def two(older: Sequence[float], newer: Sequence[float], **others: Any) -> Fleet:
 
 
 def finding(summaries: list[ReplicaSummary], verdict: str = TORCH) -> Finding:
-    """What is said of one verdict of one version."""
+    """The finding on one verdict of one version."""
     (found,) = of(compare(summaries).findings, verdict)
     return found
 
@@ -51,7 +51,7 @@ def test_growth_of_a_version_is_its_middle_replicas() -> None:
         course="grows",
         hours=23.0,
         age_hours=24.0,
-        per_hour=Interval(low=10 * MB, middle=15 * MB, high=20 * MB),
+        per_hour=Interval(low=10 * MB, estimate=15 * MB, high=20 * MB),
         later_per_hour=15 * MB,
         p_value=1 / 64,
         false_discovery_ratio=1 / 64,
@@ -66,7 +66,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
 
     fleet = compare([*six(restarts=1), young, empty])
 
-    expected = VersionReplicas(version=NEW, replicas=8, compared=6, hours=23.0, restarts=9)
+    expected = VersionReplicas(version=NEW, replicas=8, compared=6, hours=23.0, restarts=9, findings=fleet.findings)
     assert (expected,) == fleet.versions
 
 
@@ -75,7 +75,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
     [
         (six([2.0] * 6), "small"),  # 2 MB/h do not count
         (six([2.1] * 6), "grows"),
-        (six([*SIX[:5], -1.0]), "flat"),  # one of six that falls by the least: chance once in 32 times
+        (six([*SIX[:5], -1.0]), "flat"),  # one of six that falls by the least: p = 1/32
         (six(SIX, later=0.5), "ended"),  # half as fast later
         (six(SIX, later=0.51), "grows"),
         (six([3.0] * 6, later=2.0 / 3.0), "ended"),  # 2 MB/h of 3 do not count
@@ -83,7 +83,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
         (six(SIX[:5]), "untested"),
         (six([0.25 / MB] * 6, "kv_held_idle"), "small"),  # a quarter of a block in an hour
         (six([0.26 / MB] * 6, "kv_held_idle"), "grows"),
-        (six(SIX, floor=0.0, downs=3), "flat"),  # 18 falls and no rise: what comes back is no growth
+        (six(SIX, floor=0.0, downs=3), "flat"),  # 18 falls and no rise: memory that is released is no growth
         ([*six(SIX[:5], floor=0.0, downs=0), made({"torch_live": 20.0}, "z")], "grows"),
         ([*six(SIX[:5]), made({"torch_live": 20.0}, "z", floor=0.0, downs=3)], "grows"),  # three falls: 1 in 8
         ([*six([*SIX[:3], 12.0, 12.0]), made({"torch_live": 0.0}, "z", floor=0.5, downs=4)], "flat"),
@@ -94,13 +94,13 @@ def test_course_is_decided_at_its_bounds(summaries: list[ReplicaSummary], course
     assert course == alone(summaries).course
 
 
-@pytest.mark.parametrize(("downs", "middle"), [(3, 15.0), (4, 7.5)])
-def test_floors_count_where_falls_are_the_rule(downs: int, middle: float) -> None:
-    """Three falls without a rise are chance once in eight times, four once in sixteen."""
+@pytest.mark.parametrize(("downs", "estimate"), [(3, 15.0), (4, 7.5)])
+def test_floors_count_where_falls_are_the_rule(downs: int, estimate: float) -> None:
+    """Three falls without a rise have p = 1/8, four p = 1/16: floors count from four on."""
     # One replica that falls, and floors that rise half as fast
     summaries = [made({"torch_live": slope}, str(slope), floor=0.5, downs=downs * (slope == 10.0)) for slope in SIX]
-    assert middle * MB == alone(summaries).per_hour.middle
-    assert middle * MB == alone(summaries).later_per_hour
+    assert estimate * MB == alone(summaries).per_hour.estimate
+    assert estimate * MB == alone(summaries).later_per_hour
 
 
 @pytest.mark.parametrize(("told", "beside"), [(3, False), (4, True)])
@@ -112,7 +112,7 @@ def test_load_is_told_where_most_tell_it(told: int, beside: bool) -> None:
 
 @pytest.mark.parametrize(("zeros", "ratio"), [(0, 2 / 64), (1, 1 / 64)])
 def test_what_could_never_be_called_is_no_comparison(zeros: int, ratio: float) -> None:
-    """Five figures that are not 0 reach one chance in 32, and never one in 50: they burden no other component."""
+    """Five nonzero figures reach p = 1/32, never 1/50: such a component is not counted as a comparison."""
     # Another component, which falls but for so many replicas
     falls = [0.0] * zeros + [-1.0] * (6 - zeros)
     each = [
@@ -125,7 +125,7 @@ def test_what_could_never_be_called_is_no_comparison(zeros: int, ratio: float) -
 
 
 def test_change_between_versions_is_the_median_difference() -> None:
-    """Six that grow by 10 MB/h more than six others: chance once in 924 times."""
+    """Six replicas that grow by 10 MB/h more than six others: p = 1/924."""
     (change,) = two([5.0] * 6, [15.0] * 6).changes
     p_value: Any = pytest.approx(1 / 924)
 
@@ -135,7 +135,7 @@ def test_change_between_versions_is_the_median_difference() -> None:
         component=MemoryComponent.TORCH_LIVE,
         older_replicas=6,
         newer_replicas=6,
-        per_hour=Interval(low=10 * MB, middle=10 * MB, high=10 * MB),
+        per_hour=Interval(low=10 * MB, estimate=10 * MB, high=10 * MB),
         later_per_hour=10 * MB,
         p_value=p_value,
         false_discovery_ratio=p_value,
@@ -164,7 +164,7 @@ def test_version_is_faster_past_every_gate(older: list[float], newer: list[float
 
 @pytest.mark.parametrize(("older", "newer", "pairs"), [(6, 6, 1), (5, 6, 0), (6, 5, 0)])
 def test_six_replicas_of_each_version_are_compared(older: int, newer: int, pairs: int) -> None:
-    """Five of either tell nothing of a difference."""
+    """With five replicas of either version there is no comparison."""
     assert pairs == len(two([1.0] * older, [2.0] * newer).changes)
 
 
@@ -213,7 +213,7 @@ def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: s
     (found,) = [one for one in compare(six(SIX, component)).findings if one.evidence]
 
     (shown,) = [one for one in found.evidence if one.name == "growth_per_hour"]
-    assert (verdict, source, unit) == (found.id, shown.source, shown.unit)
+    assert (verdict, source, f"{unit} per hour") == (found.id, shown.source, shown.unit)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: s
     [("device_outside_torch", "fault"), ("device", "fault"), ("unlisted", "suspect")],
 )
 def test_older_version_acquits_what_is_around_both(component: str, status: str) -> None:
-    """A neighbour on every device would be around the older version as well; an unlisted container need not."""
+    """A flat older version rules out other processes, so growth is a fault; an unlisted container stays a suspect."""
     fleet = compare([*six([0.0] * 6, component, "a", version="0.31.0"), *six(SIX, component, "b")])
 
     assert status == next(one.status for one in fleet.findings if "0.32.0" in one.summary and one.evidence)
@@ -231,7 +231,7 @@ def test_held_blocks_fill_no_cache() -> None:
     """Blocks of a young replica are a fault: nothing but requests takes them."""
     found = finding(six([slope / MB for slope in SIX], "kv_held_idle", hours=7.0), KV)
     assert "fault" == found.status
-    assert "15 blocks/h (10 blocks to 20 blocks)" in found.summary
+    assert "15 blocks/h (10 to 20 blocks/h)" in found.summary
 
 
 def test_evidence_has_every_figure_with_its_unit() -> None:
@@ -246,18 +246,18 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("replicas", 6, "replicas", "kvdiag"),
         ("watched", 23.0, "hours", "kvdiag"),
         ("replica_age", 24.0, "hours", "kvdiag"),
-        ("growth_per_hour", 10 * MB, "bytes", "torch"),
-        ("growth_per_hour_low", 10 * MB, "bytes", "computed"),
-        ("growth_per_hour_high", 10 * MB, "bytes", "computed"),
-        ("growth_per_hour_of_later_half", 10 * MB, "bytes", "torch"),
+        ("growth_per_hour", 10 * MB, "bytes per hour", "torch"),
+        ("growth_per_hour_low", 10 * MB, "bytes per hour", "computed"),
+        ("growth_per_hour_high", 10 * MB, "bytes per hour", "computed"),
+        ("growth_per_hour_of_later_half", 10 * MB, "bytes per hour", "torch"),
         ("p_value", 1 / 64, "p-value", "computed"),
         ("false_discovery_rate", 1 / 64, "ratio", "computed"),
         ("load_reported", "yes", "", "engine"),
         ("compared_with", "vllm 0.31.0", "", "engine"),
         ("compared_with_replicas", 6, "replicas", "kvdiag"),
-        ("growth_beyond_older", 10 * MB, "bytes", "torch"),
-        ("growth_beyond_older_low", 10 * MB, "bytes", "computed"),
-        ("growth_beyond_older_high", 10 * MB, "bytes", "computed"),
+        ("growth_beyond_older", 10 * MB, "bytes per hour", "torch"),
+        ("growth_beyond_older_low", 10 * MB, "bytes per hour", "computed"),
+        ("growth_beyond_older_high", 10 * MB, "bytes per hour", "computed"),
         ("p_value_of_difference", pytest.approx(1 / 924), "p-value", "computed"),
         ("false_discovery_rate_of_difference", pytest.approx(1 / 924), "ratio", "computed"),
     ]
@@ -286,7 +286,7 @@ def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
 @pytest.mark.parametrize(
     ("summaries", "worst"),
     [
-        (six([0.0] * 6), "ok"),  # host, blocks and the device's rest are not told, and nobody asks for them
+        (six([0.0] * 6), "ok"),  # host, blocks and the device's rest are not reported, and not required
         (six(SIX), "fault"),
         (six(SIX, load=False), "suspect"),
         (six(SIX[:5]), "unknown"),
@@ -296,12 +296,12 @@ def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
     ],
 )
 def test_fleet_is_as_bad_as_the_worst_that_is_told(summaries: list[ReplicaSummary], worst: str) -> None:
-    """What was compared and stays open makes it unknown; what nobody tells does not, beside what is told."""
+    """An undecided comparison makes the fleet unknown; an unreported component does not if others are reported."""
     assert worst == compare(summaries).worst
 
 
 def test_replicas_that_are_many_need_twice_as_many() -> None:
-    """What may be chance among many comparisons is decided by twice the replicas, and by twelve at least."""
+    """An undecided comparison asks for twice the replicas, and at least twelve: here 16 instead of 8."""
     # Eight that grow among twenty components and versions that do not
     noisy = [
         summary for number in range(20) for summary in six([-1.0] * 6, prefix=str(number), model=f"quiet {number}")

@@ -76,7 +76,7 @@ def test_staircases_of_all_replicas_are_a_leak() -> None:
 
     (found,) = of(compare([stairs(seed) for seed in range(6)]).findings, TORCH)
 
-    assert "suspect" == found.status  # whose the device's bytes are is not told
+    assert "suspect" == found.status  # the owner of the device's bytes is not reported
     assert evidence(found)["growth_per_hour"] == pytest.approx(50 * 2**20, rel=0.15)
 
 
@@ -84,7 +84,7 @@ def test_staircases_of_all_replicas_are_a_leak() -> None:
     ("engine", "called", "open_"), [("vllm", TORCH, BESIDE), ("sglang", TORCH, BESIDE), ("llama.cpp", BESIDE, TORCH)]
 )
 def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: str, open_: str) -> None:
-    """Where nobody tells what torch holds, the engine names the growth, in a fleet as in each of its replicas."""
+    """Without torch's figures the engine's name decides the verdict, in a fleet as in each of its replicas."""
     facts = replace(FACTS, engine_name=engine)
     days = [day(seed, name="pool", leak=40.0, part=device_part) for seed in range(6)]
 
@@ -114,7 +114,7 @@ def test_nothing_is_known_of_no_replicas() -> None:
 
 
 def test_what_no_replica_tells_is_unknown() -> None:
-    """Of six replicas that tell host memory alone, the other verdicts name what would tell."""
+    """With host memory alone reported, the other verdicts are unknown and name the source that they need."""
     found = compare(fleet_of(6, "host_anonymous", 0.0)).findings
 
     assert {HOST: "ok", TORCH: "unknown", BESIDE: "unknown", KV: "unknown"} == statuses(found)
@@ -122,7 +122,7 @@ def test_what_no_replica_tells_is_unknown() -> None:
 
 
 def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
-    """One chance in 64 is no discovery among eight components and versions; twelve replicas decide."""
+    """A p-value of 1/64 is no discovery among eight components and versions; twelve replicas decide."""
     # One component that grows among others and versions that do not
     quiet = {"torch_unused": -1.0, "outside_torch": -1.0, "host_anonymous": -1.0}
 
@@ -140,7 +140,7 @@ def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
 
 
 def test_newer_version_that_grows_is_told_from_the_older() -> None:
-    """Device bytes of the newer version grow: beside a flat older one on the same devices it is no neighbour."""
+    """Device growth of the newer version is not due to another process if the older one is flat on the same devices."""
     older, newer = fleet_of(12, "device", 0.0, version="0.31.0"), fleet_of(12, "device", 20.0, version="0.32.0")
 
     alone, beside = compare(newer), compare([*newer, *older])
@@ -153,7 +153,7 @@ def test_newer_version_that_grows_is_told_from_the_older() -> None:
     assert "more than in 0.31.0" in of(beside.findings, TORCH)[1].summary
     (change,) = [one for one in beside.changes if one.component == "device"]
     assert change.faster
-    assert change.per_hour.low <= change.per_hour.middle <= change.per_hour.high
+    assert change.per_hour.low <= change.per_hour.estimate <= change.per_hour.high
 
 
 def test_older_version_that_leaks_accuses_no_newer_one() -> None:
@@ -167,7 +167,7 @@ def test_older_version_that_leaks_accuses_no_newer_one() -> None:
 
     assert ["fault", "ok"] == [one.status for one in of(fleet.findings, TORCH)]
     assert [False] == [one.faster for one in fleet.changes]
-    assert fleet.changes[0].per_hour.middle < -20.0 * MB
+    assert fleet.changes[0].per_hour.estimate < -20.0 * MB
 
 
 def test_difference_between_versions_is_a_suspect_of_its_own() -> None:
@@ -204,7 +204,7 @@ def test_versions_stand_from_the_oldest_to_the_newest(first: str, second: str, e
 
 
 def test_only_versions_of_one_model_are_compared() -> None:
-    """Another model, and a version that is not told, are nothing to compare with."""
+    """Another model and an unreported version are not compared."""
     fleet = compare(
         [
             *fleet_of(6, "torch_live", 0.0, model="a"),
@@ -218,9 +218,9 @@ def test_only_versions_of_one_model_are_compared() -> None:
 
 
 def test_held_blocks_are_exact() -> None:
-    """One block in an hour is called among six replicas that are idle at night; none where all come back."""
+    """One leaked block per hour is a fault across six replicas that are idle at night; no leak is ok."""
 
-    # Blocks that stay held, seen while nothing runs
+    # Blocks still in use, observed while no request is running
     def idle(seed: int, held_per_hour: float) -> ReplicaSummary:
         samples = []
         for sample in day(seed, busy=False).samples:
@@ -261,7 +261,7 @@ def test_load_that_all_replicas_share_is_no_leak() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(15)), st.lists(st.floats(-30.0, 30.0), min_size=15, max_size=15))
 def test_order_of_replicas_changes_nothing(order: list[int], slopes: list[float]) -> None:
-    """Whatever order they come in, the fleet is the same value."""
+    """The result does not depend on the order of the replicas."""
     each = [
         made({"torch_live": slope, "host_anonymous": -slope}, str(place), version=f"0.{31 + place % 2}.0")
         for place, slope in enumerate(slopes)

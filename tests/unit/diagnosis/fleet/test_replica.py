@@ -1,4 +1,4 @@
-"""One replica's life in numbers that can be reckoned by hand: a reading in ten minutes from 0 s on, without noise."""
+"""One replica in figures that can be calculated by hand: a sample every ten minutes from 0 s on, without noise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
+from kvdiag.diagnosis.fleet.replica import ReplicaGrowth, ReplicaSummary
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
@@ -18,7 +18,7 @@ KNOWN = Facts(pools=(pool(),), server_pids=(SERVER_PID,))
 
 
 def life(part: Callable[[int], Sample], *, hours: float = 25.0) -> Timeline:
-    """The readings of so many hours; the first of them is left out of what is compared."""
+    """The samples of this many hours; the first hour is left out of the comparison."""
     count = round(hours * HOUR / TICK) + 1
     return Timeline(samples=tuple(replace(part(place), at_seconds=place * TICK) for place in range(count)))
 
@@ -33,8 +33,8 @@ def summary(part: Callable[[int], Sample], facts: Facts = NOBODY, *, hours: floa
     return replica(life(part, hours=hours), "r", facts)
 
 
-def growth(part: Callable[[int], Sample], facts: Facts = NOBODY, *, hours: float = 25.0) -> Growth:
-    """The growth of the only component that is told."""
+def growth(part: Callable[[int], Sample], facts: Facts = NOBODY, *, hours: float = 25.0) -> ReplicaGrowth:
+    """The growth of the only component that is reported."""
     (only,) = summary(part, facts, hours=hours).growths
     return only
 
@@ -48,9 +48,9 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
     """1 MiB in ten minutes are 6 an hour, of all the life and of its later half, of the levels and of their floors."""
     actual = growth(lambda place: full(20 * GIB + place * MIB))
 
-    # The last of 48 blocks of half an hour has the readings 147 to 150
+    # The last of 48 bins of half an hour has the samples 147 to 150
     rate: Any = pytest.approx(6 * MIB, rel=1e-9)
-    assert actual == Growth(
+    assert actual == ReplicaGrowth(
         component=MemoryComponent.DEVICE,
         newest=20 * GIB + 148.5 * MIB,
         per_hour=rate,
@@ -75,7 +75,7 @@ def test_growth_that_ended_has_a_later_half_without_it() -> None:
 
 @pytest.mark.parametrize(("steps", "rises"), [(6, False), (7, True)])
 def test_jumps_count_as_growth_where_they_only_rise(steps: int, rises: bool) -> None:
-    """Seven up and none down are chance once in 128 times; six, once in 64, may be levels that move either way."""
+    """Seven jumps up and none down have p = 1/128 and count; six, p = 1/64, may be levels that move either way."""
     # Steps of 100 MiB, three hours apart
     actual = growth(lambda place: full(20 * GIB + 100 * MIB * min((place + 8) // 18, steps)))
 
@@ -96,14 +96,14 @@ def test_floor_rises_by_a_jump_that_no_slope_shows() -> None:
 
 @pytest.mark.parametrize(("hours", "told"), [(7.0, 1), (7.0 - 1.0 / 6.0, 0)])
 def test_six_hours_after_the_first_are_enough(hours: float, told: int) -> None:
-    """A reading less, and nothing is said."""
+    """Seven hours of samples yield a growth; one sample less yields none."""
     assert told == len(summary(lambda _: full(GIB), hours=hours).growths)
 
 
 @pytest.mark.parametrize(("missing", "told"), [(0.25, True), (0.28, False)])
 def test_three_quarters_of_a_life_have_to_be_known(missing: float, told: bool) -> None:
     """What is not known of the rest lies between what is."""
-    # 48 blocks of half an hour, the last of them without readings
+    # 48 bins of half an hour, the last of them without samples
     unseen = round(150 * missing * 24 / 25)
 
     found = summary(lambda place: full(GIB) if place <= 150 - unseen else Sample(at_seconds=0.0))
@@ -191,7 +191,7 @@ class TestEngines:
     def test_restart_is_where_a_counter_falls(self) -> None:
         """Each fall is one, of any engine; the newest of them begins the life that counts."""
 
-        # Two engines, of which the second begins anew after 5 and after 10 hours
+        # Two engines, of which the second restarts its counter after 5 and after 10 hours
         def page(place: int) -> Sample:
             pages = (
                 engine(prompt_tokens=place),
@@ -207,7 +207,7 @@ class TestEngines:
         assert 150 * TICK == summary(page, replace(KNOWN, started_seconds=1e9)).began_seconds
 
     def test_memory_that_follows_the_load_does_not_grow(self) -> None:
-        """By usage where it is told, else by what runs; 10 GiB for a full pool, and a load that rises all day."""
+        """Load is removed by usage if it is reported, else by running requests; without both, load counts as growth."""
         by_usage, by_requests, alone = (
             growth(part)
             for part in (
@@ -222,7 +222,7 @@ class TestEngines:
         assert pytest.approx(10 * GIB * 6 / 200, rel=1e-6) == alone.per_hour
 
     def test_blocks_held_at_idle_are_read_once_it_is_quiet(self) -> None:
-        """From the second of two idle readings on; what a working engine holds is nobody's leak."""
+        """Idle blocks count from the second of two idle samples on; blocks in use by a working engine are no leak."""
 
         # An engine that works at every third reading, and holds 10 blocks more with each hour once it is quiet
         def page(place: int) -> Sample:
@@ -237,13 +237,13 @@ class TestEngines:
         assert 230 <= found.newest <= 250
 
     def test_engine_that_is_never_idle_tells_no_held_blocks(self) -> None:
-        """Nor does one whose pool is not told."""
+        """An engine that is never idle, or whose pool is not reported, has no figure of blocks in use while idle."""
         works, idle = (Sample(at_seconds=0.0, engines=(engine(usage=0.5, running=running),)) for running in (1, 0))
         assert ({}, {}, 3072) == (newest(works), newest(idle, NOBODY), newest(idle)["kv_held_idle"])
 
 
 def both(place: int, page: Engine | None) -> Sample:
-    """A device that follows a load which rises by a two-hundredth of the whole with each reading, in waves."""
+    """A device whose memory follows a load that rises by 1/200 of the maximum with each sample."""
     used = 20 * GIB + 10 * GIB * place // 200
     return Sample(
         at_seconds=0.0,

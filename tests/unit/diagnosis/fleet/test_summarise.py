@@ -5,52 +5,12 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.fleet import Version
-from kvdiag.model import Facts, Timeline
-from tests.builders.series import device_part, hidden_device_part, host_part, torch_part
+from kvdiag.model import Timeline
+from tests.builders.series import device_part, hidden_device_part
 from tests.builders.values import GIB, MIB, device, engine
-from tests.unit.diagnosis.fleet.replicas import FACTS, day, replica, unloaded
+from tests.unit.diagnosis.fleet.replicas import FACTS, MB, day, replica
 
 HOUR = 3600.0
-MB = 1e6
-
-
-def growths(seen: Timeline, facts: Facts = FACTS) -> dict[str, float]:
-    """Each component's growth in MB/h."""
-    return {one.component: one.per_hour / MB for one in replica(seen, "r", facts).growths}
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        (torch_part(live=True), {"torch_live", "torch_unused", "outside_torch", "unlisted"}),
-        (
-            torch_part(live=True, told=False),
-            {"torch_live", "torch_unused", "outside_torch", "unlisted"},
-        ),
-        (device_part, {"server", "unlisted"}),
-        (hidden_device_part, {"device"}),
-        (host_part, {"host_anonymous"}),
-    ],
-    ids=["agent", "agent and NVML here", "NVML", "no processes listed", "host"],
-)
-def test_each_byte_is_in_the_finest_component_that_is_told(part: object, expected: set[str]) -> None:
-    """A total is looked at only where its parts are not told."""
-    actual = growths(day(1, name="pool", leak=50.0, part=part))  # type: ignore[arg-type]
-
-    # One component has the growth, the others have none
-    assert expected == set(actual)
-    assert [50] == sorted(round(rate) for rate in actual.values())[-1:]
-    assert [0] * (len(expected) - 1) == sorted(round(rate) for rate in actual.values())[:-1]
-
-
-def test_growth_is_at_equal_load() -> None:
-    """Memory that follows the load, and keeps its highest, does not grow; where the load is not told it does."""
-    cycles, ratchet = (day(3, name=name, part=hidden_device_part) for name in ("load cycles", "ratchet"))
-
-    assert abs(growths(cycles)["device"]) < 2.0
-    assert abs(growths(ratchet)["device"]) < 2.0
-    assert abs(growths(unloaded(cycles))["device"]) > 20.0
-    assert [False] == [one.load_reported for one in replica(unloaded(cycles), "r").growths]
 
 
 def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
@@ -75,7 +35,7 @@ def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
     ids=["not told", "before", "within"],
 )
 def test_age_counts_from_the_start_that_is_told(started: float | None, watched: float, began: float) -> None:
-    """A process that began before the readings has no first hour among them."""
+    """Age counts from a known start; the first hour is cut off only if it lies within the samples."""
     actual = replica(day(1, name="pool"), "r", replace(FACTS, started_seconds=started))
 
     assert (watched * HOUR, began) == (actual.watched_seconds, actual.began_seconds)
@@ -89,15 +49,8 @@ def test_version_is_the_engines_unless_another_is_given() -> None:
     assert "engine of unknown version" == Version(engine=None, version=None, model=None).title
 
 
-def test_gone_or_sparse_readings_are_not_told() -> None:
-    """A component of which more than a quarter of the life is not known is none; nothing at all has no figures."""
-    # Devices in the first half of a day only
-    samples = tuple(
-        replace(sample, devices=None, allocators=None) if place > 72 else sample
-        for place, sample in enumerate(day(1, part=device_part).samples)
-    )
-
-    assert () == replica(Timeline(samples=samples), "r").growths
+def test_without_readings_there_are_no_figures() -> None:
+    """Neither growths nor a life."""
     nothing = replica(Timeline(samples=()), "r")
     assert (0.0, 0.0, 0, ()) == (nothing.began_seconds, nothing.watched_seconds, nothing.restarts, nothing.growths)
 

@@ -14,19 +14,20 @@ from kvdiag.diagnosis.growth.attribution import (
     torch_growth,
     unused_growth,
 )
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.model import Allocator, Device, Facts, Finding, Memory, Sample, Timeline
-from tests.builders.answers import evidence
+from tests.builders.answers import evidence, statuses
 from tests.builders.values import GIB, allocator, device, engine, pool, process, split
 
 MB = 10**6
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101, 102), engine_name="vllm")
 Part = Callable[[int, int], tuple[tuple[Device, ...] | None, tuple[Allocator, ...] | None]]
 """Devices and allocators, by what leaks: bytes at a minute."""
+Judge = Callable[[Timeline, Facts, Limits], tuple[Finding, ...]]
 
 
 def seen(part: Part, *, rate_mb_per_minute: float = 12.0, minutes: int = 80) -> Timeline:
-    """Readings each minute of something that grows by 12 MB in each, beside an idle engine."""
+    """One sample a minute of a component that grows by 12 MB per minute, and of an idle engine."""
     samples = []
     for minute in range(minutes):
         grown = round((rate_mb_per_minute * minute + (1, -1, -1, 1)[minute % 4]) * MB)
@@ -55,7 +56,7 @@ def only(found: Finding | None) -> Finding:
 
 
 def test_server_that_grows_is_called_by_its_engine() -> None:
-    """One of vLLM by torch, another engine's beside it; NVML cannot tell, which is said of both."""
+    """Growth that only NVML reports is a torch leak for vLLM, a non-torch leak for llama.cpp; the other is unknown."""
     timeline = seen(lambda grown, _: ((card(20 * GIB + grown, used=22 * GIB + grown),), None))
 
     torch, beside = device_growth(timeline, KNOWN, DEFAULT_LIMITS)
@@ -80,7 +81,7 @@ def test_server_that_grows_is_called_by_its_engine() -> None:
     ],
 )
 def test_device_of_untold_holders_is_suspect_alone(known: Facts, status: str) -> None:
-    """A neighbour may grow on it, unless an engine took its pool there or it was assigned to the server."""
+    """Growth without visible processes is a suspect; it is a fault if the GPU is assigned or holds the pool."""
     found = device_growth(seen(lambda grown, _: ((card(None, used=22 * GIB + grown),), None)), known, DEFAULT_LIMITS)
 
     assert (TORCH, status) == (found[0].id, found[0].status)
@@ -88,7 +89,7 @@ def test_device_of_untold_holders_is_suspect_alone(known: Facts, status: str) ->
 
 
 def test_devices_that_stand_still_are_ok_by_both_names() -> None:
-    """And too short a time tells nothing at all."""
+    """Constant device memory is ok under both ids; less than an hour of samples gives no finding."""
     still: Part = lambda grown, _: ((card(20 * GIB, used=22 * GIB),), None)  # noqa: E731
 
     found = device_growth(seen(still), KNOWN, DEFAULT_LIMITS)
@@ -98,28 +99,41 @@ def test_devices_that_stand_still_are_ok_by_both_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factors", "others", "growing"),
-    [((1, 0, 0), 2, 0), ((2, 1, 0), 2, 1), ((3, 2, 1), 2, 2)],
+    ("judge", "holder"), [(torch_growth, "VLLM::Worker 100"), (device_growth, "GPU 0 (the server's process)")]
 )
-def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...], others: int, growing: int) -> None:
+@pytest.mark.parametrize(
+    ("factors", "others", "growing", "words"),
+    [
+        ((1, 0, 0), 2, 0, "2 other ranks none grows"),
+        ((2, 1, 0), 2, 1, "2 other ranks 1 grows"),
+        ((3, 2, 1), 2, 2, "2 other ranks 2 grow"),
+        ((2, 1), 1, 1, "other rank grows too"),
+        ((1, 0), 1, 0, "other rank does not grow"),
+    ],
+)
+def test_growth_is_told_with_that_of_the_ranks_beside_it(
+    judge: Judge, holder: str, factors: tuple[int, ...], others: int, growing: int, words: str
+) -> None:
     """One of several that grows alone is a leak of what it does."""
 
-    def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
-        ranks = tuple(
-            worker(6 * GIB + factor * grown, 20 * GIB, pid=100 + rank, gpu=str(rank))
-            for rank, factor in enumerate(factors)
-        )
-        return None, ranks
+    def part(grown: int, _: int) -> tuple[tuple[Device, ...] | None, tuple[Allocator, ...] | None]:
+        sizes = [6 * GIB + factor * grown for factor in factors]
+        if judge is device_growth:
+            return tuple(
+                card(size, used=size + GIB, index=rank, pid=100 + rank) for rank, size in enumerate(sizes)
+            ), None
+        return None, tuple(worker(size, 20 * GIB, pid=100 + rank, gpu=str(rank)) for rank, size in enumerate(sizes))
 
-    torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
+    torch, _ = judge(seen(part), KNOWN, DEFAULT_LIMITS)
 
     told = evidence(torch)
+    assert words in torch.summary
     assert (others, growing) == (told["other_ranks"], told["other_ranks_that_grow"])
-    assert "VLLM::Worker 100" == torch.holder
+    assert holder == torch.holder
 
 
 def test_torch_tells_what_lives_and_what_is_beside() -> None:
-    """Live bytes that grow within what is reserved; beside torch nothing."""
+    """Live bytes that grow within the reserved bytes are a torch leak; memory outside torch is ok."""
 
     def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
         one = worker(6 * GIB + grown, 20 * GIB, process_bytes=21 * GIB)
@@ -145,7 +159,7 @@ def test_torch_tells_what_lives_and_what_is_beside() -> None:
 def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
     *, device_grows: bool | None, reserved_grows: bool, status: str
 ) -> None:
-    """Where no process tells what it holds in all; what both hold cannot be told apart."""
+    """Without process sizes, device growth counts as non-torch only while torch's reserved bytes are flat."""
 
     def part(grown: int, _: int) -> tuple[tuple[Device, ...] | None, tuple[Allocator, ...]]:
         size = 30 * GIB + (grown if device_grows else 0)
@@ -163,7 +177,7 @@ def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
 def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
     stranded_share: float | None, expected: str | None
 ) -> None:
-    """What is releasable torch gives back; which part is which only the blocks tell."""
+    """A growing cache is a fault if most of it is stranded, a suspect if its parts are unknown."""
 
     def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
         parts = None
@@ -205,7 +219,7 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
 def test_cache_whose_parts_are_not_all_told_is_suspect(told: tuple[str, ...], status: str) -> None:
     """Where torch counts one part alone, the other may be all of the rest."""
 
-    # A cache that grows and of which nothing is releasable, or of which that is not told
+    # A cache that grows and of which nothing is releasable, or of which that is not reported
     def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
         parts = {"stranded_bytes": max(grown, 0), "releasable_bytes": 0}
         counted: dict[str, Any] = {name: parts[name] for name in told}
@@ -232,6 +246,7 @@ def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
 
     assert ("baseline.foreign_memory", "fault") == (actual.id, actual.status)
     assert 0.0 == evidence(actual)["server_growth_per_hour"]
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(device_growth(seen(growing), KNOWN, DEFAULT_LIMITS))
     assert others_growth(seen(still), KNOWN, DEFAULT_LIMITS, "x") is None
 
 

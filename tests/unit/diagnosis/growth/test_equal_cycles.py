@@ -1,4 +1,4 @@
-"""Equal cycles, byte by byte: what is first touch, what rises, what goes on, and whose it is."""
+"""Equal cycles, byte by byte: first touch, growth, continued growth, and the process that owns it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -85,15 +85,15 @@ def run(
             Sample(at_seconds=begin + 2.0, engines=(holding(0),), devices=each, allocators=told),
         ]
         if number == 0:
-            marks.append(Mark(at_seconds=begin, step="load", cycle=0, phase="begin"))
-            marks.append(Mark(at_seconds=begin + 9.0, step="load", cycle=0, phase="offer"))
+            marks.append(Mark(at_seconds=begin, step="single_request", cycle=0, phase="begin"))
+            marks.append(Mark(at_seconds=begin + 9.0, step="single_request", cycle=0, phase="offer"))
             continue
         outcome = (outcomes or {}).get(number, WORKED)
         if number > 1:
-            marks.append(Mark(at_seconds=begin - 1.0, step="load", cycle=number - 1, phase="begin"))
-            marks.append(Mark(at_seconds=begin - 0.5, step="load", cycle=number - 1, phase="offer"))
-        marks.append(Mark(at_seconds=begin, step="load", cycle=number - 1, phase="release", outcome=outcome))
-        marks.append(Mark(at_seconds=begin + 3.0, step="load", cycle=number - 1, phase="end"))
+            marks.append(Mark(at_seconds=begin - 1.0, step="single_request", cycle=number - 1, phase="begin"))
+            marks.append(Mark(at_seconds=begin - 0.5, step="single_request", cycle=number - 1, phase="offer"))
+        marks.append(Mark(at_seconds=begin, step="single_request", cycle=number - 1, phase="release", outcome=outcome))
+        marks.append(Mark(at_seconds=begin + 3.0, step="single_request", cycle=number - 1, phase="end"))
     return Timeline(samples=tuple(samples), marks=tuple(marks))
 
 
@@ -110,15 +110,14 @@ def test_floors_are_those_of_cycles_that_worked() -> None:
     """The one before the first that worked, where it was idle, and one after each; one without an end has none."""
     failed, empty = replace(WORKED, failed=1), replace(WORKED, completed=0)
     counts = [
-        len(floors_after_cycles(run(STILL, outcomes=outcomes), KNOWN, DEFAULT_LIMITS, "load"))
+        len(floors_after_cycles(run(STILL, outcomes=outcomes), KNOWN, DEFAULT_LIMITS))
         for outcomes in ({}, {2: failed}, {2: empty}, {1: failed})
     ]
     assert [6, 5, 5, 4] == counts
-    assert [] == floors_after_cycles(run(STILL), KNOWN, DEFAULT_LIMITS, "other")
-    assert [] == floors_after_cycles(run([]), KNOWN, DEFAULT_LIMITS, "load")
+    assert [] == floors_after_cycles(run([]), KNOWN, DEFAULT_LIMITS)
     whole = run(STILL)
     cut = Timeline(samples=whole.samples, marks=whole.marks[:-1])
-    assert 5 == len(floors_after_cycles(cut, KNOWN, DEFAULT_LIMITS, "load"))
+    assert 5 == len(floors_after_cycles(cut, KNOWN, DEFAULT_LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -135,10 +134,10 @@ def test_floors_are_those_of_cycles_that_worked() -> None:
 def test_growth_is_the_servers_where_its_own_bytes_rise(
     own: Sequence[int | None], used: Sequence[int], owner: str, *, leaking: bool, judged: int
 ) -> None:
-    """A neighbour's where the device rises and the server does not; unseen where a reading does not list it."""
+    """Growth is the server's if its own bytes rise, another process's if not, unknown if a sample omits the server."""
     seen = run([gpu(one, all_of_it) for one, all_of_it in zip(own, used, strict=True)])
 
-    (actual,) = device_growths(seen, KNOWN, DEFAULT_LIMITS, step="load")
+    (actual,) = device_growths(seen, KNOWN, DEFAULT_LIMITS)
 
     assert owner in get_args(Owner)
     assert (owner, leaking, judged * MIB) == (actual.owner, actual.leaking, actual.judged_bytes)
@@ -147,29 +146,29 @@ def test_growth_is_the_servers_where_its_own_bytes_rise(
 
 
 def test_devices_are_compared_where_every_reading_tells_them() -> None:
-    """One that is missing once, or without its memory, makes it untold; so do too few cycles."""
+    """Devices are compared if each sample reports their memory and there are six floors; otherwise not at all."""
     two = (*gpu(50, 500), device(1, processes=(process(100, MIB),)))
 
-    assert [0, 1] == [one.gpu for one in device_growths(run([two] * 6), KNOWN, DEFAULT_LIMITS, step="load")]
-    assert () == device_growths(run([two] * 5 + [two[:1]]), KNOWN, DEFAULT_LIMITS, step="load")
+    assert [0, 1] == [one.gpu for one in device_growths(run([two] * 6), KNOWN, DEFAULT_LIMITS)]
+    assert () == device_growths(run([two] * 5 + [two[:1]]), KNOWN, DEFAULT_LIMITS)
     blind = (replace(two[0], memory=None), two[1])
-    assert () == device_growths(run([two] * 5 + [blind]), KNOWN, DEFAULT_LIMITS, step="load")
-    assert () == device_growths(run(STILL[:5]), KNOWN, DEFAULT_LIMITS, step="load")
+    assert () == device_growths(run([two] * 5 + [blind]), KNOWN, DEFAULT_LIMITS)
+    assert () == device_growths(run(STILL[:5]), KNOWN, DEFAULT_LIMITS)
     # A floor without devices is left out, as if its cycle had not been.
-    assert () == device_growths(run([*STILL[:5], None]), KNOWN, DEFAULT_LIMITS, step="load")
-    assert 1 == len(device_growths(run([*STILL, None]), KNOWN, DEFAULT_LIMITS, step="load"))
+    assert () == device_growths(run([*STILL[:5], None]), KNOWN, DEFAULT_LIMITS)
+    assert 1 == len(device_growths(run([*STILL, None]), KNOWN, DEFAULT_LIMITS))
 
 
 def test_growth_at_idle_is_the_control() -> None:
-    """From the first reading of the baseline to its last; of a single one nothing is told."""
+    """Idle growth is the baseline's last sample minus its first; with a single sample it is `None`."""
     idle = [device(used_bytes=size * MIB) for size in (500, 900, 507)]
 
     for readings, expected in ((idle, 7 * MIB), (idle[:2], 400 * MIB), (idle[:1], None), ([device(1), *idle], 7 * MIB)):
-        (actual,) = device_growths(run(STILL, idle=readings), KNOWN, DEFAULT_LIMITS, step="load")
+        (actual,) = device_growths(run(STILL, idle=readings), KNOWN, DEFAULT_LIMITS)
         assert expected == actual.idle_bytes
     whole = run(STILL, idle=idle)
     unended = replace(whole, marks=(whole.marks[0], *whole.marks[2:]))
-    assert [None] == [one.idle_bytes for one in device_growths(unended, KNOWN, DEFAULT_LIMITS, step="load")]
+    assert [None] == [one.idle_bytes for one in device_growths(unended, KNOWN, DEFAULT_LIMITS)]
 
 
 def torch(live: int, reserved: int, process_mib: int | None = None, pid: int = 100) -> Allocator:
@@ -184,14 +183,14 @@ def torch(live: int, reserved: int, process_mib: int | None = None, pid: int = 1
 
 
 def test_torch_is_judged_process_by_process() -> None:
-    """Live, reserved, and beside torch; who was not there for every cycle is left out."""
-    # A worker whose live bytes grow by 1 MiB a cycle, what it reserves by 2, and nothing beside torch
+    """Each process has live, reserved and non-torch growth; a process missing from one cycle is left out."""
+    # A worker whose live bytes grow by 1 MiB a cycle, its reserved by 2, and nothing outside torch
     worker = [torch(10 + step, 100 + 2 * step, 200 + 2 * step) for step in range(6)]
     helper = torch(5, 50, pid=101)
     readings = [(each, helper, torch(9, 9, pid=7)) for each in worker]
     known = replace(KNOWN, server_pids=(100, 101))
 
-    first, second = allocator_growths(run(STILL, allocators=readings), known, DEFAULT_LIMITS, step="load")
+    first, second = allocator_growths(run(STILL, allocators=readings), known, DEFAULT_LIMITS)
 
     assert ("VLLM::Worker 100", "process 101", "0") == (first.who, second.who, first.device_uuid)
     assert (3 * MIB, 6 * MIB, 0) == (
@@ -203,22 +202,22 @@ def test_torch_is_judged_process_by_process() -> None:
     assert second.outside is None
     partly = [*readings[:5], (worker[5],)]
     assert ["VLLM::Worker 100"] == [
-        one.who for one in allocator_growths(run(STILL, allocators=partly), known, DEFAULT_LIMITS, step="load")
+        one.who for one in allocator_growths(run(STILL, allocators=partly), known, DEFAULT_LIMITS)
     ]
     untold = [*readings[:5], (replace(worker[5], process_bytes=None),)]
-    (only,) = allocator_growths(run(STILL, allocators=untold), known, DEFAULT_LIMITS, step="load")
+    (only,) = allocator_growths(run(STILL, allocators=untold), known, DEFAULT_LIMITS)
     assert only.outside is None
-    assert () == allocator_growths(run(STILL[:5], allocators=readings[:5]), known, DEFAULT_LIMITS, step="load")
-    assert () == allocator_growths(run(STILL), known, DEFAULT_LIMITS, step="load")
+    assert () == allocator_growths(run(STILL[:5], allocators=readings[:5]), known, DEFAULT_LIMITS)
+    assert () == allocator_growths(run(STILL), known, DEFAULT_LIMITS)
 
 
 def test_torch_grows_by_64_kib_a_cycle() -> None:
-    """Less is told from tables that fill by nobody."""
+    """Live bytes that grow by 64 KiB a cycle are a leak; a byte less may be a growing table and is not."""
 
     def growing(step_bytes: int) -> list[tuple[Allocator, ...]]:
         return [(allocator(allocated_bytes=GIB + step_bytes * step),) for step in range(6)]
 
     for step_bytes, leaking in ((64 * 1024, True), (64 * 1024 - 1, False)):
         seen = run(STILL, allocators=growing(step_bytes))
-        (actual,) = allocator_growths(seen, KNOWN, DEFAULT_LIMITS, step="load")
+        (actual,) = allocator_growths(seen, KNOWN, DEFAULT_LIMITS)
         assert leaking == actual.live.leaking

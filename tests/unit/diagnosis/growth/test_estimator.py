@@ -18,7 +18,7 @@ MB = 10**6
 
 
 def series(above: Callable[[float], float], hours: float, *, tick: float = 60.0, collected: bool = False) -> Series:
-    """A reading each minute: 20 GiB, what is `above` that by the hour, and a little white noise."""
+    """A sample each minute: 20 GiB, plus `above` by the hour, plus a little white noise."""
     random = seeded("estimator")
     times = [tick * step for step in range(round(hours * 3600.0 / tick) + 1)]
     sizes = [20 * GIB + round(above(seconds / 3600.0) + random.gauss(0.0, 2.0 * MB)) for seconds in times]
@@ -63,7 +63,7 @@ def test_steady_growth_is_a_fault_with_its_rate(rate: float, hours: float) -> No
 
 
 def test_the_shortest_window_that_convinces_gives_the_rate() -> None:
-    """A leak that began late is told at its own rate, not at that of the day."""
+    """A leak that began late is reported with its own rate, not with that of the day."""
     growth = decided(assess(series(lambda hour: 1000 * MB * max(hour - 22.0, 0.0), 24.0), LIMITS))
     assert ("fault", 1.0) == (growth.status, growth.window_hours)
     assert pytest.approx(1000 * MB, rel=0.1) == growth.bytes_per_second * 3600.0
@@ -98,7 +98,7 @@ def test_a_collection_of_before_explains_the_next_climb() -> None:
 
 
 def test_load_is_taken_out() -> None:
-    """Memory that follows the load is flat at equal load, and a leak beneath it is seen."""
+    """Memory that follows the load does not grow at equal load; a leak of 100 MB/h beneath it is a fault."""
     for leak, status in ((0.0, "none"), (100.0, "fault")):
         growth = decided(drawn("load cycles", 3, 14.0, leak))
         assert (status, True) == (growth.status, growth.load_removed)
@@ -116,7 +116,7 @@ def test_a_burst_needs_engines_that_answer() -> None:
 
 @pytest.mark.parametrize(("minutes", "hours"), [(59, []), (60, [1.0]), (74, [1.0]), (75, [1.0, 1.25])])
 def test_the_whole_history_is_a_window_once_it_is_a_quarter_longer(minutes: int, hours: list[float]) -> None:
-    """Than the longest window that it fills."""
+    """The whole history is a window if it is a quarter longer than the longest full window."""
     times = [60.0 * minute + 30.0 for minute in range(minutes)]
     found = assess(Series(times_seconds=times, sizes_bytes=[10 * MB * minute for minute in range(minutes)]), LIMITS)
     assert hours == [one.window_hours for one in found.windows]
@@ -191,10 +191,10 @@ def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
     growth = decided(assess(series(lambda hour: 1000 * MB * hour, 6.0), LIMITS))
     left = growth.exhaustion_seconds(100e9, LIMITS)
     assert left is not None
-    assert left.low <= left.middle <= left.high
-    assert pytest.approx(100.0, rel=0.05) == left.middle / 3600.0
+    assert left.low <= left.estimate <= left.high
+    assert pytest.approx(100.0, rel=0.05) == left.estimate / 3600.0
     assert replace(growth, bytes_per_second=0.0, later_bytes_per_second=0.0).exhaustion_seconds(1e9, LIMITS) is None
-    # A later half that is ten times as fast may go on so
+    # A later half that is ten times as fast may continue so
     faster = replace(growth, later_bytes_per_second=10 * growth.bytes_per_second).exhaustion_seconds(100e9, LIMITS)
     assert faster is not None
     assert pytest.approx(10.0, rel=0.05) == faster.low / 3600.0
@@ -217,7 +217,7 @@ def test_healthy_noise_is_no_fault(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in {"random walk", "level steps"}])
 def test_leaks_in_noise_are_called(kind: str) -> None:
-    """50 MB/h over 20 hours, in whatever else a server's memory does."""
+    """A leak of 50 MB/h over 20 hours is called in each of these noise models."""
     assert all(decided(drawn(kind, seed, 34.0, 50.0, 14.0)).grows for seed in range(3))
 
 

@@ -57,7 +57,7 @@ def test_when_it_was_does_not_matter(name: str, seed: int, leak: float, shift: i
 @settings(max_examples=12, deadline=None)
 @given(kinds, st.integers(0, 99), leaks)
 def test_how_devices_are_numbered_does_not_matter(name: str, seed: int, leak: float) -> None:
-    """Two GPUs that change their numbers, and their places in each reading, are judged alike."""
+    """Two GPUs that change their indexes, and their places in each sample, are judged alike."""
 
     def renumbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         return tuple(replace(one, index=7 - one.index, uuid=f"GPU-{7 - one.index}") for one in reversed(devices))

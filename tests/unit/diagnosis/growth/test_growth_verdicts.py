@@ -76,7 +76,7 @@ def test_a_burst_is_a_fault_where_the_room_ends_within_the_hour(
     assert expected == of(room_bytes=room_bytes, burst=burst)
 
 
-def told(growth: GrowthEvidence, room_bytes: int | None = None) -> Finding:
+def judged(growth: GrowthEvidence, room_bytes: int | None = None) -> Finding:
     """The finding on the only owner's host memory."""
     return finding("leak.host", (OWNERS[0], growth), MemoryComponent.HOST_ANONYMOUS, room_bytes, LIMITS)
 
@@ -84,7 +84,8 @@ def told(growth: GrowthEvidence, room_bytes: int | None = None) -> Finding:
 @pytest.mark.parametrize("reason", ["recent", "slowing", "weak", "uneven", "drift", "few steps"])
 def test_what_is_undecided_has_how_long_it_takes(reason: Reason) -> None:
     """A third of the window, twice the window, or until what slows down has ended: in minutes."""
-    found, longer = told(replace(GROWTH, reason=reason), room_bytes=1), {"recent": 40, "slowing": 480}.get(reason, 240)
+    found = judged(replace(GROWTH, reason=reason), room_bytes=1)
+    longer = {"recent": 40, "slowing": 480}.get(reason, 240)
     assert ("unknown", None) == (found.status, found.growth and found.growth.exhaustion_seconds)
     assert f"{format_duration(60.0 * longer)} of " in found.summary
 
@@ -92,7 +93,7 @@ def test_what_is_undecided_has_how_long_it_takes(reason: Reason) -> None:
 @pytest.mark.parametrize("reason", ["returns", "event", "ended", "recurring", "flat"])
 def test_what_is_explained_is_ok(reason: Reason) -> None:
     """With the larger of the two gains, unless nothing rose."""
-    found = told(replace(GROWTH, status="none", reason=reason, gain_bytes=float(5 * MIB), floor_gain_bytes=7.0 * MIB))
+    found = judged(replace(GROWTH, status="none", reason=reason, gain_bytes=float(5 * MIB), floor_gain_bytes=7.0 * MIB))
     assert ("ok", reason != "flat") == (found.status, "7.00 MiB over 2 h" in found.summary)
 
 
@@ -100,19 +101,19 @@ def test_what_is_explained_is_ok(reason: Reason) -> None:
 def test_the_rate_has_bounds_of_two_errors(error: float, high: float, latest: float | None) -> None:
     """3,600,000 bytes last an hour at 1,000 bytes a second; what may be none at all has no latest end."""
     growth = replace(GROWTH, status="fault", reason="grows", later_bytes_per_second=1e3, error_bytes_per_second=error)
-    figures = told(growth, 3_600_000).growth
+    figures = judged(growth, 3_600_000).growth
     assert figures is not None
     assert (max(2_000.0 - high, 0.0), high) == (figures.low_bytes_per_second, figures.high_bytes_per_second)
     assert (3_600.0, latest) == (figures.exhaustion_seconds, figures.exhaustion_high_seconds)
     doubted = replace(growth, status="suspect", reason="no past", steps_up=2)
-    assert containing("in 2 steps up", "garbage") == told(doubted).summary
+    assert containing("in 2 steps up", "garbage") == judged(doubted).summary
 
 
 def test_what_was_sampled_too_shortly_says_the_longest_of_it() -> None:
     """Of several histories; an hour of them shows growth of so much."""
     short = [Assessment(seconds=seconds, windows=()) for seconds in (60.0, 1_800.0)]
     assert ["1 min;" in too_short(each, "", LIMITS) for each in (short[:1], [])] == [True, False]
-    assert containing("only 30 min", "1 h", format_rate(LIMITS.least_gain_bytes)) == too_short(short, "", LIMITS)
+    assert containing("only 30 min", "1 h", format_rate(LIMITS.min_gain_bytes)) == too_short(short, "", LIMITS)
 
 
 def test_the_worst_of_several_owners_decides_then_the_fastest() -> None:

@@ -1,4 +1,4 @@
-"""Caches of a known bound: what a command line tells, what a name lets assume, and growth under and through it."""
+"""Host caches: size limits from the command line or assumed by name, and growth below and above them."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
 from kvdiag.engine_memory import host_caches, limits_on_command_line
 from kvdiag.model import Evidence, Facts, Finding, HostCache, HostProcess, Sample, Status, Timeline
-from tests.builders.answers import evidence
+from tests.builders.answers import evidence, only
 from tests.builders.series import Part, timeline
 from tests.builders.values import GIB, MIB, engine
 from tests.builders.worlds import World, facts
@@ -135,7 +135,7 @@ def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
     # An engine that is not known
     known = Facts(host_limit_bytes=None if limit_gib is None else limit_gib * GIB)
     slow = timeline("pool", hours=9.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
-    (actual,) = judge(slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known, DEFAULT_LIMITS)
+    actual = only(judge, slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known)
 
     assert status == actual.status
     assert ("cache_of_unknown_limit" in evidence(actual)) == (status == "suspect")
@@ -154,8 +154,8 @@ def test_every_cap_names_its_source() -> None:
 def test_growth_is_judged_by_the_size_limit(
     caches: tuple[HostCache, ...], gb_per_hour: float, status: str, limit_gib: int
 ) -> None:
-    """Within a limit that is set a cache fills, within one that is assumed it may; beyond either it is a leak."""
-    (actual,) = judge(growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches), DEFAULT_LIMITS)
+    """Growth below a configured limit is ok, below an assumed one a suspect; beyond either it is a fault."""
+    actual = only(judge, growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches))
 
     assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
 
@@ -294,7 +294,7 @@ def test_process_without_caches_is_judged_as_it_was() -> None:
     ("grown_mb", "limit_mb", "full"), [(1000, 2000, 0.5), (1050, 1000, 1.05), (1060, 1000, None), (10, 1000, None)]
 )
 def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, full: float | None) -> None:
-    """Under a bound that is told; one through it is none, nor is one that stands still."""
+    """A cache is reported as filling up to 1.05 times its limit; one above that, or flat, is not."""
     actual = filling(grown(grown_mb * MB), set_to(limit_mb * MB), DEFAULT_LIMITS, "benign.warmup")
 
     assert (full is None) == (actual is None)
@@ -306,7 +306,7 @@ def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, fu
 
 
 def test_cache_of_an_assumed_bound_is_not_told_as_filling() -> None:
-    """Nobody knows that it is there."""
+    """A cache whose limit is only assumed, or set for another process, is not reported as filling."""
     assert filling(grown(1000 * MB), Facts(), DEFAULT_LIMITS, "benign.warmup") is None
     assert filling(grown(1000 * MB, name="python3"), set_to(2000 * MB), DEFAULT_LIMITS, "benign.warmup") is None
 

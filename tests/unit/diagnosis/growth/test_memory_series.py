@@ -1,4 +1,4 @@
-"""Series of hours as they are gathered: whose bytes, how often read, from when on, and what the engines did beside."""
+"""How hourly series are gathered: owner of the bytes, sampling interval, start, and the engines' load."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_activity_is_over_all_engines() -> None:
     assert (1.0, 2.0, 4.0) == actual.times_seconds
     assert (0.75, 3.25, 0.0) == actual.load
     assert (False, True, False) == actual.asleep
-    assert ((), False) == (actual.restarts_seconds, actual.fresh)
+    assert not actual.fresh
 
 
 def counting(seconds: float, *prompts: int, generated: int | None = 0) -> Sample:
@@ -80,14 +80,6 @@ def counting(seconds: float, *prompts: int, generated: int | None = 0) -> Sample
             for number, tokens in enumerate(prompts)
         ),
     )
-
-
-def test_restart_is_a_counter_that_falls() -> None:
-    """Of any engine; one that stands still is none."""
-    still = timeline(counting(1.0, 5, 9), counting(2.0, 5, 9), counting(3.0, 6, 12))
-    restarts = timeline(counting(1.0, 5, 9), counting(2.0, 5, 8), counting(3.0, 0, 9), counting(4.0, 7, 9))
-    assert () == engine_activity(still).restarts_seconds
-    assert (2.0, 3.0) == engine_activity(restarts).restarts_seconds
 
 
 @pytest.mark.parametrize(
@@ -150,7 +142,7 @@ def test_torch_is_live_reserved_unused_and_outside() -> None:
 
 
 def test_devices_are_the_servers_where_its_processes_were_seen() -> None:
-    """Its own bytes and those of others; a device that is not its own, and a reading without lists, do not count."""
+    """Samples that list the server's processes yield its bytes and the others'; unlisted ones yield none."""
 
     def listed(seconds: float, own: int, used: int) -> Sample:
         mine = device(0, used_bytes=used, processes=(process(100, own), process(7, GIB)))
@@ -204,18 +196,16 @@ def judged_seconds(
 
 
 def test_what_was_not_there_to_the_end_has_exited() -> None:
-    """A newest reading 5 min before the newest of all is of a process that exited."""
+    """A process whose newest sample is more than 5 min older than the newest of all is not judged."""
     assert [3300.0, 3600.0] == judged_seconds(a=(0.0, 3600.0), b=(0.0, 3300.0), c=(0.0, 3270.0))
 
 
 def test_half_an_hour_of_a_beginning_is_left_out() -> None:
-    """Where it was seen: a process that came later, engines that were fresh, or restarted, or a start that is known."""
+    """The first half hour after a known start, a new process, or counters at 0 is left out."""
     whole = (0.0, 7200.0)
     fresh = [counting(0.0, 1, generated=0), counting(7200.0, 9, generated=5)]
-    restarted = [counting(0.0, 9, generated=5), counting(330.0, 1, generated=6), counting(7200.0, 9, generated=9)]
     assert [7200.0] == judged_seconds(a=whole)
     assert [5400.0] == judged_seconds(a=whole, engines=fresh)
-    assert [5070.0] == judged_seconds(a=whole, engines=restarted)
     assert [5070.0, 7200.0] == judged_seconds(a=whole, b=(330.0, 7200.0))
     assert [6000.0] == judged_seconds(a=(600.0, 7800.0), known=replace(KNOWN, started_seconds=0.0))
 

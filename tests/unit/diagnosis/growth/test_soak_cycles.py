@@ -19,7 +19,7 @@ DEFAULT, SHORT = cycles_of(12), cycles_of(5)
 
 
 def called(name: str, leak_mib: float = 0.0) -> Counter[str]:
-    """How often each shape is said of a model in the default soak."""
+    """How often each shape is the verdict on a model in the default soak."""
     kind = MODELS[name]
     shapes = Counter[str](soaked(kind, f"suite {name} {seed}", DEFAULT, leak_mib).shape for seed in range(SOAKS))
     report(f"{name} + {leak_mib:g} MiB: {dict(shapes)}")
@@ -28,7 +28,7 @@ def called(name: str, leak_mib: float = 0.0) -> Counter[str]:
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"GC"}))
 def test_healthy_memory_is_no_leak(name: str) -> None:
-    """Jitter, first touch, high-water marks, a neighbour and noise: at most one soak in forty is called."""
+    """With jitter, first touch, high-water marks, another process or noise at most one soak in forty is called."""
     assert called(name)["leak"] <= 1
 
 
@@ -38,7 +38,7 @@ def test_garbage_is_rarely_a_leak() -> None:
 
     called_leaks = [one for one in found if one.shape == "leak"]
     assert len(called_leaks) <= 0.15 * SOAKS
-    assert all(one.blocks < DEFAULT_LIMITS.soak.certain_blocks for one in called_leaks)
+    assert all(one.bins < DEFAULT_LIMITS.soak.certain_bins for one in called_leaks)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_garbage_is_rarely_a_leak() -> None:
     [("quiet", 2, SOAKS), ("flat", 2, 34), ("flat", 5, SOAKS), ("ratchet", 20, SOAKS), ("neighbour", 20, SOAKS)],
 )
 def test_leak_is_found(name: str, leak_mib: float, least: int) -> None:
-    """Two MiB a load cycle on a quiet floor, twenty beside a neighbour that takes ten, or on top of first touch."""
+    """2 MiB per load cycle are found on a quiet floor, 20 MiB if another process takes 10 or during first touch."""
     assert called(name, leak_mib)["leak"] >= least
 
 
@@ -62,7 +62,7 @@ def test_first_touch_has_ended() -> None:
 
 @pytest.mark.parametrize("name", ["quiet", "flat", "RSS noise"])
 def test_smallest_leak_that_would_show_does(name: str) -> None:
-    """A leak of the size that a soak says it would have shown is called, or left open: not declared flat."""
+    """A leak as large as the soak's detection limit is called or left open, never declared flat."""
     for seed in range(SOAKS):
         # A soak that found nothing, and its smallest visible leak
         visible = soaked(MODELS[name], f"visible {seed}", DEFAULT).visible_per_cycle / MIB
@@ -86,13 +86,13 @@ def test_leak_per_request_is_measured() -> None:
     """Twenty MiB in the mean load cycle, within a tenth, per request; and the dose shows."""
     actual = soaked(MODELS["flat"], "measured", DEFAULT, 20.0)
 
-    assert pytest.approx(20.0 * MIB / actual.requests_per_cycle, rel=0.1) == actual.per_request
+    assert pytest.approx(20.0 * MIB * actual.load_cycles / actual.requests, rel=0.1) == actual.per_request
     assert actual.dose_p is not None
     assert actual.dose_p < 0.01
 
 
 def verdict(sizes: list[int | None]) -> Soaked | None:
-    """What is said of readings after the default soak's cycles."""
+    """`judge` on the samples after the default soak's cycles."""
     return judge(sizes, DEFAULT, DEFAULT_LIMITS, least=DEFAULT_LIMITS.soak.device_bytes)
 
 

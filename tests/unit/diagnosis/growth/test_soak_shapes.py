@@ -25,7 +25,7 @@ def soak(
     noisy: bool = False,
     doses: Sequence[int] = (2,) * JUDGED,
 ) -> Soaked:
-    """What is said of the rises of the judged load and idle cycles, after a warm-up that brings `first` at once."""
+    """`judge` on the rises of the judged load and idle cycles, after a warm-up that brings `first` at once."""
     loads = [*load] if isinstance(load, Sequence) else [load] * len(doses)
     idles = [*idle] if isinstance(idle, Sequence) else [idle] * len(doses)
     cycles, rises = [IDLE], [0.0]
@@ -42,8 +42,8 @@ def soak(
     return found
 
 
-def in_turns(loads: Sequence[float]) -> Soaked | None:
-    """What is said of a host's memory over load cycles that add so much, an idle one after each."""
+def alternating(loads: Sequence[float]) -> Soaked | None:
+    """`judge` on a host's memory over load cycles that add these sizes, with an idle cycle after each."""
     cycles = [IDLE, *[LOAD, IDLE] * len(loads)]
     rises = [0.0, *(rise for load in loads for rise in (load, 0.0))]
     return judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
@@ -59,7 +59,7 @@ def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
         shape="leak",
         load_cycles=12,
         idle_cycles=12,
-        requests_per_cycle=2.0,
+        requests=24,
         per_cycle=11.0,
         per_idle_cycle=1.0,
         per_request=4.5,
@@ -68,7 +68,7 @@ def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
         trend_p=rising(levels),
         load_p=rank_sum_tail([10.0] * 12, [1.0] * 12),
         dose_p=None,
-        blocks=2,
+        bins=2,
         visible_per_cycle=6.0,
     )
     assert 3.0 == actual.visible_per_request
@@ -76,11 +76,11 @@ def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
 
 def test_noise_of_idle_cycles_says_what_would_have_shown() -> None:
     """Twice its deviation, where that is more than twice the least; a cycle without requests has no smaller share."""
-    # Idle cycles that add 3 and take 3 in turns
+    # Idle cycles that add 3 and release 3, alternating
     actual = soak(0.0, [3.0, -3.0] * 6)
 
     assert 6.0 == actual.visible_per_cycle
-    assert 6.0 == replace(actual, requests_per_cycle=0.0).visible_per_request
+    assert 6.0 == replace(actual, requests=0).visible_per_request
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_noise_of_idle_cycles_says_what_would_have_shown() -> None:
     [
         (10.0, 0.0, 0.0, 10.0, "leak"),
         (10.0, 0.0, 0.0, 10.1, "flat"),
-        (0.0, 0.0, 4.0, 1.0, "ended"),  # twice what would have shown, which is 2
+        (0.0, 0.0, 4.0, 1.0, "ended"),  # twice the detection limit, which is 2
         (0.0, 0.0, 3.9, 1.0, "flat"),
         ([0.0] * 11 + [1.9], 0.0, 4.0, 1.0, "ended"),  # less than half of the first touch came later
         ([0.0] * 11 + [2.0], 0.0, 4.0, 1.0, "flat"),
@@ -120,8 +120,8 @@ def test_shape_is_that_of_the_steps(
         ((10.0, 0.0, 0.0, 0.0, 0.0), "content"),
         ((10.0, 2.4, 2.4, 2.4, 2.4), "content"),
         ((10.0, 2.5, 2.5, 2.5, 2.5), "leak"),  # a quarter of what new contents leave
-        ((10.0, 0.0), "leak"),  # one repeat tells nothing
-        ((10.0, 0.0, 0.0), "leak"),  # nor two, beside twelve: 1 in 91 by chance
+        ((10.0, 0.0), "leak"),  # one repeat decides nothing
+        ((10.0, 0.0, 0.0), "leak"),  # nor do two, with twelve loads: p = 1/91
         ((0.0, 0.0, 10.0, 0.0, 10.0), "leak"),
     ],
 )
@@ -137,7 +137,7 @@ def test_repeats_count_beyond_what_an_idle_cycle_brings() -> None:
 
 @pytest.mark.parametrize(("repeats", "shape"), [((10.0, 0.0), "leak"), ((10.0, 0.0, 0.0), "content")])
 def test_two_repeats_are_enough_beside_fourteen_loads(repeats: Sequence[float], shape: str) -> None:
-    """Both below all fourteen: chance once in 120 times; one below them, once in 15."""
+    """Two repeats below all fourteen loads have p = 1/120 and make it content; one, p = 1/15, does not."""
     assert shape == soak(10.0, again=repeats, doses=(2,) * 14).shape
 
 
@@ -156,32 +156,32 @@ def test_noise_of_a_hosts_memory_raises_what_counts(each: float, noisy: bool, sh
     ("loads", "shape"),
     [
         ([10.0] * 21, "leak"),
-        ([10.0] * 20, "unsteady"),  # two blocks of twelve cycles and a half
+        ([10.0] * 20, "unsteady"),  # two bins of twelve cycles and a half
         ([10.0] * 15 + [-59.0] + [30.0] * 5, "leak"),
         ([10.0] * 15 + [-60.0] + [30.0] * 5, "unsteady"),  # back to the lowest of the block before
-        # The first block, of eight cycles, is as low as its first reading: the warm-up's end.
+        # The first bin, of eight cycles, is as low as its first sample: the warm-up's end.
         ([10.0] * 5 + [100.0, 10.0, 10.0, 10.0, -90.0] + [20.0] * 11, "leak"),
     ],
 )
 def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], shape: str) -> None:
-    """Garbage that is collected falls back to what was there; three blocks of cycles at least have to be seen."""
-    found = in_turns(loads)
+    """Garbage that is collected falls to its former level; a leak has rising minima in at least three bins."""
+    found = alternating(loads)
     assert found is not None
-    assert (shape, 2) == (found.shape, found.blocks)
+    assert (shape, 2) == (found.shape, found.bins)
 
 
 @pytest.mark.parametrize(("loads", "judged"), [(11, None), (12, 9), (15, 12), (16, 12), (19, 15), (20, 15)])
 def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, judged: int | None) -> None:
     """What is left of them is judged; eleven are too few."""
-    found = in_turns([10.0] * loads)
+    found = alternating([10.0] * loads)
     assert judged == (None if found is None else found.load_cycles)
 
 
-@pytest.mark.parametrize(("loads", "blocks"), [(24, 3), (56, 6), (60, 6), (104, 6)])
-def test_blocks_of_a_long_soak_become_longer(loads: int, blocks: int) -> None:
+@pytest.mark.parametrize(("loads", "bins"), [(24, 3), (56, 6), (60, 6), (104, 6)])
+def test_bins_of_a_long_soak_become_longer(loads: int, bins: int) -> None:
     """Six at the most: a collector's period lies within one of them, be it ever so long."""
-    found = in_turns([10.0] * loads)
-    assert blocks == (None if found is None else found.blocks)
+    found = alternating([10.0] * loads)
+    assert bins == (None if found is None else found.bins)
 
 
 def test_dose_is_judged_where_doses_differ() -> None:

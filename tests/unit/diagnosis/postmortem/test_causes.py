@@ -6,9 +6,11 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem import Case
-from kvdiag.diagnosis.postmortem.startup import Foreign, foreign
-from kvdiag.diagnosis.postmortem.transients import holes
-from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, split
+from kvdiag.diagnosis.postmortem.startup import Foreign, foreign, judge_context, judge_foreign
+from kvdiag.diagnosis.postmortem.transients import holes, judge_fragmentation
+from kvdiag.model import Facts
+from tests.builders.values import pool
+from tests.unit.diagnosis.postmortem.cases import FLAGS, GIB, MIB, account, split
 
 CONTEXT = DEFAULT_LIMITS.context_bytes
 """What a process uses of a device besides torch's memory."""
@@ -112,7 +114,7 @@ def test_message_shows_holes_where_unallocated_bytes_alone_were_enough(
 
 
 def test_holes_of_a_device_of_unknown_size_are_not_belittled() -> None:
-    """Without a total nobody knows what share of it they are."""
+    """Holes of 8 MiB are confirmed as the cause where the device's size is unknown."""
     small = account(asked_bytes=4 * MIB, free_bytes=0, unallocated_bytes=8 * MIB, total_bytes=None)
     assert "confirmed" == holes(small, DEFAULT_LIMITS).state
 
@@ -140,3 +142,40 @@ def test_blocks_of_a_black_box_decide_by_the_byte(blocks: dict[str, int], free: 
     """What is free and what lies between live blocks has to be enough, and no block of it; 1 GiB was requested."""
     actual = holes(account(split=split(**blocks), free_bytes=free, unallocated_bytes=3 * GIB), DEFAULT_LIMITS)
     assert state == actual.state
+
+
+@pytest.mark.parametrize("kind", ["context", "blocks", "host"])
+def test_processes_that_no_message_lists_are_not_said_to_use_little(kind: str) -> None:
+    """What acquits them is that the device was not full."""
+    listed, not_listed = (
+        judge_foreign(Case(accounts=(account(kind, process_bytes=of),)), DEFAULT_LIMITS) for of in (79 * GIB, None)
+    )
+    assert ("ok", "ok") == (listed.status, not_listed.status)
+    assert ("other processes" in listed.summary, "other processes" in not_listed.summary) == (True, False)
+
+
+def test_expandable_segments_are_no_remedy_for_a_server_that_sleeps() -> None:
+    """With sleep mode vLLM does not start with them."""
+    figures: dict[str, Any] = {"unallocated_bytes": 20 * GIB, "allocated_bytes": 58 * GIB}
+    awake, waking = (
+        judge_fragmentation(Case(accounts=(account(phase=phase, **figures),)), DEFAULT_LIMITS)
+        for phase in ("request", "wake")
+    )
+    assert ("fault", "fault") == (awake.status, waking.status)
+    assert (awake.remedy or "").startswith("Set PYTORCH_CUDA_ALLOC_CONF=")
+    assert (waking.remedy or "").startswith("Restart the server (")
+
+
+def test_a_request_too_long_is_told_what_the_pool_of_the_trace_holds() -> None:
+    """The log has the request's tokens alone, the trace those of the pool and the longest request that is allowed."""
+    facts = Facts(pools=(pool(capacity_tokens=6_720),), max_model_len_tokens=16_384)
+    told = Case(accounts=(account("context", asked_tokens=40_000),), facts=facts, flags=FLAGS)
+    found = judge_context(told, DEFAULT_LIMITS)
+    assert "6,720 tokens" in found.summary
+    assert (found.remedy or "").startswith("Lower --max-model-len: 16384 -> 6720")
+
+
+def test_a_failure_without_figures_is_led_by_what_it_is() -> None:
+    """That no process is listed says nothing to who has to find out what happened."""
+    masked = Case(accounts=(account("masked", asked_bytes=None, process_bytes=None, free_bytes=None),))
+    assert judge_foreign(masked, DEFAULT_LIMITS).summary.startswith("out of memory (")

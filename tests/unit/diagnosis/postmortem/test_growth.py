@@ -86,7 +86,7 @@ def test_unknown_where_a_part_of_the_sum_is_missing(missing: str) -> None:
     ],
 )
 def test_a_kill_for_lack_of_memory_is_a_fault(text: str, status: str) -> None:
-    """Whoever says so: the kernel, Kubernetes, systemd, the cgroup; signal 9 alone may be a probe's."""
+    """A kill that the kernel, Kubernetes, systemd or the cgroup reports is a fault; signal 9 alone is unknown."""
     worst, actual = status_of_text(text, HOST)
 
     assert (status, status) == (worst, actual.status)

@@ -17,7 +17,7 @@ INCIDENTS: list[dict[str, Any]] = json.loads((FOLDER / "incidents.json").read_te
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: str(incident["id"]))
 def test_public_incident_gets_its_verdict(incident: dict[str, Any]) -> None:
-    """What a public thread found out in the end is said from the text alone; what it cannot tell is known."""
+    """The text alone gives the verdict at which the public thread arrived, or its known miss."""
     actual = postmortem(case_of(incident["text"]))
 
     miss = incident.get("miss")
@@ -30,7 +30,7 @@ def test_public_incident_gets_its_verdict(incident: dict[str, Any]) -> None:
 
 
 def test_most_incidents_are_told() -> None:
-    """Misses are few, and each says what would have told."""
+    """At most one incident in six is a miss, and each miss has a reason."""
     misses = [incident for incident in INCIDENTS if "miss" in incident]
     assert len(misses) <= len(INCIDENTS) // 6
     assert all(incident["miss"]["why"] for incident in misses)
@@ -45,7 +45,7 @@ OTHERS = [text for text in TEXTS if text["kind"] is None]
 
 @pytest.mark.parametrize("text", FAILURES, ids=lambda text: str(text["id"]))
 def test_text_is_read_and_judged(text: dict[str, Any]) -> None:
-    """What ran out, the figures that stand in the text and no others, and what can be said of it."""
+    """The text gives the recorded kind, figures, status and verdict."""
     found = read_failures(text["text"])
     diagnosis = postmortem(case_of(text["text"]))
 

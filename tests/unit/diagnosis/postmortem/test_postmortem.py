@@ -6,8 +6,9 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Facts, Gap, Mark, Outcome, Sample, Timeline
+from kvdiag.outputs.presentation import sentence
 from tests.builders.runs import run
-from tests.builders.values import NO_NVML, OOM, engine
+from tests.builders.values import NO_NVML, OOM, device, engine
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
 from tests.unit.diagnosis.postmortem.cases import GIB, account, finding
@@ -16,7 +17,7 @@ SERVED = "HTTP 500: internal error"
 
 
 def trace(*errors: str, begin_seconds: float = 1500.0, busy: bool = False) -> Timeline:
-    """Readings from 1,000 s to 2,000 s, and one step whose requests failed so."""
+    """Samples from 1,000 s to 2,000 s, and one step whose requests failed with these errors."""
     outcome = Outcome(completed=0, failed=len(errors), prompt_tokens=0, generated_tokens=0, errors=errors)
     marks = (
         Mark(at_seconds=begin_seconds, step="long_context", cycle=0, phase="begin"),
@@ -51,7 +52,7 @@ def trace(*errors: str, begin_seconds: float = 1500.0, busy: bool = False) -> Ti
     ],
 )
 def test_request_of_our_own_that_ran_out_is_an_account(seen: Timeline, told: bool) -> None:
-    """A trace whose last ten minutes have torch's message in an answer tells of the failure itself."""
+    """Torch's message in an answer of the trace's last ten minutes is an account of the failure itself."""
     actual = postmortem(Case(timeline=seen, facts=facts_of(World())))
 
     spike = next(one for one in actual.findings if one.id == "spike.activation")
@@ -109,8 +110,8 @@ def test_death_without_a_cause_is_unknown_and_never_healthy(world: World, expect
 
 
 def test_time_before_fills_in_what_the_failure_cannot_tell() -> None:
-    """Its findings stand where the failure says nothing, or cannot tell; each verdict is there once."""
-    # A trace that saw neither a leak nor a spike, and a failure that tells neither figures nor time
+    """Findings of the trace stand where the failure has none or an unknown one; each verdict occurs once."""
+    # A trace with neither a leak nor a spike, and a failure with neither figures nor time
     seen, known = run(HEALTHY), facts_of(HEALTHY)
     before = {one.id: one for one in diagnose(seen, known).findings}
     masked = account("masked", asked_bytes=None, free_bytes=None, process_bytes=None, allocated_bytes=None)
@@ -124,7 +125,7 @@ def test_time_before_fills_in_what_the_failure_cannot_tell() -> None:
     }
     assert before["baseline.foreign_memory"] == found["baseline.foreign_memory"]
     assert before["leak.kv_blocks"] == found["leak.kv_blocks"]
-    assert before["spike.activation"].status == "ok"  # which is no evidence against the one that it died of
+    assert before["spike.activation"].status == "ok"  # which is no evidence that the crash was not a spike
     assert found["spike.activation"].status != "ok"
     assert set(before) <= set(found)
 
@@ -169,3 +170,15 @@ def test_facts_are_the_traces_else_the_logs() -> None:
         pipeline_parallel=3,
     )
     assert (Facts(engine_name="sglang"), Facts()) == (traced, neither)
+
+
+def test_a_start_without_its_log_says_what_is_missing_and_what_is_known() -> None:
+    """The reason is the headline: the log is missing; known are that it never answered, and what was free at least."""
+    starting = Gap("engine", "absent", "starting: cannot connect")
+    samples = tuple(
+        Sample(at_seconds=float(second), devices=(device(used_bytes=second * GIB),), gaps=(starting,))
+        for second in (1, 23)
+    )
+    crashed = Timeline(samples=(*samples, replace(samples[0], at_seconds=24.0)))
+    said = sentence(postmortem(Case(timeline=crashed)))
+    assert all(words in said for words in ("log", "never answered", "1.00 GiB"))

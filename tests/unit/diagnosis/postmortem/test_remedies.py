@@ -53,7 +53,7 @@ def test_fraction_is_lowered_by_what_was_missing_and_headroom(short_bytes: int, 
 
 
 def test_unknown_fraction_or_device_leaves_the_difference() -> None:
-    """Then the difference, or the bytes, are all that can be said; without bytes it is a matter of trying."""
+    """The advice then names the difference or the bytes; without bytes it is a fixed step of 0.02."""
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
     assert (0.01, None, None) == figures_of(lower_fraction(no_fraction, 512 * MIB))

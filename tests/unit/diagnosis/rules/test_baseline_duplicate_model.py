@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_duplicate_model import judge
 from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
-from tests.builders.answers import evidence, rows
-from tests.builders.runs import run
+from tests.builders.answers import evidence, only, rows
+from tests.builders.runs import of_run, run
 from tests.builders.values import GIB, KIB, MIB, NO_NVML, device, engine, pool, process
 from tests.builders.worlds import World, facts
 
-
-def verdict(world: World) -> Finding:
-    """The rule's one finding."""
-    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-    return found
+verdict = partial(of_run, judge)
 
 
 def test_weights_held_twice_are_a_fault() -> None:
@@ -34,6 +32,32 @@ def test_weights_held_twice_are_a_fault() -> None:
         ("allowance", 1100 * MIB + int(0.08 * 32 * GIB), "bytes", "computed"),
     ] == rows(actual)
     assert "2 times" in actual.summary
+
+
+def test_a_copy_that_was_released_is_none_any_more() -> None:
+    """The newest sample counts if the server uses less of the device than at first."""
+    world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
+    whole = run(world)
+    released = tuple(
+        replace(
+            one,
+            processes=tuple(replace(each, used_bytes=(each.used_bytes or 0) - 6 * GIB) for each in one.processes),
+        )
+        if one.processes
+        else one
+        for one in next(sample.devices for sample in reversed(whole.samples) if sample.devices)
+    )
+    later = Sample(at_seconds=whole.samples[-1].at_seconds + 1.0, devices=released)
+    found = only(judge, Timeline(samples=(*whole.samples, later)), facts(world))
+    assert ("fault", "ok") == (verdict(world).status, found.status)
+
+
+@pytest.mark.parametrize(("copies", "status"), [(4, "suspect"), (5, "unknown"), (13_152, "unknown")])
+def test_more_copies_than_anything_loads_are_something_else(copies: int, status: str) -> None:
+    """Of weights of six GiB four more are suspect; five, or 13,152, are not weights."""
+    weights = 6 * GIB if copies < 10 else 6 * MIB
+    world = World(weights_bytes=weights, overhead_bytes=copies * weights + GIB, device_bytes=160 * GIB)
+    assert status == verdict(world).status
 
 
 def small(weights: int) -> World:
@@ -59,8 +83,8 @@ BOTH = (pool("0"), pool("1"))
         pytest.param(World(pools=(pool(pool_bytes=None),)), "unknown", id="no pool bytes"),
         pytest.param(World(pools=()), "unknown", id="no pool"),
         pytest.param(World(server_seen=False), "unknown", id="no server"),
-        pytest.param(World(server_bytes_told=False), "unknown", id="no server bytes"),
-        pytest.param(World(processes_told=False), "unknown", id="no processes"),
+        pytest.param(World(server_bytes_reported=False), "unknown", id="no server bytes"),
+        pytest.param(World(processes_reported=False), "unknown", id="no processes"),
         pytest.param(World(weights_bytes=0), "ok", id="weights of 0 bytes"),
         *(
             pytest.param(small(weights), status, id=f"{weights} bytes")
@@ -83,7 +107,7 @@ SMALL = 2 * MIB * 1001
 """A pool of a thousand blocks and the null block."""
 
 ALLOWANCE = 1100 * MIB + int(0.08 * 24 * GIB)
-"""What one process on a GPU of 24 GiB may take beside pool and weights."""
+"""What one process on a GPU of 24 GiB may use on top of pool and weights."""
 
 
 def idle_server(beyond: int, weights: int, *, engines: int = 1, ranks: int = 1, pids: int = 1) -> Finding:
@@ -110,10 +134,9 @@ def idle_server(beyond: int, weights: int, *, engines: int = 1, ranks: int = 1, 
         Sample(at_seconds=1.0, engines=(engine(),)),
         Sample(at_seconds=2.0, devices=(device(), device(1), device(2), device(3))),
         Sample(at_seconds=3.0, devices=(*devices, device(7, processes=(process(8, 20 * GIB),)))),
-        Sample(at_seconds=4.0, devices=(device(0, processes=(process(100, 1),)),)),
+        Sample(at_seconds=4.0, devices=(device(0, processes=(process(100, 23 * GIB),)),)),
     )
-    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=samples), known)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +185,7 @@ def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
     """Each engine has the weights once, each rank a pool, each process a context, each GPU its activations."""
     actual = idle_server(4 * GIB, 6 * GIB, engines=engines, ranks=ranks, pids=pids)
 
-    # What is left is the same, and no process or GPU of somebody else's is counted
+    # The unexplained bytes are always the same; processes and GPUs of other tenants are not counted
     assert {
         "server_bytes": pools * SMALL + weights * 6 * GIB + 4 * GIB,
         "pool_bytes": pools * SMALL,
@@ -174,7 +197,7 @@ def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
 
 
 def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) -> Finding:
-    """The rule's one finding on a server of 12 GiB of weights without a pool, by what it holds in each reading."""
+    """The rule's one finding on a server of 12 GiB of weights without a pool, by its device memory in each sample."""
     samples = tuple(
         Sample(
             at_seconds=15.0 * number,
@@ -184,8 +207,7 @@ def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) ->
         for number, held in enumerate(held_gib)
     )
     known = Facts(server_pids=(100,), weights_bytes=12 * GIB)
-    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=samples), known)
 
 
 def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
@@ -216,7 +238,7 @@ def test_what_is_no_clear_copy_without_a_pool(
 
 
 def test_the_figures_of_a_copy_without_a_pool() -> None:
-    """Before, after and the step between them stand beside the most and the newest that the server held."""
+    """The evidence has the size before the step, the step, the maximum and the newest size of the server."""
     # 12 GiB of weights, a copy of 12.3 GiB at one blow, and a GiB given back at the end
     actual = without_pool(12.5, 12.5, 24.8, 24.8, 23.8)
 
@@ -260,8 +282,8 @@ def test_what_counts_as_a_step_by_one_copy(held: tuple[float, ...], status: str)
 
 
 def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
-    """Half of the weights on each of two GPUs are one copy; a reading that lists no processes is passed over."""
-    # 6.25 GiB on each of two GPUs, then 12.3 on each, with unlisted readings in between
+    """Half of the weights on each of two GPUs are one copy; a sample without process lists is skipped."""
+    # 6.25 GiB on each of two GPUs, then 12.3 on each, with unlisted samples in between
     samples = tuple(
         Sample(
             at_seconds=float(number),
@@ -273,7 +295,7 @@ def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
         for number, held in enumerate((6.25, 6.25, None, 12.3, None, 12.3))
     )
     known = Facts(server_pids=(100, 101), weights_bytes=12 * GIB)
-    (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples), known)
 
     assert ("suspect", int(12.5 * GIB)) == (actual.status, evidence(actual)["before_step"])
 
@@ -282,13 +304,12 @@ def test_every_gpu_of_the_server_has_to_tell_its_bytes() -> None:
     """What one of two does not report could be a copy, or none."""
     devices = (device(processes=(process(100, 20 * GIB),)), device(1, processes=(process(101, None),)))
     known = Facts(pools=(pool(),), server_pids=(100, 101), weights_bytes=GIB)
-    (actual,) = judge(Timeline(samples=(Sample(at_seconds=1.0, devices=devices),)), known, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=(Sample(at_seconds=1.0, devices=devices),)), known)
     assert ("unknown", ()) == (actual.status, actual.evidence)
 
 
 @pytest.mark.parametrize("known", [Facts(weights_bytes=12 * GIB), Facts(server_pids=(100,), weights_bytes=0)])
 def test_without_a_pool_processes_and_weights_are_needed(known: Facts) -> None:
-    """Neither whose bytes they are nor of what they could be a copy can be told."""
+    """Without the server's processes, or the size of its weights, the verdict is unknown."""
     timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(device(processes=(process(100, 20 * GIB),)),)),))
-    (actual,) = judge(timeline, known, DEFAULT_LIMITS)
-    assert "unknown" == actual.status
+    assert "unknown" == only(judge, timeline, known).status

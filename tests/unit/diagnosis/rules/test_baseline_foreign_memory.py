@@ -1,18 +1,17 @@
-"""baseline.foreign_memory at its thresholds, with its figures, and over many readings of several GPUs."""
+"""baseline.foreign_memory at its thresholds, with its figures, and over many samples of several GPUs."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
 from kvdiag.model import Device, Facts, Finding, Mark, Memory, Process, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence, rows
-from tests.builders.runs import run
+from tests.builders.answers import ANY_TEXT, evidence, only, rows
+from tests.builders.runs import of_run
 from tests.builders.series import neighbour_part, timeline
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, engine, pool, process
-from tests.builders.worlds import TRAINING, World, facts
+from tests.builders.worlds import TRAINING, World
 
 SERVER = Facts(server_pids=(100, 101))
 OWN = process(100, 10 * GIB, "VLLM::EngineCore")
@@ -25,8 +24,7 @@ def over(*readings: tuple[float, tuple[Device, ...]], of: Facts = SERVER, servin
     samples = [Sample(at_seconds=at_seconds, devices=devices) for at_seconds, devices in readings]
     if serving:
         samples.insert(0, Sample(at_seconds=0.0, engines=(engine(),)))
-    (found,) = judge(Timeline(samples=tuple(samples)), of, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=tuple(samples)), of)
 
 
 def gpu(*listed: Process, index: int = 0, hidden: int = 0, reserved: int | None = DRIVER) -> Device:
@@ -56,7 +54,7 @@ def lists(*readings: tuple[float, tuple[Process, ...]]) -> Finding:
         pytest.param(World(), "ok", id="alone"),
         pytest.param(World(nvml=NO_NVML), "unknown", id="no NVML"),
         pytest.param(World(nvml=GPU_LOST), "unknown", id="GPU lost"),
-        pytest.param(World(processes_told=False), "unknown", id="no process list"),
+        pytest.param(World(processes_reported=False), "unknown", id="no process list"),
         pytest.param(World(foreign={0: (process(7, None),)}), "unknown", id="process of unknown size"),
         pytest.param(
             World(server_seen=False, foreign={0: (TRAINING,)}, device_bytes=48 * GIB), "unknown", id="server not listed"
@@ -66,15 +64,14 @@ def lists(*readings: tuple[float, tuple[Process, ...]]) -> Finding:
     ],
 )
 def test_runs_get_their_status(world: World, status: str) -> None:
-    """Without processes, their sizes, or knowing the server's, nobody is accused and nobody cleared."""
-    (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-    assert status == actual.status
+    """Without process lists, process sizes, or the server's own processes the verdict is unknown."""
+    assert status == of_run(judge, world).status
 
 
 def test_the_worst_of_the_servers_gpus_is_reported() -> None:
     """Tensor parallel: a co-tenant on the second GPU is found although the first is clean."""
     world = World(gpus=2, foreign={1: (process(7, 3 * GIB),)})
-    (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    actual = of_run(judge, world)
     assert ("fault", 1) == (actual.status, evidence(actual)["gpu"])
 
 
@@ -113,8 +110,8 @@ MIG = (
     ],
 )
 def test_a_single_sample_gets_its_status(devices: tuple[Device, ...], of: Facts, serving: bool, status: str) -> None:
-    """256 MiB are the smallest context; 2 % of 24 GiB are 515,396,075.52 bytes. One process alone beside a server that
-    answers is its own; anything else is left open.
+    """256 MiB are the smallest context; 2 % of 24 GiB are 515,396,075.52 bytes. A lone process next to a server that
+    answers is the server's own; otherwise the verdict is unknown.
     """
     actual = once(*devices, of=of, serving=serving)
     assert status == actual.status
@@ -148,7 +145,7 @@ def test_a_gpu_without_processes_or_server(empty: Device, status: str, held: int
 
 
 def test_all_others_are_added_up_and_three_are_named() -> None:
-    """Four processes of 100 MiB are 400 MiB together; a name that is not told is none."""
+    """Four processes of 100 MiB are 400 MiB together; a process of unknown name is listed without one."""
     actual = once(gpu(OWN, *(process(pid, 100 * MIB, None if pid == 8 else "job") for pid in (7, 8, 9, 10))))
 
     assert actual.summary.endswith("job (pid 7), process (pid 8), job (pid 9)")
@@ -165,7 +162,7 @@ def test_all_others_are_added_up_and_three_are_named() -> None:
 
 
 def test_sizes_that_are_not_reported_are_left_open() -> None:
-    """Of three others two report none: nobody is cleared by the third, and what is known to be large comes first."""
+    """Two of three other processes report no size: a small third leaves it unknown, a large third is a fault."""
     unsized = (process(7, None), process(8, None))
     small = once(gpu(OWN, *unsized, process(9, MIB)))
     assert 0 == evidence(once(gpu(OWN, process(9, 0))))["foreign_bytes"]
@@ -189,7 +186,7 @@ def test_sizes_that_are_not_reported_are_left_open() -> None:
 )
 def test_without_process_lists_it_is_unknown(samples: tuple[Sample, ...]) -> None:
     """With a reason or without."""
-    (actual,) = judge(Timeline(samples=samples), SERVER, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples), SERVER)
     assert Finding(id="baseline.foreign_memory", status="unknown", summary=ANY_TEXT) == actual
 
 
@@ -208,7 +205,7 @@ def test_the_worst_gpu_is_reported_and_of_equals_the_first() -> None:
 
 
 def test_a_gpu_of_the_server_that_lists_nobody_any_more_is_known_by_its_last_list() -> None:
-    """A reading without a process list takes nothing back; a GPU that never has one is left open."""
+    """A sample without a process list clears nothing; a GPU that never has a list is unknown."""
     # GPU 0 listed once, GPU 1 never, both the server's by what its slices say
     listed, dark = gpu(OWN, process(7, GIB)), device(0, processes=None)
     assert "fault" == over((1.0, (listed,)), (2.0, (dark,))).status
@@ -269,7 +266,7 @@ def test_another_process_is_gone_since_it_held_half() -> None:
 
 
 def test_another_process_where_the_servers_processes_are_not_known_is_not_reported_after_it_left() -> None:
-    """Of a lone process nobody knows whether another was its neighbour, or itself before a restart."""
+    """A second process that exited may have been the server before a restart: with unknown server pids it is ok."""
     one, other = gpu(process(1, 10 * GIB)), gpu(process(1, 10 * GIB), process(2, 6 * GIB))
     readings = ((0.0, (other,)), (60.0, (other,)), (120.0, (one,)), (180.0, (one,)))
     assert "ok" == over(*readings, of=Facts()).status
@@ -285,7 +282,7 @@ def test_bytes_between_two_readings_are_nobodys_only_if_both_show_them() -> None
         for told in ((odd, even), (even, odd), (odd, odd), (even, odd, odd))
     ]
     assert "unattributed" not in evidence(over((0.0, (untold,)), (60.0, (even,))))
-    # the smaller of the two is told
+    # the smaller of the two is reported
     two = over((0.0, (gpu(OWN, hidden=GIB),)), (60.0, (gpu(OWN, hidden=2 * GIB),)))
     assert GIB == evidence(two)["unattributed"]
 
@@ -314,6 +311,6 @@ def test_growth_of_others_is_reported_where_it_says_more(total_gib: int, steps: 
         replace(sample, devices=tuple(smaller(one, less) for one in sample.devices or ())) for sample in seen.samples
     )
     marks = (Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin"),) if steps else ()
-    (actual,) = judge(Timeline(samples=samples, marks=marks), SERVER, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples, marks=marks), SERVER)
 
     assert status == actual.status

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_misconfigured import judge
 from kvdiag.model import Device, Engine, Facts, Finding, Gap, KvPool, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence, rows
-from tests.builders.runs import run
+from tests.builders.answers import ANY_TEXT, evidence, only, rows
+from tests.builders.runs import of_run
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process, seen
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import World
 
 FRACTION = pool(pool_bytes=None)
 """A pool sized by a fraction of 0.92."""
@@ -30,11 +29,10 @@ ASLEEP = replace(engine(), asleep=True)
 
 
 def at_idle(*devices: Device, of: Facts = SERVER, gap: Gap | None = None) -> Finding:
-    """The rule's one finding on one sample of some devices beside an engine that answers."""
+    """The rule's one finding on one sample of some devices and an engine that answers."""
     samples = [Sample(at_seconds=1.0, engines=(engine(),)), Sample(at_seconds=2.0, devices=devices or None)]
     samples.append(Sample(at_seconds=3.0, gaps=() if gap is None else (gap,)))
-    (found,) = judge(Timeline(samples=tuple(samples)), of, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=tuple(samples)), of)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +50,7 @@ def at_idle(*devices: Device, of: Facts = SERVER, gap: Gap | None = None) -> Fin
 )
 def test_runs_get_their_status(world: World, status: str) -> None:
     """The pool's own figures are enough to see that a request can never be served, on whichever engine it lands."""
-    (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-    assert status == actual.status
+    assert status == of_run(judge, world).status
 
 
 ALLOWANCE = 1_153_433_600 + 1_717_986_918
@@ -61,7 +58,7 @@ ALLOWANCE = 1_153_433_600 + 1_717_986_918
 
 
 def holding(*sizes: int, index: int = 0, reserved: int | None = DRIVER) -> Device:
-    """A GPU of 80 GiB on which the server's processes hold so much, beside a GiB of somebody else."""
+    """A GPU of 80 GiB on which the server's processes use these bytes, and another process one byte."""
     listed = (*(process(100 + number, size) for number, size in enumerate(sizes)), process(7, 1))
     return device(
         index, total_bytes=TOTAL, used_bytes=sum(sizes) + DRIVER, driver_reserved_bytes=reserved, processes=listed
@@ -69,7 +66,7 @@ def holding(*sizes: int, index: int = 0, reserved: int | None = DRIVER) -> Devic
 
 
 def small_gpu(gib: int, reserved: int | None, *, listed: bool) -> Device:
-    """A GPU whose server fills its 0.9 to the byte, beside 800 MiB of context and graphs."""
+    """A GPU whose server uses its budget of 0.9 to the byte, plus 800 MiB of context and graphs."""
     server = int(0.9 * (gib * GIB - DRIVER)) + 800 * MIB
     processes = (process(100, server),) if listed else None
     used = server + DRIVER
@@ -151,8 +148,8 @@ CROWDED = device(used_bytes=18 * GIB + DRIVER, processes=(process(100, 6 * GIB),
     ],
 )
 def test_devices_get_their_status(devices: tuple[Device, ...], of: Facts, status: str) -> None:
-    """300 MB must be free at idle, whatever the fraction gave; only GPUs that are known to be the server's count. The
-    driver's share, a context and graphs beside the budget are not excess on a small GPU either.
+    """300 MB must be free at idle under any memory fraction; only GPUs known to be the server's count. The driver's
+    share, a context and graphs on top of the budget are not excess on a small GPU either.
     """
     assert status == at_idle(*devices, of=of).status
 
@@ -179,8 +176,7 @@ def test_a_gpu_is_judged_as_it_was_when_the_engine_answered_awake(
             for at, (page, gib) in enumerate(samples)
         )
     )
-    (actual,) = judge(timeline, Facts(pools=(FRACTION,)), DEFAULT_LIMITS)
-    assert status == actual.status
+    assert status == only(judge, timeline, Facts(pools=(FRACTION,))).status
 
 
 def test_every_figure_that_was_looked_at_is_shown() -> None:
@@ -208,7 +204,7 @@ def test_every_figure_that_was_looked_at_is_shown() -> None:
 
 
 def test_figures_that_are_not_reported_are_shown_as_missing() -> None:
-    """A pool sized by hand, or without a fraction, gives no budget; a driver that does not tell has no share."""
+    """A pool sized by hand, or without a fraction, has no budget; a driver that reports no share has `None`."""
     bare = unlisted(70 * GIB, reserved=None)
     by_hand, unfractioned = pool(), pool(pool_bytes=None, memory_fraction_ratio=None)
 
@@ -232,14 +228,14 @@ def test_the_longest_request_has_to_fit_the_pool(capacity: int, status: str) -> 
 
 
 def test_the_smallest_of_several_pools_decides() -> None:
-    """By its capacity, or by its blocks where that is not told: 2,000 of 16 tokens are fewer than 32,768."""
+    """The smallest pool counts, by capacity or else by blocks: 2,000 of 16 tokens are fewer than 32,768."""
     pools = (
         pool("0", capacity_tokens=40_000),
         pool("1", capacity_tokens=None, usable_blocks=2_000, memory_fraction_ratio=0.5),
         pool("2", capacity_tokens=50_000),
     )
 
-    # A pool that tells no capacity is not held against the longest request
+    # A pool that reports no capacity is not compared with the longest request
     actual = at_idle(holding(70 * GIB), of=replace(SERVER, pools=pools))
     assert ("ok", 0.5, None) == (
         actual.status,
@@ -252,7 +248,7 @@ def test_the_smallest_of_several_pools_decides() -> None:
 
 
 def test_problems_of_one_weight_are_reported_together_and_lesser_ones_are_not() -> None:
-    """Two GPUs that do not fit are both ANY_TEXT; beside a pool that cannot serve neither is."""
+    """The worst status wins: a pool that is too small, then GPUs that do not fit, then unknown ones."""
     under, beyond = holding(30 * GIB), replace(holding(BUDGET + 4 * GIB), uuid="GPU-1", index=1)
     assert "suspect" == at_idle(under, beyond).status
     small = replace(SERVER, pools=(replace(FRACTION, capacity_tokens=100),))
@@ -276,7 +272,7 @@ def test_problems_of_one_weight_are_reported_together_and_lesser_ones_are_not() 
     ids=["none read", "no NVML", "memory not told", "two GPUs", "three, and a gap"],
 )
 def test_why_a_device_is_not_compared_is_reported(devices: tuple[Device, ...], gap: Gap | None) -> None:
-    """The pool itself is well; GPUs of which nobody knows whose they are leave no figure."""
+    """Without memory of GPUs known to be the server's, the finding is unknown and has no figure."""
     actual = at_idle(*devices, gap=gap)
     assert Finding(id="baseline.misconfigured", status="unknown", summary=ANY_TEXT) == actual
 
@@ -297,8 +293,7 @@ def llama(reported: KvPool) -> Facts:
 def judged(reported: KvPool) -> Finding:
     """The rule's one finding on an idle device of 80 GiB, 64 of them used."""
     timeline = seen(devices=(device(total_bytes=80 * GIB, used_bytes=64 * GIB, processes=(process(100, 64 * GIB),)),))
-    (found,) = judge(timeline, llama(reported), DEFAULT_LIMITS)
-    return found
+    return only(judge, timeline, llama(reported))
 
 
 @pytest.mark.parametrize(

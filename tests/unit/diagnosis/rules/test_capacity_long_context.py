@@ -1,20 +1,16 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_long_context import judge
 from kvdiag.model import Engine, Facts, Finding, Load, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders.answers import ANY_TEXT, evidence, rows
-from tests.builders.runs import run
+from tests.builders.answers import ANY_TEXT, evidence, only, rows
+from tests.builders.runs import of_run
 from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, engine, holding, pool
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import World
 
-
-def verdict(world: World) -> Finding:
-    """The rule's one finding."""
-    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-    return found
+verdict = partial(of_run, judge)
 
 
 def test_one_request_that_ran_out_of_memory_is_a_fault() -> None:
@@ -72,6 +68,7 @@ def test_a_pool_below_the_admitted_length_is_a_fault() -> None:
     actual = verdict(World(pools=(pool(capacity_tokens=20_000),)))
     assert "fault" == actual.status
     assert {"capacity": 20_000, "max_model_len": 32_768} == evidence(actual)
+    assert (actual.remedy or "").startswith("Lower --max-model-len to 20000 ")
 
 
 def test_the_smaller_pool_of_two_engines_decides() -> None:
@@ -87,10 +84,9 @@ def test_an_engine_that_does_not_report_its_capacity_is_judged_by_what_ran() -> 
 
 
 def at(*readings: tuple[float, Engine], of: Facts | None = None) -> Finding:
-    """The rule's one finding on readings of engines at some times."""
+    """The rule's one finding on samples of engines at some times."""
     samples = tuple(Sample(at_seconds=seconds, engines=(one,)) for seconds, one in readings)
-    (found,) = judge(Timeline(samples=samples), of or Facts(pools=(pool(),)), DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=samples), of or Facts(pools=(pool(),)))
 
 
 def each_minute(*engines: Engine) -> Finding:
@@ -122,7 +118,7 @@ def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> Non
     ids=["tokens come", "nobody waits", "two run", "blocks are left", "for a moment", "not counted", "it goes on"],
 )
 def test_a_full_pool_alone_is_not_stuck(readings: list[Engine]) -> None:
-    """A long request that fills the pool and gets its tokens is what a pool is for."""
+    """A full pool alone is unknown: a long request that uses it and gets its tokens is normal."""
     assert "unknown" == each_minute(*readings).status
 
 
@@ -157,7 +153,7 @@ def test_two_minutes_and_four_readings_are_needed_to_call_a_request_stuck(
     ids=["all", "a block less", "two blocks less", "none runs", "usage not told", "queue not told", "not counted"],
 )
 def test_one_request_has_all_of_the_pool_but_a_block(stuck: Engine, status: str) -> None:
-    """What is one block short cannot go on; with two left it can, and what is not told is not taken for it."""
+    """A request with all but one block is stuck; with two blocks left, or figures missing, it is unknown."""
     assert status == each_minute(*[stuck] * 5).status
 
 
@@ -166,7 +162,7 @@ def test_time_begins_anew_with_every_token_and_every_prompt() -> None:
     token = replace(STUCK, generation_tokens_total=1)
     prompt = replace(token, prompt_tokens_total=1)
     steps = [(0.0, STUCK), (30.0, STUCK), (60.0, token), (90.0, token), (120.0, prompt), (150.0, prompt)]
-    # It is stuck two minutes after the last of them, and that is told
+    # It is stuck two minutes after the last of them
     assert "unknown" == at(*steps, (180.0, prompt), (239.0, prompt)).status
     actual = at(*steps, (180.0, prompt), (240.0, prompt))
     assert ("fault", 120.0) == (actual.status, evidence(actual)["stalled"])
@@ -182,7 +178,7 @@ def test_a_stuck_request_has_its_figures() -> None:
     samples = tuple(
         Sample(at_seconds=60.0 * minute, engines=(holding(300, running=3), one)) for minute, one in enumerate(pages)
     )
-    (actual,) = judge(Timeline(samples=samples), Facts(pools=pools), DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples), Facts(pools=pools))
 
     # A thousand blocks of 16 tokens
     assert "fault" == actual.status
@@ -240,8 +236,7 @@ def ran(*prompts: int, requests: int | None = 1, seen: int = 2, error: str | Non
             for number in range(seen)
         ]
     known = Facts(pools=(pool(),), max_model_len_tokens=32_768)
-    (found,) = judge(Timeline(samples=tuple(samples), marks=tuple(marks)), known, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=tuple(samples), marks=tuple(marks)), known)
 
 
 @pytest.mark.parametrize(("samples", "status"), [(1, "unknown"), (2, "ok")])
@@ -251,7 +246,7 @@ def test_two_samples_have_to_see_a_long_request(samples: int, status: str) -> No
 
 
 def test_a_long_request_that_ran_has_its_figures() -> None:
-    """What it had beside what the pool holds and what the server admits: of the first that ran."""
+    """The evidence has the first request's prompt, max_model_len and the pool's capacity."""
     assert [
         ("prompt", 16_384, "tokens", "kvdiag"),
         ("max_model_len", 32_768, "tokens", "engine"),

@@ -2,41 +2,26 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
-from kvdiag.model import (
-    Engine,
-    Facts,
-    Finding,
-    KvPool,
-    Load,
-    Mark,
-    Outcome,
-    Phase,
-    Sample,
-    Timeline,
-    Workload,
-)
-from tests.builders.answers import ANY_TEXT, evidence, rows
-from tests.builders.runs import run
-from tests.builders.values import engine, holding, pool
-from tests.builders.worlds import World, facts
+from kvdiag.model import Engine, Facts, Finding, KvPool, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, evidence, only, rows
+from tests.builders.runs import of_run
+from tests.builders.values import engine, pool
+from tests.builders.worlds import World
 from tests.quality.corpus.tape import seeded
+from tests.unit.diagnosis.steps.successive_loads import Offered, timeline
 
-
-def verdict(world: World) -> Finding:
-    """The rule's one finding."""
-    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
-    return found
+verdict = partial(of_run, judge)
 
 
 def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
-    """A hundred blocks beside the 39 that 624 tokens need are more than three times as much."""
+    """139 blocks in use, where 624 tokens need 39, are more than three times as many and a fault."""
     actual = verdict(World(extra_blocks_per_request=100))
     assert ("fragmentation.kv_waste", "fault") == (actual.id, actual.status)
     assert [
@@ -68,7 +53,7 @@ def test_runs_get_their_status(world: World, status: str) -> None:
     "world",
     [
         World(pools=()),
-        World(usage_told=False),
+        World(usage_reported=False),
         World(unseen=("single_request", "concurrent", "long_context")),
         World(busy=True),
         World(other_prompt_tokens={"single_request": 1, "concurrent": 1, "long_context": 1}),
@@ -83,9 +68,9 @@ def test_without_a_load_of_known_tokens_it_is_unknown(world: World) -> None:
 
 
 def test_large_blocks_are_rounding_and_not_waste() -> None:
-    """With blocks of 1,024 tokens a short request fills part of one; that is what such a pool costs."""
+    """With blocks of 1,024 tokens a short request uses part of one: that is rounding, and ok."""
     actual = verdict(World(pools=(pool(block_tokens=1024, usable_blocks=100),)))
-    # It is told how full they are
+    # The fill ratio is reported all the same
     assert "ok" == actual.status
     assert 0 < float(evidence(actual)["fill_ratio"] or 0) < 1
 
@@ -105,7 +90,7 @@ def pages(
     looked_up: float = 1.0,
     of: KvPool = POOL,
 ) -> list[Engine]:
-    """Readings in each of which one more request was begun and ended, so many running at once."""
+    """Samples in each of which one more request begins and ends, with these numbers running at once."""
     return [
         replace(
             engine(
@@ -125,8 +110,7 @@ def pages(
 def of_metrics(*readings: Engine, tick_seconds: float = 30.0, of: KvPool = POOL) -> Finding:
     """The rule's one finding on so many pages."""
     samples = tuple(Sample(at_seconds=number * tick_seconds, engines=(one,)) for number, one in enumerate(readings))
-    (found,) = judge(Timeline(samples=samples), Facts(pools=(of,)), DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=samples), Facts(pools=(of,)))
 
 
 def test_figures_by_the_page_have_units_and_sources() -> None:
@@ -145,20 +129,8 @@ def test_figures_by_the_page_have_units_and_sources() -> None:
     } == {one.name: (one.value, one.unit, one.source) for one in actual.evidence}
 
 
-@pytest.mark.parametrize("counter", ["prompt_tokens_total", "generation_tokens_total", "prefix_queries_total"])
-def test_the_page_over_a_restart_is_left_out(counter: str) -> None:
-    """Any counter that falls shows one; what came and went beside it counts for no request."""
-    whole = pages(blocks_each=1_500)
-    restarted = [
-        replace(one, **{counter: getattr(one, counter) - (getattr(whole[40], counter) if number >= 40 else 0)})
-        for number, one in enumerate(whole)
-    ]
-    changes = [evidence(of_metrics(*readings))["concurrency_changes"] for readings in (whole, restarted)]
-    assert [79, 78] == changes
-
-
 def test_long_contexts_that_stay_are_not_waste() -> None:
-    """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
+    """A session of 90,000 tokens next to short requests needs most of the pool: unknown, not waste."""
     assert "unknown" == of_metrics(*pages(blocks_each=70, resident_blocks=5_600)).status
 
 
@@ -174,12 +146,12 @@ def test_long_contexts_that_stay_are_not_waste() -> None:
     ids=["always as many", "too few readings", "no prompts", "usage not told", "requests not told"],
 )
 def test_pages_that_show_no_request_come_or_go_are_unknown(readings: list[Engine]) -> None:
-    """Without changes, or without prompts, nothing is said of one request."""
+    """If running requests do not change, or prompts or usage are missing, the verdict is unknown."""
     assert "unknown" == of_metrics(*readings).status
 
 
 def test_readings_too_far_apart_are_unknown() -> None:
-    """Between readings of five minutes too many requests come and go."""
+    """With samples five minutes apart too many requests begin and end in between: the verdict is unknown."""
     assert "unknown" == of_metrics(*pages(blocks_each=2_000), tick_seconds=300.0).status
 
 
@@ -191,7 +163,7 @@ def test_a_pool_whose_curve_is_not_known_is_unknown() -> None:
         Sample(at_seconds=30.0 * number, engines=(one,))
         for number, one in enumerate(pages(blocks_each=2_000, of=hybrid))
     )
-    (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples), known)
 
     assert "unknown" == actual.status
 
@@ -220,43 +192,10 @@ def test_requests_that_hold_what_they_need_are_never_accused(seed: int, longest:
     assert "unknown" == of_metrics(*readings, of=large).status
 
 
-def uncounted(blocks: int, running: int = 0) -> Engine:
-    """A page that counts no tokens."""
-    return replace(holding(blocks, running=running), prompt_tokens_total=None, generation_tokens_total=None)
-
-
 def loads(*each: tuple[int, int, int], of: tuple[KvPool, ...] = (POOL,)) -> Finding:
     """The finding on loads, one after the other: so many requests of so many tokens each that hold so many blocks."""
-    samples: list[Sample] = []
-    marks: list[Mark] = []
-    for number, (requests, tokens, held) in enumerate(each):
-        start = 10.0 * number
-        workload = Workload(requests=requests, prompt_tokens=tokens, max_tokens=1)
-        outcome = Outcome(completed=requests, failed=0, prompt_tokens=requests * tokens, generated_tokens=requests)
-        phases: tuple[tuple[float, Phase], ...] = ((0.0, "begin"), (1.0, "offer"), (2.0, "release"), (3.0, "end"))
-        for second, phase in phases:
-            marks.append(
-                Mark(
-                    at_seconds=start + second,
-                    step="soak",
-                    cycle=number,
-                    phase=phase,
-                    workload=workload,
-                    outcome=outcome if phase == "release" else None,
-                )
-            )
-        load = Load(requests=requests, resident_tokens=(tokens,) * requests)
-        for second, page, ours in (
-            (0.3, uncounted(0), None),
-            (0.6, uncounted(0), None),
-            (1.3, uncounted(held, requests), load),
-            (1.6, uncounted(held, requests), load),
-            (2.3, uncounted(0), None),
-            (2.6, uncounted(0), None),
-        ):
-            samples.append(Sample(at_seconds=start + second, engines=(page,), load=ours, load_before=ours))
-    (found,) = judge(Timeline(samples=tuple(samples), marks=tuple(marks)), Facts(pools=of), DEFAULT_LIMITS)
-    return found
+    offered = [Offered(requests=requests, tokens=tokens, held=held) for requests, tokens, held in each]
+    return only(judge, timeline("soak", offered), Facts(pools=of))
 
 
 @pytest.mark.parametrize(

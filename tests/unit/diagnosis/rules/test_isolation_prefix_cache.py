@@ -1,4 +1,4 @@
-"""isolation.prefix_cache: its figures, each with its unit, and the step's beside them."""
+"""isolation.prefix_cache: its figures, each with its unit, and those of the step."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.isolation_prefix_cache import judge
 from kvdiag.diagnosis.steps import ISOLATION
-from kvdiag.model import Finding, Quantity, StepResult, Timeline
-from tests.builders.answers import ANY_TEXT, rows
+from kvdiag.model import Finding, MeasuredFigures, StepFigures, StepResult, Timeline
+from tests.builders.answers import ANY_TEXT, only, rows
 from tests.builders.isolation_timeline import REQUESTS, SALTLESS, Server, facts_of, probe
 
 HIT = 0.9922
@@ -17,8 +17,7 @@ HIT = 0.9922
 
 def verdict(server: Server, timeline: Timeline | None = None) -> Finding:
     """The rule's one finding."""
-    (found,) = judge(probe(server) if timeline is None else timeline, facts_of(server), DEFAULT_LIMITS)
-    return found
+    return only(judge, probe(server) if timeline is None else timeline, facts_of(server))
 
 
 def result(server: Server, timeline: Timeline | None = None) -> StepResult:
@@ -28,7 +27,7 @@ def result(server: Server, timeline: Timeline | None = None) -> StepResult:
 
 @pytest.mark.parametrize(("other_key", "keys"), [(False, 1), (True, 2)])
 def test_both_sides_are_reported_by_counters_and_by_the_clock(other_key: bool, keys: int) -> None:
-    """Thirty requests in turns; a miss takes 40 ms and a hit 10, each a thousandth longer than the one before it."""
+    """Thirty requests of alternating kinds; a miss takes 40 ms and a hit 10, each a thousandth longer than the last."""
     # The middle place of new prompts is 14, as of own ones and another's salt, without one 16.5
     milliseconds = (40 * 1.014, 10 * 1.014, 40 * 1.014, 10 * 1.0165)
 
@@ -73,29 +72,22 @@ def test_requests_that_failed_are_not_judged_and_have_no_time() -> None:
 
 
 def test_the_step_has_the_shares_that_must_be_nothing() -> None:
-    """Another tenant's salt, and none: nothing is expected from the cache, and what came is beside it."""
+    """With another tenant's salt, and without one, the expected hit ratio is 0; the measured one stands next to it."""
     whole = probe(Server(hits=SALTLESS))
     marks = (replace(whole.marks[0], notes=("scaled",)), *whole.marks[1:])
     actual = result(Server(), Timeline(samples=whole.samples, marks=marks))
 
     assert ("isolation", "fault") == (actual.id, actual.status)
-    assert (
-        Quantity(name="other_salt_hit_ratio", value=0.0, unit="ratio"),
-        Quantity(name="other_unsalted_hit_ratio", value=0.0, unit="ratio"),
-    ) == actual.expected
-    assert (
-        Quantity(name="requests", value=30, unit="requests"),
-        Quantity(name="own_hit_ratio", value=HIT, unit="ratio"),
-        Quantity(name="other_salt_hit_ratio", value=HIT, unit="ratio"),
-        Quantity(name="other_unsalted_hit_ratio", value=HIT, unit="ratio"),
-    ) == actual.measured
+    assert StepFigures(other_salt_hit_ratio=0.0, other_unsalted_hit_ratio=0.0) == actual.expected
+    hits = MeasuredFigures(own_hit_ratio=HIT, other_salt_hit_ratio=HIT, other_unsalted_hit_ratio=HIT)
+    assert replace(hits, requests=30) == actual.measured
     assert "scaled" == actual.notes[0]
 
 
 def test_requests_that_could_not_be_judged_are_not_counted() -> None:
-    """Beside six of thirty somebody else's prompt was counted; one alone on the clock is told apart from none."""
+    """Six of thirty requests overlap with another client's prompt, so 24 are counted."""
     actual = result(Server(other_prompts=range(6)))
-    assert Quantity(name="requests", value=24, unit="requests") == actual.measured[0]
+    assert 24 == actual.measured.requests
 
 
 def test_without_a_probe_nothing_is_said() -> None:

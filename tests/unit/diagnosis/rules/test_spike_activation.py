@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation
 from kvdiag.model import Allocator, Device, Engine, Facts, Finding, Sample, Timeline
-from tests.builders.answers import evidence, rows
-from tests.builders.runs import run
+from tests.builders.answers import evidence, only, rows
+from tests.builders.runs import of_run
 from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, device, engine, process, split
 from tests.builders.worlds import World
-from tests.builders.worlds import facts as facts_of
 from tests.unit.diagnosis.failures import FAILED, FIRST, REFUSED, SERVER
 
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)
@@ -21,12 +19,11 @@ CONTEXT = 256 * MIB
 
 def judged(*samples: Sample, of: Facts = SERVER) -> Finding:
     """The rule's one finding."""
-    (found,) = spike_activation.judge(Timeline(samples=samples), of, DEFAULT_LIMITS)
-    return found
+    return only(spike_activation.judge, Timeline(samples=samples), of)
 
 
 def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
-    """The finding on what processes told at first and at last."""
+    """The finding on the first and the last publications of processes."""
     first, last = zip(*pairs, strict=True)
     return judged(Sample(at_seconds=0.0, allocators=first), Sample(at_seconds=15.0, allocators=last))
 
@@ -42,9 +39,9 @@ def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
     ids=["not enough", "not in one piece", "one long request", "enough was free"],
 )
 def test_failed_request_of_ours_is_judged_by_its_message(step: str, message: str, expected: str) -> None:
-    """Devices that were never seen full say nothing against a request that ran out of memory."""
+    """Devices that were never observed full do not contradict a request that ran out of memory."""
     world = World(failing={step: message})
-    (actual,) = spike_activation.judge(run(world), facts_of(world), DEFAULT_LIMITS)
+    actual = of_run(spike_activation.judge, world)
 
     asked = evidence(actual)["requested"]
     assert (expected, step) == (actual.status, evidence(actual)["step"])
@@ -53,12 +50,12 @@ def test_failed_request_of_ours_is_judged_by_its_message(step: str, message: str
 
 
 def test_a_refused_allocation_has_its_figures() -> None:
-    """What was asked for, what there was of it, and how much had come to live since the first reading."""
+    """The evidence has the bytes requested, those available, and the growth of live bytes since the first sample."""
     actual = by_torch((FIRST, REFUSED))
 
     assert ("spike.activation", "fault", "VLLM::Worker_TP0 100") == (actual.id, actual.status, actual.holder)
     assert [
-        ("process", "VLLM::Worker_TP0 100", "", "torch"),
+        ("process", "VLLM::Worker_TP0 100", "holder", "torch"),
         ("failed_allocations", 3, "times", "torch"),
         ("allocated_growth", GIB, "bytes", "torch"),
         ("requested", 3 * GIB, "bytes", "black box"),
@@ -68,8 +65,9 @@ def test_a_refused_allocation_has_its_figures() -> None:
 
 
 def test_a_refusal_of_unknown_size_is_suspect() -> None:
-    """Torch counts that it gave up; without the black box nobody knows on how much."""
-    actual = by_torch((replace(FIRST, title=None), replace(REFUSED, title=None, failure=None)))
+    """One failed allocation of unknown size, without the black box, is a suspect."""
+    first, last = (replace(one, title=None) for one in (FIRST, REFUSED))
+    actual = by_torch((replace(first, ooms_total=0), replace(last, ooms_total=1, failure=None)))
     assert "suspect" == actual.status
     assert ["process", "failed_allocations", "allocated_growth"] == list(evidence(actual))
 
@@ -88,7 +86,7 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
     ids=["all that is short", "a byte less", "a byte of one", "gave back", "a byte short", "just enough", "more"],
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
-    """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
+    """1.5 GiB of 3 are missing: if live bytes grew by as much since the first sample, growth is the cause."""
     whole = split(
         live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=2 * GIB
     )
@@ -117,7 +115,7 @@ def test_other_refusals_are_no_spike(first: Allocator, last: Allocator, status: 
 
 
 def test_the_worst_process_is_reported_and_of_equals_the_first_by_name() -> None:
-    """A fault stands before a suspect and an ok; ranks in equal trouble are told in one order, whatever was read."""
+    """A fault is reported before a suspect and an ok; equal ranks are reported in one order, however they were read."""
     grown, untold = replace(REFUSED, allocated_bytes=7 * GIB), replace(REFUSED, failure=None)
 
     def of(pid: int, last: Allocator, **changes: object) -> tuple[Allocator, Allocator]:
@@ -182,7 +180,7 @@ def test_a_dip_below_the_headroom_that_is_released_is_suspect(
 
 
 def test_a_dip_has_its_figures() -> None:
-    """Free bytes before, at the fullest and after, and what a neighbour took of it meanwhile."""
+    """The evidence has the free bytes before, at the minimum and after, and the growth of other processes."""
     assert [
         ("gpu", 0, "index", "nvml"),
         ("min_free_under_load", 100 * MIB, "bytes", "nvml"),
@@ -193,7 +191,7 @@ def test_a_dip_has_its_figures() -> None:
 
 
 def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
-    """Without an idle reading neither before nor what others took can be told."""
+    """Without an idle sample, free bytes before the load and others' growth are unknown."""
     actual = judged(*(Sample(at_seconds=float(at), engines=(BUSY,), devices=(gpu(100 * MIB),)) for at in range(3)))
 
     assert "unknown" == actual.status
@@ -207,7 +205,7 @@ def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
 
 
 def test_what_others_gave_back_is_no_negative_share() -> None:
-    """A neighbour that held a GiB at idle and nothing at the peak took nothing."""
+    """Another process that used 1 GiB at idle and nothing at the peak has taken 0 bytes."""
     actual = judged(
         Sample(at_seconds=0.0, engines=(IDLE,), devices=(gpu(2 * GIB, others=GIB),)),
         Sample(at_seconds=15.0, engines=(BUSY,), devices=(gpu(100 * MIB),)),
@@ -250,11 +248,12 @@ TWO = (device(0, used_bytes=23 * GIB), device(1, used_bytes=24 * GIB - 100 * MIB
     [
         (TWO[:1], Facts(), "ok"),
         (TWO, Facts(), "unknown"),
+        ((device(), device(1)), Facts(), "unknown"),
         (TWO, Facts(device_uuids=("GPU-0",)), "ok"),
         (TWO, Facts(device_uuids=("GPU-0", "GPU-1")), "unknown"),
         ((device(3, used_bytes=24 * GIB, processes=(process(9, 23 * GIB),)), gpu(GIB)), SERVER, "ok"),
     ],
-    ids=["one GPU", "two of unknown owner", "one assigned", "two assigned", "another tenant's"],
+    ids=["one GPU", "two of unknown owner", "two with room", "one assigned", "two assigned", "another tenant's"],
 )
 def test_only_the_servers_gpus_are_judged(devices: tuple[Device, ...], of: Facts, status: str) -> None:
     """A lone GPU is the server's, of two only an assignment decides; another tenant's is never looked at."""
@@ -287,6 +286,7 @@ UNCOUNTED = replace(IDLE, requests_running=None)
         (((5.0, None, GIB),), "unknown"),
         (((10.0, UNCOUNTED, GIB),), "unknown"),
         (((10.0, UNCOUNTED, GIB), (20.0, BUSY, GIB)), "ok"),
+        (((10.0, IDLE, 2 * GIB), (20.0, BUSY, 100 * MIB)), "unknown"),
         (((10.0, IDLE, 2 * GIB), (20.0, BUSY, None), (21.0, None, 100 * MIB), (22.0, IDLE, 2 * GIB)), "suspect"),
     ],
 )
@@ -305,7 +305,7 @@ def test_a_device_sample_belongs_to_the_engine_sample_before_it_for_ninety_secon
 def test_long_timelines_are_looked_at_four_times_a_minute(
     length_seconds: float, apart_seconds: float, least: int
 ) -> None:
-    """Torch keeps what the largest step took, so that readings 14.5 s apart miss nothing that lasts."""
+    """Torch keeps the memory of its largest step, so samples 14.5 s apart do not miss a lasting minimum."""
     actual = pages(
         (100.0, BUSY, 2 * GIB), (100.0 + apart_seconds, BUSY, 100 * MIB), (100.0 + length_seconds, BUSY, None)
     )

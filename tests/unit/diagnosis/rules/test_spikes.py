@@ -1,34 +1,28 @@
-"""spike.activation and spike.graph_capture by what a timeline shows: torch's refusals, deaths, devices under load."""
+"""spike.activation and spike.graph_capture where the server exits, and why nothing is judged."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation, spike_graph_capture
-from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Gap, Process, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, rows
-from tests.builders.runs import run
-from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, allocator, device, engine, process, split
+from kvdiag.model import Device, Engine, Facts, Finding, Gap, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, only, rows
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, device, engine, process
 from tests.builders.worlds import TRAINING
 
 ONE_GPU = Facts(server_pids=(100,))
-JOB = process(7, 1_536 * MIB, "job")
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)
 Reading = tuple[Engine | Gap | None, tuple[Device, ...] | None]
 
 
 def activation(timeline: Timeline, of: Facts = ONE_GPU) -> Finding:
     """The rule's one finding on a timeline."""
-    (found,) = spike_activation.judge(timeline, of, DEFAULT_LIMITS)
-    return found
+    return only(spike_activation.judge, timeline, of)
 
 
 def capture(timeline: Timeline, of: Facts = ONE_GPU) -> Finding:
     """The rule's one finding on a timeline."""
-    (found,) = spike_graph_capture.judge(timeline, of, DEFAULT_LIMITS)
-    return found
+    return only(spike_graph_capture.judge, timeline, of)
 
 
 def readings(*told: Reading) -> Timeline:
@@ -46,74 +40,19 @@ def readings(*told: Reading) -> Timeline:
     )
 
 
-def gpu(free_mib: int, *others: Process) -> tuple[Device, ...]:
-    """A GPU of 24 GiB with so much free, of which the server holds what the others and the driver do not."""
+def gpu(free_mib: int) -> tuple[Device, ...]:
+    """A GPU of 24 GiB with so much free, of which the server holds what the driver does not."""
     used = 24 * GIB - free_mib * MIB
-    own = process(100, used - 464 * MIB - sum(one.used_bytes or 0 for one in others))
-    return (device(used_bytes=used, processes=(own, *others)),)
-
-
-def under_load(*free_mib: int) -> Timeline:
-    """A GPU's free MiB at idle, while requests run, at idle, and so on."""
-    return readings(*((BUSY if number % 2 else IDLE, gpu(free)) for number, free in enumerate(free_mib)))
-
-
-@pytest.mark.parametrize(
-    ("timeline", "status"),
-    [
-        pytest.param(under_load(1_656, 900, 1_656, 120, 1_656), "suspect", id="next to nothing free"),
-        pytest.param(under_load(1_656, 900, 1_656), "ok", id="room enough"),
-        pytest.param(under_load(120, 110, 120), "ok", id="full at idle as well"),
-        pytest.param(under_load(1_656, 120, 130), "unknown", id="not released"),
-        pytest.param(under_load(1_656, 120), "unknown", id="not observed idle after"),
-        pytest.param(readings(*[(BUSY, gpu(1_000))] * 3), "ok", id="never idle, with room"),
-        pytest.param(readings(*[(BUSY, gpu(100))] * 3), "unknown", id="never idle, without room"),
-        pytest.param(readings((IDLE, gpu(1_656)), (BUSY, gpu(120, JOB)), (IDLE, gpu(1_656))), "ok", id="another job"),
-        pytest.param(readings((BUSY, None)), "unknown", id="no device"),
-        pytest.param(readings((BUSY, (device(), device(1)))), "unknown", id="two GPUs of unknown owner"),
-        pytest.param(readings((GPU_LOST, None)), "unknown", id="GPU lost"),
-        pytest.param(run(), "ok", id="a healthy run"),
-    ],
-)
-def test_a_device_under_load_gets_its_status(timeline: Timeline, status: str) -> None:
-    """A transient of 1.5 GiB leaves 120 MiB: a larger one does not fit. What is not released may be a leak as well."""
-    assert status == activation(timeline).status
+    return (device(used_bytes=used, processes=(process(100, used - 464 * MIB),)),)
 
 
 def test_why_no_device_is_judged_is_said() -> None:
-    """No load, no reading, a gap's own reason, or no sample."""
+    """The reason is a missing load, missing device memory, the gap's own reason, or a missing GPU."""
     busy, lost = (BUSY, None), (GPU_LOST, None)
-    told = [activation(readings(*each)).summary for each in ([(IDLE, None)], [busy], [busy, lost], [])]
-    assert all(why in one for why, one in zip(["no request", "no GPU", GPU_LOST.reason, "no GPU"], told, strict=True))
-
-
-FULL = split(live_bytes=8 * GIB, releasable_bytes=0, largest_free_block_bytes=0, fits=False)
-PIECES = split(live_bytes=4 * GIB, releasable_bytes=0, stranded_bytes=4 * GIB, largest_free_block_bytes=64 * MIB)
-FAILED = FailedAllocation(age_seconds=20.0, asked_bytes=3 * GIB, free_bytes=512 * MIB, split=FULL)
-REFUSED = allocator(ooms_total=1, failure=FAILED, title="VLLM::Worker_TP0")
-ENOUGH = replace(FAILED, free_bytes=4 * GIB, split=None)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "status"),
-    [
-        pytest.param(allocator(), REFUSED, "fault", id="more than there was"),
-        pytest.param(allocator(), replace(REFUSED, failure=None), "suspect", id="size not reported"),
-        pytest.param(allocator(), replace(REFUSED, failure=ENOUGH), "suspect", id="enough was free"),
-        pytest.param(allocator(), replace(REFUSED, failure=replace(FAILED, split=PIECES)), "ok", id="room in pieces"),
-        pytest.param(
-            allocator(),
-            replace(REFUSED, allocated_bytes=9 * GIB, reserved_bytes=9 * GIB),
-            "ok",
-            id="growth took the room",
-        ),
-        pytest.param(REFUSED, REFUSED, "unknown", id="before the first sample"),
-    ],
-)
-def test_what_torch_refused_gets_its_status(first: Allocator, last: Allocator, status: str) -> None:
-    """Holes and leaks end in the same refusal: they have verdicts of their own."""
-    samples = tuple(Sample(at_seconds=15.0 * number, allocators=(one,)) for number, one in enumerate((first, last)))
-    assert status == activation(Timeline(samples=samples)).status
+    seen: Sequence[list[Reading]] = ([(IDLE, gpu(1_000))], [busy], [busy, lost], [])
+    told = [activation(readings(*each)).summary for each in seen]
+    whys = ["no request", "no device memory", GPU_LOST.reason, "no GPU"]
+    assert all(why in one for why, one in zip(whys, told, strict=True))
 
 
 EXIT: Sequence[Reading] = [(NO_ANSWER, gpu(120)), *[(NO_ANSWER, (device(used_bytes=464 * MIB, processes=()),))] * 3]
@@ -171,8 +110,8 @@ def dies(times: int, *, serves: bool = True) -> Timeline:
 
 @pytest.mark.parametrize(("times", "least"), [(1, 120), (3, 140), (11, 220)])
 def test_deaths_while_serving_are_counted(times: int, least: int) -> None:
-    """Its last words are not seen: how often it ended and what was free before are, of the newest."""
-    (actual,) = spike_activation.judge(dies(times), ONE_GPU, DEFAULT_LIMITS)
+    """The evidence has the number of exits, and the least free memory before the newest one."""
+    actual = activation(dies(times))
     assert "unknown" == actual.status
     assert ("once" if times == 1 else f"{times} times") in actual.summary
     assert [
@@ -185,25 +124,20 @@ def test_deaths_while_serving_are_counted(times: int, least: int) -> None:
 def test_deaths_at_start_are_of_another_verdict() -> None:
     """A server that never answered says nothing of activations, and all of its starts are counted."""
     timeline = dies(3, serves=False)
-    (spike,) = spike_activation.judge(timeline, ONE_GPU, DEFAULT_LIMITS)
-    (capture,) = spike_graph_capture.judge(timeline, ONE_GPU, DEFAULT_LIMITS)
+    spike, graphs = activation(timeline), capture(timeline)
 
     # 23 GiB free after 140 MiB are 23,412 MiB that came free
     assert "unknown" == spike.status
-    assert ("spike.graph_capture", "unknown") == (capture.id, capture.status)
+    assert ("spike.graph_capture", "unknown") == (graphs.id, graphs.status)
     assert [
         ("failed_starts", 3, "starts", "engine"),
         ("gpu", 2, "index", "nvml"),
         ("min_free_before_exit", 140 * MIB, "bytes", "nvml"),
         ("freed_by_exit", 23_412 * MIB, "bytes", "nvml"),
-    ] == rows(capture)
+    ] == rows(graphs)
 
 
 def test_an_engine_that_answers_has_its_graphs() -> None:
     """Deaths while serving are no failed starts, and no page at all has its reason."""
-    (serving,) = spike_graph_capture.judge(dies(1), ONE_GPU, DEFAULT_LIMITS)
-    assert Finding(id="spike.graph_capture", status="ok", summary=ANY_TEXT) == serving
-    (silent,) = spike_graph_capture.judge(
-        Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),)), ONE_GPU, DEFAULT_LIMITS
-    )
-    assert "unknown" == silent.status
+    assert Finding(id="spike.graph_capture", status="ok", summary=ANY_TEXT) == capture(dies(1))
+    assert "unknown" == capture(readings((NO_ANSWER, None))).status

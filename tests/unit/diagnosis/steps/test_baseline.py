@@ -7,8 +7,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import BASELINE
-from kvdiag.model import Device, Engine, Gap, Mark, Quantity, Sample, StepResult, Timeline
-from tests.builders.answers import ANY_TEXT, containing, expected, measured
+from kvdiag.model import Device, Engine, Gap, Mark, MeasuredFigures, Sample, StepFigures, StepResult, Timeline
+from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import run, step_result
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, device, engine, holding, pool, process
 from tests.builders.worlds import TRAINING, World, facts
@@ -19,37 +19,6 @@ POOL_BYTES = 6145 * 2 * MIB
 result = partial(step_result, BASELINE)
 
 
-def with_devices(world: World, *devices: Device, gaps: tuple[Gap, ...] = ()) -> Timeline:
-    """A run whose every reading of the devices shows these."""
-    whole = run(world)
-    samples = tuple(
-        sample if sample.devices is None else replace(sample, devices=devices, gaps=gaps) for sample in whole.samples
-    )
-    return Timeline(samples=samples, marks=whole.marks)
-
-
-def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
-    """The idle server holds no block, and its device what pool, weights, driver and an allowance explain."""
-    actual = result(World())
-    # Expected and measured stand side by side
-    used = 464 * MIB + POOL_BYTES + 7 * GIB
-    explained = POOL_BYTES + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
-
-    assert actual == StepResult(
-        id="baseline",
-        status="ok",
-        summary=ANY_TEXT,
-        expected=(
-            Quantity(name="blocks", value=0, unit="blocks"),
-            Quantity(name="device_used_bytes", value=explained, unit="bytes"),
-        ),
-        measured=(
-            Quantity(name="blocks", value=0, unit="blocks"),
-            Quantity(name="device_used_bytes", value=used, unit="bytes"),
-        ),
-    )
-
-
 FOREIGN = {0: (TRAINING,)}
 RANK_BYTES = 464 * MIB + POOL_BYTES
 
@@ -57,6 +26,7 @@ RANK_BYTES = 464 * MIB + POOL_BYTES
 @pytest.mark.parametrize(
     ("world", "status", "blocks", "used_bytes"),
     [
+        (World(), "ok", 0, RANK_BYTES + 7 * GIB),
         (World(held_at_start_blocks=50), "fault", 50, RANK_BYTES + 7 * GIB),
         (World(foreign=FOREIGN, device_bytes=48 * GIB), "suspect", 0, RANK_BYTES + 13 * GIB),
         (World(held_at_start_blocks=50, foreign=FOREIGN, device_bytes=48 * GIB), "fault", 50, RANK_BYTES + 13 * GIB),
@@ -64,11 +34,12 @@ RANK_BYTES = 464 * MIB + POOL_BYTES
         (World(gpus=2), "ok", 0, 2 * (RANK_BYTES + 4 * GIB)),
         (World(pools=(pool("0"), pool("1")), gpus=2), "ok", 0, 2 * (RANK_BYTES + 7 * GIB)),
         (World(pools=()), "unknown", None, RANK_BYTES + 7 * GIB - 2 * MIB),
-        (World(usage_told=False), "unknown", None, RANK_BYTES + 7 * GIB),
+        (World(usage_reported=False), "unknown", None, RANK_BYTES + 7 * GIB),
         (World(busy=True), "unknown", None, None),
         (World(busy=True, pools=()), "unknown", None, None),
     ],
     ids=[
+        "empty and explained",
         "blocks in use",
         "unexplained",
         "both",
@@ -86,8 +57,7 @@ def test_runs_get_their_status(world: World, status: str, blocks: int | None, us
     rank has a pool and a share of the weights, each engine the whole of them.
     """
     actual = result(world)
-    found = measured(actual)
-    assert (status, blocks, used_bytes) == (actual.status, found.get("blocks"), found.get("device_used_bytes"))
+    assert (status, blocks, used_bytes) == (actual.status, actual.measured.blocks, actual.measured.device_used_bytes)
 
 
 EXPLAINED = 6145 * 2 * MIB + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
@@ -99,64 +69,29 @@ def test_what_is_explained_is_exact_to_the_byte(used: int, status: str) -> None:
     """12.00 GiB of pool, 6 of weights, and 3.45 of driver, context and activations."""
     actual = idle(device(used_bytes=used))
     assert ("baseline", status, ("as planned",)) == (actual.id, actual.status, actual.notes)
-    assert (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", EXPLAINED, "bytes")) == actual.expected
-    assert (Quantity("blocks", 0, "blocks"), Quantity("device_used_bytes", used, "bytes")) == actual.measured
-
-
-def test_too_few_readings_are_not_called_traffic() -> None:
-    """A server whose pages came too slowly to tell is not accused of traffic that nobody saw."""
-    whole = run()
-    begin_seconds = whole.spans("baseline")[0].begin_seconds
-    only = next(one for one in whole.samples if one.engines is not None and one.at_seconds >= begin_seconds)
-    late = replace(whole, samples=tuple(one for one in whole.samples if one.engines is None or one is only))
-    assert ("unknown", containing("1 idle sample")) == (result(World(), late).status, result(World(), late).summary)
+    assert StepFigures(blocks=0, device_used_bytes=EXPLAINED) == actual.expected
+    assert MeasuredFigures(blocks=0, device_used_bytes=used) == actual.measured
 
 
 def test_a_step_that_did_not_run_or_end_is_unknown() -> None:
-    """No span, or one that was cut off, is told as such."""
+    """A step without a span, or with one that was cut off, is reported with a summary."""
     whole = run()
     none = Timeline(samples=whole.samples)
     begun = Timeline(samples=whole.samples, marks=whole.marks[:1])
     assert [ANY_TEXT, ANY_TEXT] == [result(World(), timeline).summary for timeline in (none, begun)]
 
 
-def test_without_a_gpu_the_pool_alone_is_judged() -> None:
-    """No driver is no reason for unknown: the pool is empty, and that the device is not seen is said."""
-    actual = result(World(nvml=NO_NVML))
-    assert "ok" == actual.status
-    assert measured(actual)["device_used_bytes"] is None
-    assert expected(actual)["device_used_bytes"] is None
-
-
-def test_a_gpu_that_fails_is_unknown() -> None:
-    """A device that should tell its memory and does not leaves the step open."""
-    lost = device(used_bytes=None)
-    actual = result(World(), with_devices(World(), lost, gaps=(GPU_LOST,)))
-    assert "unknown" == actual.status
-    assert measured(actual)["device_used_bytes"] is None
-
-
-def test_a_gpu_without_memory_of_its_own_is_like_none() -> None:
-    """Unified memory (GB10) is not told by NVML at all: that is absence, as without a GPU, and no failure."""
-    absent = Gap(source="nvml", kind="absent", reason="GPU 0 does not report its memory (Not Supported)")
-    unified = device(used_bytes=None, processes=(process(100, 5 * GIB),))
-    actual = result(World(), with_devices(World(), unified, gaps=(absent,)))
-    assert "ok" == actual.status
-    assert measured(actual)["device_used_bytes"] is None
-
-
 def test_a_mig_parent_that_is_hidden_is_read_through_its_slice() -> None:
     """In a container with a MIG slice the parent may not be read: the slice is the server's device."""
     hidden = Gap(source="nvml", kind="absent", reason="GPU 0 is not read as a whole but in its 1 MIG slices")
-    parent = device(used_bytes=None)
     part = device(uuid="MIG-a", mig_parent_uuid="GPU-0", used_bytes=19 * GIB)
-    actual = result(World(server_seen=False), with_devices(World(server_seen=False), parent, part, gaps=(hidden,)))
-    assert ("ok", 19 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
+    actual = idle(device(used_bytes=None), part, gaps=(hidden,))
+    assert ("ok", 19 * GIB) == (actual.status, actual.measured.device_used_bytes)
 
 
 def test_only_the_servers_gpus_count() -> None:
     """On a host of two GPUs the other tenant's is not added to the server's, on any reading."""
-    # A full GPU 1 without a process of the server, and readings that mostly come without process lists
+    # A full GPU 1 without a process of the server, and samples that mostly come without process lists
     world = World(foreign={1: (process(7, 23 * GIB),)})
     whole = run(world)
     first = next(index for index, sample in enumerate(whole.samples) if sample.devices is not None)
@@ -168,22 +103,13 @@ def test_only_the_servers_gpus_count() -> None:
     )
     actual = result(world, Timeline(samples=samples, marks=whole.marks))
 
-    assert ("ok", 464 * MIB + POOL_BYTES + 7 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
+    assert ("ok", 464 * MIB + POOL_BYTES + 7 * GIB) == (actual.status, actual.measured.device_used_bytes)
 
 
 def test_no_more_is_expected_than_there_is() -> None:
     """Pool, weights and allowance may add up to more than the device; what is expected on it does not."""
-    actual = result(World(), with_devices(World(), device(used_bytes=19 * GIB, total_bytes=19 * GIB)))
-    assert ("ok", 19 * GIB) == (actual.status, expected(actual)["device_used_bytes"])
-
-
-def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
-    """Two GPUs and no telling which is the server's: somebody else's full one accuses nobody."""
-    full = with_devices(
-        World(server_seen=False), device(used_bytes=19 * GIB), device(1, used_bytes=79 * GIB, total_bytes=80 * GIB)
-    )
-    actual = result(World(server_seen=False), full)
-    assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
+    actual = idle(device(used_bytes=19 * GIB, total_bytes=19 * GIB))
+    assert ("ok", 19 * GIB) == (actual.status, actual.expected.device_used_bytes)
 
 
 BEGIN, END = 10.0, 20.0
@@ -206,20 +132,6 @@ def idle(
     return BASELINE.judge(timeline, known, DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        (replace(engine(), requests_running=1), "other traffic"),
-        (replace(engine(), requests_running=None), "does not report"),
-    ],
-)
-def test_a_server_that_was_not_idle_is_unknown_with_the_reason(page: Engine, words: str) -> None:
-    """Requests of others run, or how many run is not reported."""
-    actual = idle(device(), pages=(page,) * 2)
-    assert "unknown" == actual.status
-    assert words in actual.summary
-
-
 HELD = (holding(7),) * 2
 
 DARK = device(1, used_bytes=None)
@@ -230,6 +142,7 @@ LOST = (GPU_LOST,)
 @pytest.mark.parametrize(
     ("actual", "status", "measurable"),
     [
+        (idle, "ok", False),
         (lambda: idle(pages=HELD), "fault", False),
         (lambda: idle(device(used_bytes=EXPLAINED + 1), pages=HELD), "fault", True),
         (lambda: idle(device(), DARK, gaps=LOST), "unknown", False),
@@ -247,6 +160,7 @@ LOST = (GPU_LOST,)
         ),
     ],
     ids=[
+        "no GPU",
         "blocks",
         "blocks and bytes",
         "GPU lost",
@@ -263,34 +177,37 @@ LOST = (GPU_LOST,)
 def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_reported(
     actual: object, status: str, measurable: bool
 ) -> None:
-    """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
+    """A GPU lost in the step makes it unknown, one that never reports memory does not; held blocks are a fault."""
     result = actual()  # type: ignore[operator]
     assert status == result.status
-    assert measurable == (measured(result)["device_used_bytes"] is not None)
+    assert measurable == (result.measured.device_used_bytes is not None)
 
 
 def test_two_gpus_of_nobody_known_are_reported_and_not_judged() -> None:
     """Another tenant's bytes are not to be explained by this server's."""
     actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
     assert "ok" == actual.status
-    assert Quantity(name="device_used_bytes", value=None, unit="bytes") == actual.expected[1]
+    assert StepFigures(blocks=0) == actual.expected
 
 
 @pytest.mark.parametrize(
-    ("pages", "gaps"),
+    ("pages", "gaps", "words"),
     [
-        ((engine(running=1), engine()), ()),
-        ((engine(running=None), engine(running=1)), ()),
-        ((engine(running=None), engine()), ()),
-        ((engine(),), ()),
-        ((), (NO_ANSWER,)),
+        ((engine(running=1), engine()), (), "other traffic"),
+        ((engine(running=None), engine(running=1)), (), "other traffic"),
+        ((engine(running=None), engine()), (), "does not report"),
+        ((engine(),), (), "1 idle sample"),
+        ((), (NO_ANSWER,), NO_ANSWER.reason),
     ],
     ids=["busy", "busy, and untold", "untold", "one reading", "none"],
 )
-def test_why_the_pool_was_not_observed_idle_is_reported(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
-    """Traffic, an engine that does not tell, or pages that came too slowly."""
+def test_why_the_pool_was_not_observed_idle_is_reported(
+    pages: tuple[Engine, ...], gaps: tuple[Gap, ...], words: str
+) -> None:
+    """The reason is other traffic, an engine without usage, or too few samples."""
     actual = idle(device(), pages=pages, gaps=gaps)
     assert ("unknown", ("as planned",)) == (actual.status, actual.notes)
+    assert containing(words) == actual.summary
 
 
 def test_what_the_step_offers() -> None:

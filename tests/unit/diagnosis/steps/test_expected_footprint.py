@@ -27,7 +27,7 @@ def test_ranks_share_the_weights_and_have_a_pool_each() -> None:
     engines = replace(KNOWN, pools=(pool("0", pool_bytes=10 * GIB), pool("1", pool_bytes=10 * GIB)))
     assert 20 * GIB + 12 * GIB + 2 * EACH == explained_bytes((CARD, CARD), engines, DEFAULT_LIMITS)
     assert 40 * GIB + 12 * GIB + 4 * EACH == explained_bytes((CARD,) * 4, engines, DEFAULT_LIMITS)
-    # Two engines on one device that is seen.
+    # Two engines on one visible device.
     assert 20 * GIB + 12 * GIB + EACH == explained_bytes((CARD,), engines, DEFAULT_LIMITS)
 
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 from functools import partial
 
 from kvdiag.diagnosis.steps import LONG_CONTEXT
-from kvdiag.model import Engine, Load, Quantity, StepResult, Timeline
-from tests.builders.answers import ANY_TEXT, measured
+from kvdiag.model import Engine, Load, MeasuredFigures, StepFigures, StepResult, Timeline
+from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run, step_result
 from tests.builders.values import MIB, pool
 from tests.builders.worlds import World
@@ -14,31 +14,20 @@ result = partial(step_result, LONG_CONTEXT)
 def test_growth_along_a_line_is_ok() -> None:
     """One request of 16,496 tokens ends with the 1,031 blocks that it needs, and never held more on the way."""
     actual = result(World())
-    requests = Quantity(name="requests", value=1, unit="requests")
-    tokens = Quantity(name="tokens", value=16_496, unit="tokens")
-    blocks = Quantity(name="blocks", value=1_031, unit="blocks")
-    size = Quantity(name="bytes", value=1_031 * 2 * MIB, unit="bytes")
+    same = {"requests": 1, "tokens": 16_496, "blocks": 1_031, "bytes": 1_031 * 2 * MIB}
 
     assert actual == StepResult(
         id="long_context",
         status="ok",
         summary=ANY_TEXT,
-        expected=(requests, tokens, blocks, size, Quantity(name="highest_blocks", value=1_032, unit="blocks")),
-        measured=(
-            requests,
-            tokens,
-            blocks,
-            size,
-            Quantity(name="filled_ratio", value=1.0, unit="ratio"),
-            Quantity(name="samples_of_whole_load", value=8, unit="samples"),
-            Quantity(name="highest_blocks", value=1_031, unit="blocks"),
-        ),
+        expected=StepFigures(**same, highest_blocks=1_032),
+        measured=MeasuredFigures(**same, highest_blocks=1_031, filled_ratio=1.0, samples_of_whole_load=8),
     )
 
 
 def test_the_last_chunk_of_a_prompt_is_no_excess_of_a_window() -> None:
-    """A window's blocks are judged once tokens are generated: until then the prompt's last chunk is held beside it."""
-    # A window of 1,024 tokens, and a reading right after the first token that shows 129 blocks more
+    """A window's blocks are judged once tokens are generated: until then the prompt's last chunk is in use, too."""
+    # A window of 1,024 tokens, and a sample right after the first token that shows 128 blocks more
     world = World(pools=(pool(sliding_window_tokens=1024),))
     whole = run(world)
     span = whole.spans("long_context")[-1]
@@ -75,10 +64,10 @@ def overshooting(world: World) -> Timeline:
 
 
 def test_an_overshoot_on_the_way_is_suspect() -> None:
-    """A prefill that held a duplicate for a moment is seen although the end is right."""
+    """A prefill that held a duplicate for a moment is a suspect, although the end is right."""
     # A request that held 1,500 blocks on the way to 1,031
     actual = result(World(), overshooting(World()))
-    assert ("suspect", 1_500) == (actual.status, measured(actual)["highest_blocks"])
+    assert ("suspect", 1_500) == (actual.status, actual.measured.highest_blocks)
 
 
 def test_windowed_layers_are_judged_at_their_end_alone() -> None:
@@ -90,6 +79,6 @@ def test_windowed_layers_are_judged_at_their_end_alone() -> None:
 
 
 def test_a_request_that_was_offered_again_is_judged_where_it_was_observed() -> None:
-    """The first one went by between two readings: the second one counts, all the way."""
+    """The first request fell between two samples: the second one counts, with its peak."""
     actual = result(World(again=("long_context",)))
-    assert ("ok", 1_031) == (actual.status, measured(actual)["highest_blocks"])
+    assert ("ok", 1_031) == (actual.status, actual.measured.highest_blocks)

@@ -1,11 +1,18 @@
-"""vLLM's metrics page into engines: figures that cannot be, engines of every number, and pages without any."""
+"""vLLM's metrics endpoint to engines: impossible figures, any number of engines, and endpoints without any."""
 
 import re
 
 import pytest
 
 from kvdiag.engines.engine import SOURCE
-from kvdiag.engines.vllm.metrics import MAX_SERIES, WAITING_BY_REASON, parse_engines, parse_pools
+from kvdiag.engines.vllm.metrics import (
+    MAX_GAPS,
+    MAX_SERIES,
+    POLLED_NAMES,
+    WAITING_BY_REASON,
+    parse_engines,
+    parse_pools,
+)
 from kvdiag.model import MAX_COUNT, Engine, Gap
 from tests.builders.answers import containing
 from tests.builders.metrics_pages import parse_page
@@ -68,11 +75,11 @@ def test_fraction_of_a_count_is_rounded() -> None:
 
 def test_engines_come_in_numeric_order() -> None:
     """Ten data-parallel engines are listed by number, labels that are none after them."""
-    labels = ["10", "2", "x", "0", "٣", "9" * 5000]
+    labels = ["10", "2", "x", "0", "٣", "9" * 60]
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels))
     engines, _ = parse_engines(page)
     assert engines is not None
-    assert ["0", "2", "٣", "10", "9" * 5000, "x"] == [engine.engine for engine in engines]
+    assert ["0", "2", "٣", "10", "9" * 60, "x"] == [engine.engine for engine in engines]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +102,19 @@ def test_page_without_engines_says_why(text: str, reason: str) -> None:
 
 
 def test_hostile_number_of_engines_is_refused() -> None:
-    """A page with more engines than any server has is a gap, not an hour's work."""
-    count = 5_000
-    page = parse_page("".join(f'vllm:num_requests_running{{engine="{number}"}} 0\n' for number in range(count)))
-    actual = parse_engines(page)
-    reason = f"vllm:num_requests_running has {count} series, more than {MAX_SERIES}: not one server's metrics"
-    assert (None, (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
+    """More engines than any server has are a gap, also where each name has its own: 7,680 held a daemon for 4 s."""
+    many = "".join(f'vllm:num_requests_running{{engine="{number}"}} 0\n' for number in range(5_000))
+    others = "".join(f'{name}{{engine="{name}{at}"}} 0\n' for name in POLLED_NAMES for at in range(MAX_SERIES))
+    for page in (many, others):
+        engines, gaps = parse_engines(parse_page(page))
+        assert (None, ["refused"]) == (engines, [gap.kind for gap in gaps])
+
+
+def test_hostile_labels_and_gaps_are_few() -> None:
+    """24 labels of 15,000 characters, others in each page, grew a daemon by 100 MB a minute."""
+    page = parse_page(f'vllm:num_requests_running{{engine="{"x" * 15_000}"}} -1\n')
+    assert (None, "refused") == (parse_engines(page)[0], parse_engines(page)[1][0].kind)
+
+    page = parse_page("".join(f'vllm:num_requests_running{{engine="{number}"}} -1\n' for number in range(500)))
+    engines, gaps = parse_engines(page)
+    assert (500, MAX_GAPS) == (len(engines or ()), len(gaps))

@@ -30,7 +30,7 @@ from tests.unit.engines.vllm.vllm_pages import SCRAPES
     ],
 )
 def test_what_is_no_page_is_refused(text: str) -> None:
-    """Text that is not in the format is one kind of error, told at once."""
+    """Text that is not in the metrics format raises one kind of error at once."""
     with pytest.raises(ValueError, match=r".") as caught:
         parse_page(text)
     # A subclass such as UnicodeError would be another kind
@@ -71,7 +71,7 @@ def spoilt_pages(draw: st.DrawFn) -> str:
 @example(text='vllm:num_requests_running{engine="' + "1" * 5000 + '"} 1', version=None)
 @example(text="vllm:kv_cache_usage_perc " + "9" * 400, version=None)
 def test_no_text_does_harm(text: str, version: str | None) -> None:
-    """Whatever a server sends is either refused as no page, or parsed without another error."""
+    """Any text from a server is either refused or parsed; no other error is raised."""
     try:
         page = parse_page(text)
     except ValueError:
@@ -80,6 +80,6 @@ def test_no_text_does_harm(text: str, version: str | None) -> None:
     engines, gaps = parse_engines(page)
     pools, pool_gaps = parse_pools(page, version)
 
-    # Nothing seen is said to be nothing there
+    # Missing samples are not reported as zero
     assert engines or gaps
     assert pools or pool_gaps

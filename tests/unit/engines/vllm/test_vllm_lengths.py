@@ -63,6 +63,6 @@ def test_what_was_never_measured_is_not_used(text: str) -> None:
     )
 )
 def test_no_page_makes_it_raise(rows: list[tuple[str, str, float]]) -> None:
-    """Whatever stands in the buckets."""
+    """Any values in the histogram's buckets are read without an error."""
     lengths = parse_lengths(parse_page(page(*[(engine, le, repr(count)) for engine, le, count in rows])))
     assert lengths is None or lengths.finished >= 0

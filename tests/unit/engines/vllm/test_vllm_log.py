@@ -1,8 +1,11 @@
 """vLLM's startup log: every wording of a size, a capacity and a setting in a table, behind any prefix."""
 
+import time
+
 import pytest
 
-from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.engines.vllm.startup_log import MAX_LINE_CHARACTERS, parse_log
+from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import GIB, PrintedSize
 from tests.unit.engines.vllm.vllm_logs import AUDIT, CONSUMED, USAGE, gib, rank
 
@@ -145,3 +148,16 @@ def test_every_wording_of_a_setting(line: str, expected: dict[str, object]) -> N
 def test_what_stands_before_a_message_does_not_matter(prefix: str) -> None:
     """Prefixes of every version, colours, container runtimes and boxes."""
     assert gib(18.69) == rank(f"{prefix}Available KV cache memory: 18.69 GiB").pool
+
+
+def test_hostile_lines_take_time_in_proportion() -> None:
+    """20 MB of digits took more than three minutes: each place of the word was a beginning."""
+
+    def taken(share: int) -> float:
+        begun_seconds = time.thread_time()
+        with pytest.raises(KvdiagError):
+            parse_log("GiB " + "9" * (MAX_LINE_CHARACTERS // share))
+        parse_log("# a blocks: 9," * (4_000 // share))
+        return time.thread_time() - begun_seconds
+
+    assert min(taken(1) for _ in range(3)) < 12 * min(taken(4) for _ in range(3))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdiag.engines import read_startup_log
 from kvdiag.engines.vllm import startup_log
-from kvdiag.engines.vllm.startup_log import parse_log, read_log
+from kvdiag.engines.vllm.startup_log import parse_log
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
 from tests.unit.engines.vllm.vllm_logs import LOGS, gib
@@ -22,8 +23,8 @@ from tests.unit.engines.vllm.vllm_logs import LOGS, gib
 def test_what_tells_no_memory_is_refused(text: str) -> None:
     """One line that names what was looked for."""
     with pytest.raises(KvdiagError, match="memory figures") as caught:
-        parse_log(text, origin="x.log")
-    assert str(caught.value).startswith("x.log has none")
+        parse_log(text)
+    assert str(caught.value).startswith("the log has none")
 
 
 def test_binary_and_torn_lines_do_no_harm(tmp_path: Path) -> None:
@@ -33,12 +34,12 @@ def test_binary_and_torn_lines_do_no_harm(tmp_path: Path) -> None:
         b"\xff\xfe\x00\x80INFO [g.py:1] Available KV cache mem\nINFO [g.py:1] Available KV cache memory: 18.69 GiB\r\n"
         b"INFO [k.py:1] GPU KV cache size: 136,080 tokens\nINFO [k.py:1] Maximum concurrency for 40,960 tok"
     )
-    report = read_log(path)
+    report = read_startup_log(path)
     assert (gib(18.69), 136_080, None) == (report.ranks[0].pool, report.tokens, report.concurrency)
 
 
 def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
-    """A start at the head, gigabytes of requests, and a note that the middle was not seen."""
+    """The head and the end of a log of gigabytes are read, with a note that the middle was not."""
     path = tmp_path / "long.log"
     with path.open("wb") as file:
         file.write((LOGS / "vllm-0.9.1-V1-reconstructed.log").read_bytes())
@@ -46,7 +47,7 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(b"\nINFO [x.py:1] the end\n")
 
-    report = read_log(path)
+    report = read_startup_log(path)
 
     assert 136_080 == report.tokens
     assert "beginning" in report.notes[-1]
@@ -61,7 +62,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     writer = threading.Thread(target=path.write_bytes, args=(content,))
     writer.start()
 
-    report = read_log(path)
+    report = read_startup_log(path)
     writer.join()
 
     assert 136_080 == report.tokens
@@ -72,15 +73,15 @@ def test_an_endless_line_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "line.log"
     path.write_text("x" * (startup_log.MAX_LINE_CHARACTERS + 1) + "Available KV cache memory: 1.00 GiB")
     with pytest.raises(KvdiagError):
-        read_log(path)
+        read_startup_log(path)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A file that is not there, and a folder."""
     with pytest.raises(KvdiagError, match=r"nothing\.log: No such file"):
-        read_log(tmp_path / "nothing.log")
+        read_startup_log(tmp_path / "nothing.log")
     with pytest.raises(KvdiagError, match="is a folder"):
-        read_log(tmp_path)
+        read_startup_log(tmp_path)
 
 
 FRAGMENTS = st.sampled_from(
@@ -109,7 +110,7 @@ FRAGMENTS = st.sampled_from(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(FRAGMENTS, st.text(max_size=30)), max_size=30).map("".join))
 def test_any_text_is_a_report_or_refused(text: str) -> None:
-    """Whatever a file holds, there is a report or one KvdiagError."""
+    """Any file content gives a report or one KvdiagError."""
     try:
         report = parse_log(text)
     except KvdiagError:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvdiag.engines.vllm.startup_log import parse_log, read_log
+from kvdiag.engines import read_startup_log
+from kvdiag.engines.vllm.startup_log import parse_log
 from kvdiag.kv.calibration.engine_report import GIB
 from tests.builders.answers import containing
 from tests.unit.engines.vllm.vllm_logs import AUDIT, CONSUMED, LOGS, gib
@@ -132,7 +133,7 @@ FIXTURES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", FIXTURES)
 def test_whole_logs(name: str) -> None:
     """Logs of several versions, from the first line to the last."""
-    report = read_log(LOGS / f"{name}.log")
+    report = read_startup_log(LOGS / f"{name}.log")
     pool = report.deciding_rank.pool if report.deciding_rank else None
     told: dict[str, object] = {
         "version": report.settings.version,
@@ -149,4 +150,4 @@ def test_whole_logs(name: str) -> None:
 
 def test_nothing_secret_is_kept() -> None:
     """V0 prints its whole arguments, a key among them."""
-    assert "not-for-eyes" not in repr(read_log(LOGS / "vllm-0.6.4-V0-reconstructed.log"))
+    assert "not-for-eyes" not in repr(read_startup_log(LOGS / "vllm-0.6.4-V0-reconstructed.log"))

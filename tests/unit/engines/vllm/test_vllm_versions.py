@@ -34,7 +34,7 @@ VERSIONS = {
 """Stored page to the version that wrote it."""
 
 BOTH_USAGE_NAMES = ("vllm-0.10.2-V1-rendered", "vllm-0.11.2-V1-hidden-rendered")
-"""Pages of newer versions that cannot be told from 0.9.2's, whose usage gauge counts the null block."""
+"""Newer versions' metrics that cannot be distinguished from 0.9.2's, whose usage gauge counts the null block."""
 
 
 def test_every_version_reads_alike(golden: Callable[[str, str], None]) -> None:

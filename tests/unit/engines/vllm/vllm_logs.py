@@ -14,7 +14,7 @@ def gib(value: float, slack: float = 0.005) -> PrintedSize:
 
 
 def rank(line: str) -> RankReport:
-    """The one rank that a line tells of."""
+    """The one rank that a line reports."""
     report = parse_log(line)
     assert 1 == len(report.ranks)
     return report.ranks[0]

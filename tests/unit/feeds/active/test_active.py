@@ -18,12 +18,15 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
 from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.run_timeline import still_queued
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
-from kvdiag.model import Facts, Timeline
+from kvdiag.model import Facts, Sample, Timeline
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.answers import containing
+from tests.builders.values import engine
 from tests.fixtures.hostile import Answer, Hostile, Peer, head, raw, reply, reply_json, silent
 
 LONG_SECONDS = 120.0
@@ -33,7 +36,7 @@ SINGLE = replace(STEPS[1], cycles=3)
 
 
 def no_devices(**_: object) -> DeviceReading:
-    """What NVML tells where there is none."""
+    """The NVML sample of a host without devices."""
     return None, ()
 
 
@@ -50,7 +53,7 @@ def run(
     """The first two steps, or the first alone, and a soak, or the isolation probe, against a server that answers so."""
 
     async def work(url: str) -> Timeline:
-        recorder, clock = TimelineBuilder(), Clock()
+        recorder = TimelineBuilder()
         nvml = ThreadedReader(no_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             requests = Requests(client, "tiny", silence_seconds=silence_seconds, engine=ENGINE)
@@ -60,24 +63,20 @@ def run(
                 facts=facts or Facts(),
                 record=recorder.add,
                 pace=Pace(),
-                clock=clock,
+                clock=Clock(),
                 load=requests.load,
             )
             isolation = IsolationFeed(
-                facts=facts or Facts(),
                 sampler=sampler,
                 requests=requests,
                 recorder=recorder,
-                clock=clock,
                 other_headers=other_headers,
             )
             feed = ActiveFeed(
                 steps=(BASELINE, SINGLE)[:steps],
-                facts=facts or Facts(),
                 sampler=sampler,
                 requests=requests,
                 recorder=recorder,
-                clock=clock,
                 progress=lambda progress: None,
                 soak=soak,
                 instead=isolation.run if probe else None,
@@ -131,7 +130,7 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
     ],
 )
 def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> None:
-    """Where the steps could not tell anything none is offered."""
+    """A server whose metrics cannot support the steps is refused before any load."""
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": reply(page)})
     assert message in str(caught.value)
@@ -147,6 +146,23 @@ def test_other_traffic_on_a_slow_server_is_refused() -> None:
 
     with pytest.raises(KvdiagError, match="other traffic"):
         run({"/metrics/": page})
+
+
+@pytest.mark.parametrize(
+    ("error", "waiting", "queued"),
+    [
+        pytest.param(NO_ANSWER, (0, 8, 0), True, id="silent, eight waiting"),
+        pytest.param("timed out after 120 s", (8,), True, id="too slow, eight waiting"),
+        pytest.param(NO_ANSWER, (0, 0), False, id="silent, none waiting"),
+        pytest.param("HTTP 500: boom", (8,), False, id="an error of its own"),
+    ],
+)
+def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple[int, ...], queued: bool) -> None:
+    """No hanging server and no firewall: the engine itself counts them."""
+    samples = [Sample(at_seconds=float(at), engines=(engine(waiting=count),)) for at, count in enumerate(waiting)]
+    found = still_queued(error, samples)
+    assert queued == (containing("8 requests", "queued") == found)
+    assert queued or error == found
 
 
 def test_failing_requests_are_recorded() -> None:
@@ -187,7 +203,7 @@ def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
 
 
 def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
-    """Where no page was seen while the first load ran, the next ones generate more, until one is seen whole."""
+    """If no sample was taken while the first load ran, the next loads generate more until one is sampled completely."""
     actual = run(slow_page_server(blind_tokens=150))
     spans = actual.spans("single_request")
     seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]

@@ -96,7 +96,7 @@ def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
     st.none() | st.floats(1.0, 1e7).map(speed),
 )
 def test_load_is_bounded(blocks: int, block_tokens: int, longest: int | None, measured: Speed | None) -> None:
-    """Whatever the server: thirty requests, each admitted, a round of which fits in the pool."""
+    """For every server: thirty requests, each small enough to be admitted, a round of which fits in the pool."""
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens),))
     actual = plan_isolation(facts, measured)
     prompt = actual.requests[0].prompt_tokens

@@ -79,15 +79,11 @@ FAILURES = [
     pytest.param(
         raw(STREAM, event({"error": {"message": LONG_TEXT}})), LONG_TEXT[:MAX_ERROR_CHARACTERS], id="in stream, long"
     ),
-    pytest.param(raw(STREAM), "the stream ended without a token", id="an empty stream"),
-    pytest.param(raw(STREAM, b"data: [DONE]\n\n"), "the stream ended without a token", id="done at once"),
-    pytest.param(
-        reply_json({"choices": [{"text": "hello"}]}), "the stream ended without a token", id="not a stream at all"
-    ),
-    pytest.param(raw(STREAM, event([1]), event("x")), "the stream ended without a token", id="events that are none"),
-    pytest.param(
-        raw(STREAM, b"data: " + b"[" * 100_000 + b"\n"), "the stream ended without a token", id="nested without end"
-    ),
+    pytest.param(raw(STREAM), "ended without a token", id="an empty stream"),
+    pytest.param(raw(STREAM, b"data: [DONE]\n\n"), "ended without a token", id="done at once"),
+    pytest.param(reply_json({"choices": [{"text": "hello"}]}), "ended without a token", id="not a stream at all"),
+    pytest.param(raw(STREAM, event([1]), event("x")), "ended without a token", id="events that are none"),
+    pytest.param(raw(STREAM, b"data: " + b"[" * 100_000 + b"\n"), "ended without a token", id="nested without end"),
     pytest.param(endless(STREAM, b"x" * 65536), TOO_LONG, id="a line that never ends"),
     pytest.param(endless(STREAM + b"data: ", b"x" * 65536), TOO_LONG, id="an event that never ends"),
     pytest.param(
@@ -106,7 +102,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("answer", "error"), FAILURES)
 def test_failure_is_told(answer: Answer, error: str) -> None:
-    """Whatever goes wrong with a request is its error's text, bounded in length, and nothing is raised."""
+    """Any failure of a request is reported as an error text of bounded length; nothing is raised."""
     with Hostile(answer) as server:
         actual = offered(server.url, one())
     assert failure(error) == actual
@@ -129,7 +125,7 @@ def test_silence_is_given_up(answer: Answer) -> None:
 
 
 def test_partial_output_of_a_failure_is_counted() -> None:
-    """Tokens that came before an error are told beside it, and do not make the request complete."""
+    """Tokens received before an error are counted with it, and do not make the request complete."""
     answer = raw(STREAM, chunk(), chunk(), event({"error": {"message": "aborted"}}))
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=9))

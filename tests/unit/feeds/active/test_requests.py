@@ -1,4 +1,4 @@
-"""kvdiag's own requests against a drill: their tokens, prompts, load and speed, and what is told when they fail."""
+"""kvdiag's own requests against a drill: their tokens, prompts, load and speed, and how failures are reported."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -135,7 +135,7 @@ def test_cancelling_frees_the_server(drill: str) -> None:
 
 
 def test_speed_is_measured(drill: str) -> None:
-    """One request alone tells how long the first token takes, and how many follow in a second."""
+    """One request alone measures the time to the first token and the tokens per second after it."""
     actual = with_client(drill, lambda client: Requests(client, MODEL, engine=ENGINE).measure(256, 16))
     assert isinstance(actual, Speed)
     assert actual.first_token_seconds > 0
@@ -185,7 +185,7 @@ def test_vocabulary_is_the_servers(drill: str) -> None:
     ],
 )
 def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
-    """A /tokenize that cannot be had, whatever it answers, leaves ids that are text in every vocabulary."""
+    """If /tokenize fails or gives an unusable answer, ids that are text in every vocabulary are used."""
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL))
         sent_bytes = server.sent_bytes

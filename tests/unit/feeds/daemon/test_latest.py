@@ -1,4 +1,4 @@
-"""What is shown as being there now: the newest of every part, and nothing that is gone."""
+"""The current state: the newest sample of every part, without removed devices, processes and engines."""
 
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
@@ -10,7 +10,7 @@ STUCK = Gap("nvml", "failed", "no answer for 9 s")
 
 
 def after(*samples: Sample) -> LatestReadings:
-    """Having seen these."""
+    """The state after these samples."""
     newest = LatestReadings()
     for sample in samples:
         newest.add(sample)
@@ -59,7 +59,7 @@ def test_a_source_heals() -> None:
 
 
 def test_a_removed_device_is_gone() -> None:
-    """What the newest reading does not list is not there."""
+    """A device that the newest sample does not list is not shown."""
     newest = after(Sample(at_seconds=1.0, devices=(device(0), device(1))), Sample(at_seconds=2.0, devices=(device(1),)))
     assert (device(1),) == newest.sample().devices
 
@@ -76,7 +76,7 @@ def test_a_stuck_driver_is_down() -> None:
 
 
 def test_what_is_not_renewed_is_not_shown() -> None:
-    """A loop that hangs leaves no gap: age alone tells."""
+    """A hung loop leaves no gap in the samples: only their age shows it."""
     newest = after(
         Sample(at_seconds=1.0, devices=(device(),)), Sample(at_seconds=1.5 + SHOWN_SECONDS, engines=(engine(),))
     )
@@ -89,7 +89,7 @@ def test_a_starting_server_is_no_error() -> None:
 
 
 def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
-    """A sidecar without a GPU tells nothing of NVML's health; the devices that agents tell of are shown."""
+    """A sidecar without a GPU does not report NVML's health; the devices that agents report are shown."""
     newest = after(
         Sample(at_seconds=1.0, gaps=(NO_NVML,)),
         Sample(at_seconds=1.5, devices=(device(),), allocators=(allocator(),)),
@@ -100,7 +100,7 @@ def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
 
 
 def test_news_come_once() -> None:
-    """A gap that goes on is told when it begins, and when it is of another kind."""
+    """A continuing gap is reported when it begins, and again when its kind changes."""
     newest = LatestReadings()
     assert (STARTING,) == newest.add(Sample(at_seconds=1.0, gaps=(STARTING,)))
     assert () == newest.add(Sample(at_seconds=2.0, gaps=(STARTING,)))
@@ -108,7 +108,7 @@ def test_news_come_once() -> None:
 
 
 def test_durations_are_told_of_their_sources() -> None:
-    """How long the newest reading took stands beside its source."""
+    """The duration of a source's newest sample is reported with that source."""
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)))
     assert (SourceHealth(source="engine", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
         {"engine": 0.5, "nvml": 0.1}, {}

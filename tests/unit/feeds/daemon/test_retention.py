@@ -3,10 +3,12 @@
 from dataclasses import fields
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.feeds.daemon import retention
 from kvdiag.feeds.daemon.retention import Retention, thinned
 from kvdiag.model import PARTS, Facts, Gap, HostProcess, Sample, Timeline
 from tests.builders.answers import finding
@@ -41,6 +43,18 @@ def test_a_day_is_kept_and_no_more() -> None:
     assert len(kept) <= 3 * 1440 + 36
 
 
+def test_engines_without_number_shorten_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with 500 engines, whose figures change each second, would fill the memory within a day."""
+    monkeypatch.setattr(retention, "MAX_PARTS", 1000)
+    tiers = Retention()
+    for second in range(7200):
+        tiers.add(Sample(at_seconds=float(second), engines=(engine(running=second),) * 100))
+    kept = tiers.samples()
+    assert 7199.0 == kept[-1].at_seconds
+    assert sum(len(one.engines or ()) for one in tiers.thinned) <= 1000
+    assert len(tiers.thinned) > 5
+
+
 def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
     """The last idle pair, the fullest reading, devices with their processes, host, and each kind of gap once."""
     listed = Sample(at_seconds=5.0, devices=(device(processes=(process(1, 1),)),))
@@ -61,7 +75,7 @@ def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
 
 
 def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
-    """Two readings in its middle saw what is held while nothing runs: a day later they still prove it."""
+    """Two samples in the middle of a busy minute saw the idle usage: a day later they still prove it."""
     minute = [reading(float(second), usage=0.5, running=5) for second in range(60)]
     minute[20:23] = [reading(float(second), usage=0.01) for second in range(20, 23)]
     assert (21.0, 22.0, 23.0, 59.0) == tuple(one.at_seconds for one in thinned(minute))[-4:]
@@ -70,7 +84,7 @@ def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
 
 def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
     """`serve` judges every ten seconds what is left of the day: no verdict goes with a minute that is thinned."""
-    # An hour of work with one pause, in which forty blocks stay held
+    # An hour of work with one pause, in which forty blocks are still in use
     tiers = Retention()
     for second in range(3600):
         pause = 600 <= second < 603

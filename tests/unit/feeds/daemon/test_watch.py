@@ -43,7 +43,7 @@ class Devices(ThreadedReader[DeviceReading]):
         super().__init__(lambda processes: ((device(),), ()), "nvml")
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> DeviceReading:
-        """The reading."""
+        """The device sample."""
         return (device(),), ()
 
 
@@ -56,7 +56,7 @@ class Agents(ThreadedReader[AllocatorReading]):
         self.open = True
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> AllocatorReading:
-        """The reading; none after `close`."""
+        """The allocator sample; none after `close`."""
         assert self.open
         return (), ()
 
@@ -120,7 +120,7 @@ def test_agents_of_before_are_closed_once_nothing_reads_them() -> None:
 
 
 def test_a_set_clock_moves_the_history_with_it() -> None:
-    """An hour back, then two forward: samples go on in order, none is lost, and their distances stay what they were."""
+    """The clock set an hour back, then two forward: samples stay in order, none is lost, intervals are unchanged."""
     untouched, _ = watched(0.0, 0.0)
     kept, watch = watched(-3600.0, 7200.0)
     assert [round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(untouched[-300:])] == [
@@ -133,7 +133,7 @@ def test_a_set_clock_moves_the_history_with_it() -> None:
 
 
 def test_no_tick_is_missed_for_it() -> None:
-    """The pace is that of a clock that nobody sets."""
+    """The sampling interval follows the monotonic clock, which cannot be set."""
     _, watch = watched(-3600.0, 7200.0)
     nvml = next(one for one in watch.snapshot().sources if one.source == "nvml")
     assert (0, True) == (nvml.ticks_missed_total, (nvml.ticks_total or 0) >= 1800)
@@ -169,8 +169,8 @@ def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart
     """One that takes 0.57 s of CPU comes as often as its share allows, however long a busy machine lets it wait."""
     made: list[float] = []
 
-    def subject() -> tuple[tuple[Sample, ...], Facts, Limits]:
-        return (Sample(at_seconds=0.0),), FACTS, DEFAULT_LIMITS
+    def subject() -> tuple[Timeline, Facts, Limits]:
+        return Timeline(samples=(Sample(at_seconds=0.0),)), FACTS, DEFAULT_LIMITS
 
     async def work() -> None:
         clock = Clock(wall=now_seconds, steady=now_seconds)
@@ -182,3 +182,25 @@ def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart
     run(work())
 
     assert {apart_seconds} == {round(later - earlier, 3) for earlier, later in pairwise(made)}
+
+
+def test_a_diagnosis_dated_by_a_clock_that_was_set_is_made_again() -> None:
+    """One under way is dropped: the times that it would keep are wrong by the jump. The newest one is soon replaced."""
+    made: list[float] = []
+
+    def subject() -> tuple[Timeline, Facts, Limits]:
+        return Timeline(samples=(Sample(at_seconds=0.0),)), FACTS, DEFAULT_LIMITS
+
+    async def work() -> None:
+        schedule = Slow(subject, lambda: made.append(now_seconds()), clock=Clock(wall=now_seconds, steady=now_seconds))
+        task = asyncio.create_task(schedule.run())
+        for wait_seconds in (1.0, 98.0):
+            await asyncio.sleep(wait_seconds)
+            schedule.move(3600.0)
+        await asyncio.sleep(50)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(work())
+
+    assert [13.0, 103.0] == [round(at_seconds, 3) for at_seconds in made]

@@ -29,7 +29,7 @@ class _Jump(selectors.DefaultSelector):
             ready = super().select(THREAD_SECONDS)
             assert ready, "nothing left to wait for: a deadlock"
         while not ready and timeout:
-            # Looked at before the selector: what arrives between the two is seen.
+            # Checked before the selector, so that what arrives in between is not missed.
             in_flight = self._in_flight()
             ready = super().select(DELIVERY_SECONDS if in_flight else 0)
             if not in_flight:
@@ -66,7 +66,7 @@ class _Loop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  for whoever awaits it
+        except Exception as error:  # noqa: BLE001  for the task that awaits it
             future.set_exception(error)
         return future
 

@@ -12,7 +12,7 @@ PAGE, OTHER = ("page",), ("other",)
 
 
 def column(*readings: tuple[float, float], target: tuple[str, ...] = PAGE) -> Column:
-    """Readings of one target."""
+    """Samples of one target."""
     return Column(
         targets=frozenset({target}),
         times=array("d", [moment for moment, _ in readings]),
@@ -39,7 +39,7 @@ def test_a_page_is_joined_exactly() -> None:
 
 
 def test_another_page_is_joined_as_of_a_moment() -> None:
-    """The newest reading that is not too old stands beside; none from the future does."""
+    """The newest sample that is not too old is joined; a future one never is."""
     lead = column((100, 1), (130, 2), (160, 3), (190, 4))
     times, rows = side_by_side({"a": lead, "b": column((125, 7), target=OTHER)}, 40.0)
     assert ([100, 130, 160, 190], [None, 7, 7, None]) == (list(times), list(rows["b"]))
@@ -71,7 +71,7 @@ def test_a_second_column_fills_what_lies_outside(
 
 @given(st.lists(COLUMNS, min_size=1, max_size=4))
 def test_turns_ascend_and_invent_nothing(columns: list[Column]) -> None:
-    """Whatever is put one after the other: time ascends, and every reading is one that there was."""
+    """Joined columns have ascending times and only values that were in a sample."""
     whole, _ = in_turn(columns)
     assert sorted(set(whole.times)) == list(whole.times)
     assert set(readings(whole)) <= {reading for one in columns for reading in readings(one)}
@@ -79,7 +79,7 @@ def test_turns_ascend_and_invent_nothing(columns: list[Column]) -> None:
 
 @given(st.lists(COLUMNS, min_size=1, max_size=4), st.floats(0.0, 100.0))
 def test_rows_are_near_their_readings(columns: list[Column], tolerance: float) -> None:
-    """Every value in a row was read then, or at most so long before it; no reading of the longest column is lost."""
+    """Every value in a row was sampled then or at most the tolerance before; the longest column loses no sample."""
     times, rows = side_by_side(dict(enumerate(columns)), tolerance)
     assert sorted(set(times)) == list(times)
     for values in rows.values():
@@ -90,7 +90,7 @@ def test_rows_are_near_their_readings(columns: list[Column], tolerance: float) -
 
 @given(COLUMNS, st.floats(0.0, 2000.0), st.floats(0.0, 2000.0))
 def test_impossible_readings_are_counted(whole: Column, least: float, most: float) -> None:
-    """What lies outside is left out, and their number is told."""
+    """Values outside the limits are left out and counted."""
     kept, refused = whole.between(least, most)
     assert len(whole.times) == len(kept.times) + refused
     assert all(least <= value <= most for value in kept.values)

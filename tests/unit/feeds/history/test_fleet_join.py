@@ -125,13 +125,13 @@ HOST = vllm(instance="gpu-1:8000")
 def test_a_gpu_is_given_to_the_one_server_it_can_be_of(
     series: tuple[Labels, ...], expected: dict[str, set[str]]
 ) -> None:
-    """And to none where it could be of two, or of somebody else."""
+    """A GPU that could belong to two pods, or to a foreign one, is assigned to none."""
     chosen = tuple(one for one in series if dict(one)["__name__"].startswith("DCGM"))
     assert expected == joined(*series, gpus=chosen)
 
 
 def test_a_gpu_of_several_pods_is_of_none() -> None:
-    """What an exporter gives to two pods at once is said to be missing at the server that is one of them."""
+    """A GPU that an exporter assigns to two pods at once is reported as missing at the server in one of them."""
     both = tuple(dcgm(exported_namespace="a", exported_pod=pod, Hostname="n1") for pod in ("p", "notebook"))
     replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
     reason = containing("GPU 1 of n1", "a/notebook, a/p")
@@ -141,7 +141,7 @@ def test_a_gpu_of_several_pods_is_of_none() -> None:
 
 
 def memory_of(pod: str, **more: str) -> Labels:
-    """What a node tells of a pod's container."""
+    """The labels of a node's memory metric for a pod's container."""
     return labels("container_memory_rss", **{"namespace": "a", "pod": pod, "instance": "n1:10250", **more})
 
 
@@ -169,7 +169,7 @@ def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
 def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
-    """Its exporter gives it two GPUs, its node tells its memory: one subject, by the pod, and no engine is seen."""
+    """Two GPUs from its exporter and its memory from the node: one subject, named by the pod, without an engine."""
     space, pod = named
     given = {space: "a", pod: "trtllm-0"}
     gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
@@ -182,7 +182,7 @@ def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
 
 
 def test_a_uuid_under_another_label_is_one() -> None:
-    """Some variants of exporters tell a GPU's UUID where others tell its index."""
+    """Some exporters report a GPU's UUID in the label where others report its index."""
     assert ["1f", "1f", "1f", None, None] == [
         uuid_of(one)
         for one in (
@@ -230,7 +230,7 @@ def test_servers_are_told_apart(series: tuple[Labels, ...], keys: list[str]) -> 
 
 
 def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
-    """Neither GPUs nor host memory: the rules say why they cannot tell."""
+    """Missing GPUs and host memory are gaps of the replica: the rules report why their verdict is unknown."""
     (replica,), gaps = join([POD])
     assert [("nvml", "absent"), ("host", "absent")] == [(gap.source, gap.kind) for gap in replica.gaps]
     assert () == gaps
@@ -238,7 +238,7 @@ def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [("16", (16 * 2**30,)), ("None", None)])
 def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[int, ...] | None) -> None:
-    """The page's configuration tells it, in a Prometheus as on the page itself."""
+    """The metrics' configuration reports the limit, in Prometheus as on the server's own endpoint."""
     config = labels("vllm:cache_config_info", kv_offloading_size=size, namespace="a", pod="p")
     history = History()
     for one in (POD, config):
@@ -246,6 +246,31 @@ def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[in
     (replica,), _ = join([POD, config])
     _, facts = timeline_of(replica, history, 90.0)
     assert expected == (None if facts.host_caches is None else tuple(one.limit_bytes for one in facts.host_caches))
+
+
+def test_a_leak_before_a_restart_is_read_by_the_pool_of_then() -> None:
+    """Half of 1,024 blocks stay in use, then the server restarts clean with 2,048: the leak is the first life's."""
+    own = {"namespace": "a", "pod": "p", "engine": "0"}
+    times = [30.0 * place for place in range(1, 21)]
+    lives = (times[:10], times[10:])
+    history = History()
+    for name, values in (
+        ("kv_cache_usage_perc", [0.5] * 10 + [0.0] * 10),
+        ("num_requests_running", [0.0] * 20),
+        ("num_requests_waiting", [0.0] * 20),
+        ("prompt_tokens_total", [float(place) for place in (*range(100, 110), *range(10))]),
+    ):
+        history.series[labels(f"vllm:{name}", **own)] = Points(times=array("d", times), values=array("d", values))
+    for blocks, life in zip(("1025", "2049"), lives, strict=True):
+        config = labels("vllm:cache_config_info", **own, num_gpu_blocks=blocks, block_size="16")
+        history.series[config] = Points(times=array("d", life), values=array("d", [1.0] * 10))
+    (replica,), _ = join([*history.series])
+    timeline, facts = timeline_of(replica, history, times[-1])
+    found = diagnose(timeline, facts)
+    assert ("fault", ["fault", "ok"]) == (found.worst, [one.worst for one in found.lives])
+    (leak,) = found.lives[0].findings
+    assert 512 == next(one.value for one in leak.evidence if one.name == "blocks_at_last_idle")
+    assert [2048] == [one.usable_blocks for one in facts.pools]
 
 
 VALUES = st.sampled_from(["", "a", "b", "p", "node:1", "GPU-1", "0", "memory", "capacity", "awake", "vllm 7", "é\n"])
@@ -287,7 +312,7 @@ NUMBERS = st.sampled_from([0.0, 1.0, 0.5, 3.5, -1.0, 7.0, 81559.0, 1e9, 8.5e10, 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SERIES, st.data())
 def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None:
-    """Whatever stands in a Prometheus under these names: a timeline comes of it that can be judged."""
+    """Any series under these names in Prometheus give a timeline that can be diagnosed."""
     history = History()
     for one in series:
         times = sorted(data.draw(st.sets(st.integers(1, 40), max_size=6)))
@@ -310,7 +335,7 @@ def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None
     ids=["named by its exporter", "on the same host", "none"],
 )
 def test_gpus_are_the_servers_own_where_its_pod_is_named(gpus: tuple[Labels, ...], certain: bool) -> None:
-    """An exporter that names the pod says whose the GPU is; the same host may have idle GPUs beside it."""
+    """An exporter that names the pod assigns the GPU to it; the same host may have other, idle GPUs."""
     own = vllm(instance="10.0.0.5:8000", node="n1", namespace="ml", pod="llm-0")
     (server,) = [one for one in join([own, *gpus], gpus)[0] if one.key.startswith("pod ")]
     assert certain is gpus_assigned(server)

@@ -1,4 +1,4 @@
-"""What is gathered of a server at the beginning, and a host that does not tell it."""
+"""The facts gathered of a server at the start, and hosts that do not report them."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.server_facts import gather_facts, host_reader
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Facts
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -19,7 +19,7 @@ from tests.unit.commands.bad_input.refusals import SERVER
 
 
 def gathered(
-    read: Callable[[], ThreadedReader[Facts]] = host_reader,
+    read: Callable[[], ThreadedReader[Facts]] = lambda: ThreadedReader(read_facts, "host"),
     *,
     host_seconds: float = LONG_SECONDS,
     answers: Mapping[str, Answer] = SERVER,
@@ -44,7 +44,7 @@ def test_the_server_and_its_host_are_told_together() -> None:
 
 
 def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
-    """Where a process or a volume does not answer, that is said, and its thread is left behind."""
+    """A process or a volume that does not answer is reported as an error, and its thread is abandoned."""
     release = threading.Event()
 
     def hang(**_: object) -> Facts:

@@ -41,7 +41,7 @@ def test_missed_ticks_are_skipped() -> None:
 @settings(deadline=None)
 @given(period=st.sampled_from([0.1, 0.3, 1.0, 5.0]), busy=st.lists(st.floats(0.0, 20.0), max_size=20))
 def test_ticks_never_drift(period: float, busy: list[float]) -> None:
-    """Whatever the work takes, tick n comes at n periods, each later than the one before."""
+    """However long the work takes, tick n comes at n periods, each later than the one before."""
     seen = ticked(period, busy)
     numbers = [number for number, _ in seen]
     assert sorted(set(numbers)) == numbers
@@ -49,17 +49,17 @@ def test_ticks_never_drift(period: float, busy: list[float]) -> None:
 
 
 def sample(at_seconds: float, running: int = 0) -> Sample:
-    """A reading of one engine."""
+    """A sample of one engine."""
     return Sample(at_seconds=at_seconds, engines=(Engine(engine="0", requests_running=running),))
 
 
 def running_in(samples: list[Sample]) -> list[int | None]:
-    """What the engine's gauge said in each sample."""
+    """The engine's running gauge in each sample."""
     return [engine.requests_running for one in samples for engine in one.engines or ()]
 
 
 def test_waiting_ends_with_what_is_waited_for() -> None:
-    """Whoever waits for a condition is woken by the sample that makes it true, and sees none from before."""
+    """A task that waits for a condition is woken by the sample that makes it true, and never by an earlier one."""
 
     async def work() -> tuple[bool, list[int | None], float]:
         recorder = TimelineBuilder()

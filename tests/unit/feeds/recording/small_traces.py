@@ -1,4 +1,4 @@
-"""A small timeline, the lines of its trace, and what is said of a trace that cannot be read."""
+"""A small timeline, the lines of its trace, and the error for a trace that cannot be read."""
 
 import json
 from dataclasses import replace
@@ -45,11 +45,11 @@ LINES = [line(sample=to_plain(sample)) for sample in SAMPLES]
 
 
 def refusal(path: Path) -> str:
-    """What is said of a trace that cannot be read, the file's name apart."""
+    """The error for a trace that cannot be read, without the file's name."""
     with pytest.raises(KvdiagError) as caught:
         read_trace(path)
     assert 3 == caught.value.exit_code
     return str(caught.value).replace(str(path), "TRACE")
 
 
-NO_TRACE = containing("TRACE is not a kvdiag trace")
+NO_TRACE = containing("not a kvdiag trace")

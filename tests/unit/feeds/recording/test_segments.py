@@ -40,7 +40,7 @@ def refusal(folder: Path) -> str:
 def test_segments_are_put_together_by_time(
     tmp_path_factory: pytest.TempPathFactory, cuts: set[int], names: list[str]
 ) -> None:
-    """However they were rotated, and whatever they are called: the timeline is that of one file."""
+    """With any rotation and any file names the timeline is that of one file."""
     folder = tmp_path_factory.mktemp("segments")
     edges = [0, *sorted(cuts), len(SAMPLES)]
     for name, first, last in zip(names, edges, edges[1:], strict=False):
@@ -52,7 +52,7 @@ def test_segments_are_put_together_by_time(
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str) -> None:
-    """A torn line in any segment ends that segment, which is said; it makes no run that was cut off."""
+    """A torn line in any segment ends that segment and is reported as a gap; the samples of the others are read."""
     torn = write(tmp_path / "a.jsonl", *SAMPLES[:6])
     lines = torn.read_bytes().splitlines(keepends=True)
     torn.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
@@ -75,14 +75,15 @@ def test_a_segment_that_was_just_begun_holds_nothing(tmp_path: Path, name: str, 
     assert [containing(f"{name} is empty")] == [gap.reason for gap in facts.gaps]
 
 
-def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
-    """After a restart with a pool of another size the usage of before cannot be read by it."""
+def test_another_pool_is_read_by_its_own_facts(tmp_path: Path) -> None:
+    """After a restart with a pool of another size the usage of before is read by the facts of before."""
     write(tmp_path / "a.jsonl", *SAMPLES[:6], facts=replace(FACTS, pools=(pool(usable_blocks=99),), server_pids=(3,)))
     write(tmp_path / "b.jsonl", *SAMPLES[6:9])
     write(tmp_path / "c.jsonl", *SAMPLES[9:], facts=replace(FACTS, server_pids=(8,)))
     timeline, facts = read_segments(tmp_path)
-    assert (SAMPLES[6:], (7, 8)) == (timeline.samples, facts.server_pids)
-    assert [containing("b.jsonl", "KV pool")] == [gap.reason for gap in facts.gaps]
+    assert (SAMPLES, (7, 8), ()) == (timeline.samples, facts.server_pids, facts.gaps)
+    before = replace(FACTS, pools=(pool(usable_blocks=99),), server_pids=(3,))
+    assert ((SAMPLES[6].at_seconds, before),) == timeline.earlier_facts
 
 
 def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> None:
-    """Traces that tell no address are not put together as one server's; a clock put right by a minute is no reason."""
+    """Traces without an address are not joined if they overlap by over a minute; less is a clock correction."""
     first, last = SAMPLES[0], replace(SAMPLES[0], at_seconds=SAMPLES[0].at_seconds + 600.0)
     for name, back in (("fleet", 61.0), ("clock", 59.0)):
         (tmp_path / name).mkdir()
@@ -116,6 +117,16 @@ def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> Non
         )
     assert containing("a.jsonl", "b.jsonl") == refusal(tmp_path / "fleet")
     assert 3 == len(read_segments(tmp_path / "clock")[0].samples)
+
+
+def test_a_recorders_segments_stay_in_their_order(tmp_path: Path) -> None:
+    """No header has a clock set back while no recorder ran: earlier samples are dated earlier, which is reported."""
+    times = {"kvdiag-00000009": (2000.0, 2600.0), "kvdiag-00000010": (1000.0, 1300.0), "kvdiag-00000011": (1400.0,)}
+    for name, seconds in times.items():
+        write(tmp_path / f"{name}.jsonl.gz", *(replace(SAMPLES[0], at_seconds=at) for at in seconds))
+    timeline, facts = read_segments(tmp_path)
+    assert [400.0, 1000.0, 1000.0, 1300.0, 1400.0] == [sample.at_seconds for sample in timeline.samples]
+    assert [containing("kvdiag-00000009", "26 min 40 s")] == [gap.reason for gap in facts.gaps]
 
 
 def test_too_many_segments_are_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def lines(line: Callable[[int], str], count: int) -> Iterator[bytes]:
 
 
 def engines(labels: list[str]) -> str:
-    """A list of engines that tell nothing but who they are."""
+    """A list of engines that report only their labels."""
     return json.dumps([{"engine": label} for label in labels], separators=(",", ":"))
 
 

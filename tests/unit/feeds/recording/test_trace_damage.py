@@ -133,9 +133,9 @@ def test_a_folder_of_damaged_segments_is_an_error(tmp_path: Path) -> None:
         read_segments(tmp_path)
 
 
-@pytest.mark.parametrize("place", [HEADER_PLACE, -40], ids=["header", "samples"])
+@pytest.mark.parametrize("place", [HEADER_PLACE, -50], ids=["header", "samples"])
 def test_a_daemon_goes_on_without_what_is_damaged_and_says_so(tmp_path: Path, place: int) -> None:
-    """Its newest sample has the gap, so that its diagnosis tells it for a day."""
+    """The newest sample has the gap, so the daemon's diagnosis reports the damage for a day."""
     for first in (0, 20):
         segments = SegmentStore(tmp_path, max_bytes=2**22)
         segments.begin(FACTS)

@@ -15,8 +15,6 @@ from tests.unit.kv.dataset import config_of, row_checks, rows
 
 LLAMA = parse_architecture(config_of("Llama-3.1-8B"))
 GEMMA = parse_architecture(config_of("gemma-3-27b"))
-BLOCK_BYTES = 16 * 131_072
-"""Of Llama 3.1 8B: 131,072 bytes a token, 16 tokens a block."""
 
 
 def printed(gib: float) -> PrintedSize:

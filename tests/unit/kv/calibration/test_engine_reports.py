@@ -13,7 +13,7 @@ POOL = KvPool(engine="0", block_tokens=16, total_blocks=1000, usable_blocks=999,
 
 
 def rank(name: str, pool: int | None = None, total: int | None = None) -> RankReport:
-    """A rank that tells its pool, its GPU's total, or neither."""
+    """A rank that reports its pool, its GPU's total, or neither."""
     return RankReport(
         name=name,
         pool=None if pool is None else PrintedSize(nominal_bytes=pool),
@@ -90,7 +90,7 @@ def test_an_engine_on_the_cpu(device: str | None, expected: bool) -> None:
 
 
 def test_the_rank_with_the_smallest_pool_decides() -> None:
-    """One that tells none does not, were it first; of equal ones the first; the total is the least of any."""
+    """A rank without a pool never decides, even as the first; of equal ones the first does; the total is the least."""
     report = EngineReport(ranks=(rank("a"), rank("b", 7, 90), rank("c", 5, 100), rank("d", 5), rank("e", None, 80)))
 
     assert report.ranks[2] == report.deciding_rank

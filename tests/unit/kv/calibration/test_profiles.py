@@ -19,7 +19,6 @@ from kvdiag.kv.families.architecture import parse_architecture
 from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 from tests.unit.kv.refused import refused
 
-PIB = 1 << 50
 SMALL = ProfileQuery(gpu_total_bytes=1000, model=MODEL, tensor_parallel=1, pipeline_parallel=1)
 
 
@@ -69,8 +68,8 @@ def measured(total_bytes: int = 1000, **parts: Any) -> Profile:
     ],
 )
 def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int], expected: Profile | None) -> None:
-    """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, and are told apart only
-    where the engine tells both context and activation.
+    """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, which are split only
+    where the engine reports both context and activation.
     """
     sizes: dict[str, Any] = {name: size(nominal_bytes) for name, nominal_bytes in told.items()}
     rank = RankReport(name="", pool=size(pool), **sizes)
@@ -86,7 +85,7 @@ def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int
 def test_graphs_count_where_the_release_keeps_them(
     version: str, activation_bytes: int, overhead_bytes: int, graph_bytes: int, within: bool
 ) -> None:
-    """Before 0.21 what they really took, beside the fraction; since then the estimate, inside it: 0.92 x 1,000 less
+    """Before 0.21 the measured graph bytes, outside the fraction; since then the estimate, inside it: 0.92 x 1,000 less
     500 and 300 are 120.
     """
     bare = RankReport(name="", pool=size(300), graphs_estimate=size(40), graphs_actual=size(60))
@@ -105,7 +104,7 @@ def test_graphs_count_where_the_release_keeps_them(
 
 
 def test_a_fraction_of_a_gpu_is_rounded_up() -> None:
-    """0.9 x 1,001 = 900.9: 101 of 901 bytes are left beside 800."""
+    """0.9 x 1,001 = 900.9: 101 of 901 bytes are left after 800."""
     report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9))
 
     assert measured(1001, overhead_bytes=101) == measure(
@@ -199,7 +198,7 @@ def test_a_gpu_of_about_the_same_total_will_do(change: dict[str, Any], found: bo
     ],
 )
 def test_what_a_newer_profile_replaces(change: dict[str, Any], replaced: bool) -> None:
-    """One of the same GPU, model, ranks and batch; GPUs without a name are told apart by their totals."""
+    """One of the same GPU, model, ranks and batch; GPUs without a name are identified by their totals."""
     new = replace(PROFILE, **change)
 
     assert ((new,) if replaced else (PROFILE, new)) == with_profile([PROFILE], new)

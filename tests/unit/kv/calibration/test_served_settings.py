@@ -1,4 +1,4 @@
-"""The settings under which a running server's figures come out, and what is said where they do not."""
+"""The model of a running server: the settings that meet what the engine says of itself, and what none explains."""
 
 import json
 from dataclasses import replace
@@ -19,11 +19,18 @@ from kvdiag.kv.calibration.running_server import (
 from kvdiag.kv.layout.deployment import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool
+from tests.unit.kv.vectors import DATA
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
 DENSE = json.dumps({"model_type": "llama", **SHAPE})
 """Two layers of 8 KV heads x 128: 128 KiB a block of 16 tokens, 7 blocks a request of 100."""
 BLOCK = 131_072
+
+
+LLAMA, LATENT, FORTY_HEADS = (
+    (DATA / "configs" / f"{name}.json").read_text(encoding="utf-8")
+    for name in ("Llama-3.1-8B", "DeepSeek-V3", "Qwen2.5-14B")
+)
 
 
 def pool(engine: str = "0", *, blocks: int = 70, **changes: Any) -> KvPool:
@@ -103,6 +110,43 @@ def test_a_model_that_meets_every_figure() -> None:
     assert (None, None) == (found.drift(), bytes_problem(facts()))
 
 
+@pytest.mark.parametrize(("tensor_parallel", "divided"), [(1, 1), (2, 2), (8, 8), (16, 8)])
+def test_bytes_of_an_engine_that_tells_none_follow_from_its_config_and_ranks(
+    tensor_parallel: int, divided: int
+) -> None:
+    """A block of 16 tokens of Llama 3.1 8B is 2 MiB, divided by the ranks as far as there are KV heads."""
+    known = facts(model_config=LLAMA, tensor_parallel=tensor_parallel)
+
+    assert (16 * BLOCK // divided, "computed") == block_bytes(known, known.pools[0])
+    assert (70 * 16 * BLOCK // divided, "computed") == pool_bytes(known, known.pools[0])
+    assert [0.0, 0.0] == [figure.drift_ratio for figure in model(known).figures]
+    assert bytes_problem(known) is None
+
+
+def test_what_the_engine_reports_comes_first() -> None:
+    """A pool whose bytes the engine reports is not computed."""
+    known = facts(pool(pool_bytes=70 * 77))
+
+    assert (77, "reported") == block_bytes(known, known.pools[0])
+
+
+def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
+    """A latent cache is whole on every rank, so that its bytes are known where the ranks are not."""
+    large = pool(block_tokens=64, max_concurrency=35.0, capacity_tokens=3500)
+    known = facts(large, model_config=LATENT, tensor_parallel=None, pipeline_parallel=None)
+
+    # 61 layers of 576 numbers of 16 bits for each of 64 tokens
+    assert (64 * 61 * 576 * 2, "computed") == block_bytes(known, known.pools[0])
+
+
+def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
+    """An engine whose other rank has a tenth less takes the smaller number of blocks: the rest is lost."""
+    drift = model(facts(pool(blocks=63, pool_bytes=70 * BLOCK))).drift()
+    assert drift is not None
+    assert (Figure.BLOCKS, 70, 63) == (drift.figure, drift.predicted.nominal, drift.reported.nominal)
+    assert drift.reasons
+
+
 @pytest.mark.parametrize(
     ("pools", "expected"),
     [
@@ -128,7 +172,7 @@ def test_whichever_engine_it_is_and_whatever_its_fraction_the_model_is_the_same(
     ("concurrency", "expected"), [(None, None), (0.0, None), (10.0, 7), (70 / 6.4, 6), (70 / 6.6, 7)]
 )
 def test_blocks_that_the_engine_plans_for_a_request(concurrency: float | None, expected: int | None) -> None:
-    """Of 70 blocks for so many requests, to the nearest; unknown before vLLM told."""
+    """70 blocks divided by the concurrency, rounded to the nearest; unknown where vLLM does not report it."""
     assert expected == reported_blocks(pool(max_concurrency=concurrency))
 
 
@@ -153,21 +197,28 @@ def test_the_figure_that_is_furthest_off(drifts: tuple[int, ...], most_ratio: fl
         ({}, 1, None),
         ({"pipeline_parallel": 2, "tensor_parallel": 1}, 1, BLOCK // 2),
         ({"tensor_parallel": 4}, 4, BLOCK // 4),
-        ({"pools": (pool(pool_bytes=70 * BLOCK // 2),)}, 2, BLOCK // 2),
+        *(({"pools": (pool(pool_bytes=70 * BLOCK // ranks),)}, ranks, BLOCK // ranks) for ranks in (1, 2, 4, 8)),
+        # 40 heads: 16 ranks are none of its possible settings. 48 layers of 64 KiB over 4 ranks.
+        (
+            {"pools": (pool(pool_bytes=70 * 48 * BLOCK // 2 // 4),), "model_config": FORTY_HEADS},
+            4,
+            48 * BLOCK // 2 // 4,
+        ),
     ],
-    ids=["not seen", "two stages", "seen", "told by the bytes"],
+    ids=["not seen", "two stages", "seen", *(f"told by the bytes: {ranks}" for ranks in (1, 2, 4, 8)), "40 heads"],
 )
 def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, size: int | None) -> None:
-    """Where they cannot be seen a block's bytes are not known, unless the pool's bytes tell them."""
+    """With an unknown number of ranks the bytes of a block are unknown, unless the pool's bytes are reported."""
     known = facts(**({"tensor_parallel": None, "pipeline_parallel": None} | change))
 
     assert (ranks, size) == (model(known).deployment.tensor_parallel, model(known).block_bytes)
+    assert model(known).drift() is None
     problem = bytes_problem(known)
     assert problem is None if size is not None else "tensor-parallel" in (problem or "")
 
 
 def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
-    """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
+    """7 heads: two ranks cannot share the model, but the number of ranks and a block's bytes remain unknown."""
     shape = {**SHAPE, "hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}
     known = facts(
         model_config=json.dumps({"model_type": "llama", **shape}), tensor_parallel=None, pipeline_parallel=None

@@ -1,10 +1,10 @@
-"""What the family tests read from a config: a letter for every layer, or the field it is refused by."""
+"""What the family tests read from a config: a letter for every layer, and a layer in words."""
 
+from dataclasses import fields
 from typing import Any
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.layers import LayerKind
+from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
 
 LETTERS = {
     LayerKind.FULL: "F",
@@ -30,10 +30,9 @@ def letters(config: dict[str, Any]) -> str:
     return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
 
 
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
+def layer_in_words(layer: Layer) -> str:
+    """A letter for its kind, and its other fields, or its state's, in their order."""
+    _, _, *sizes = (getattr(layer, one.name) for one in fields(layer))
+    if isinstance(layer, StateLayer):
+        sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
+    return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])

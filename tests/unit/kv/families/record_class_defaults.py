@@ -27,7 +27,7 @@ from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
 
 LAYERS = Path(__file__).parents[1] / "data" / "class_layers.json"
 DEFAULTS = Path(__file__).parents[4] / "kvdiag" / "kv" / "families" / "class_defaults.json"
-# Every field from which a family's cache is told, under all the names that families have for it.
+# Every field that determines a family's cache, under all the names that families have for it.
 KEYS = """
     num_hidden_layers n_layer n_layers num_layers decoder_layers num_layers_per_stack H_cycles L_cycles loop_num
     hidden_size n_embd n_embed d_model dim

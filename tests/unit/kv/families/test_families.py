@@ -100,7 +100,7 @@ def read_as(class_name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", BY_TYPE)
 def test_a_class_stands_in_for_its_model_type(name: str) -> None:
-    """Without a model type, or with a wrapper's, the class that would be loaded tells it, as transformers has it."""
+    """Without a model type, or with a wrapper's, the class to be loaded determines it, as in transformers."""
     assert set(BY_TYPE[name]) == read_as(name)
 
 

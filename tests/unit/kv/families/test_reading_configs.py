@@ -75,7 +75,7 @@ def test_moondream_keeps_its_own_under_config_text(
     ],
 )
 def test_the_dtype_a_model_is_served_in(top: dict[str, str], text: dict[str, str], expected: str) -> None:
-    """The top's, else the text config's, before torch_dtype; 32 bits are served in 16, none told in bfloat16."""
+    """The top's, else the text config's, before torch_dtype; 32 bits are served in 16, a missing dtype as bfloat16."""
     assert expected == parse_architecture({**top, "text_config": {**LLAMA, **text}}).dtype
 
 
@@ -135,7 +135,7 @@ def test_the_type_of_a_model(config: dict[str, Any], expected: str) -> None:
 
 
 def test_every_class_that_is_known_has_a_reader() -> None:
-    """An entry of architectures never leads to a type that nobody reads."""
+    """Every entry of architectures leads to a type that has a reader."""
     assert set(TYPE_OF_ARCHITECTURE.values()) <= set(FAMILIES)
 
 

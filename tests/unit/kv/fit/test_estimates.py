@@ -1,4 +1,4 @@
-"""What a GPU needs besides weights and cache, where nobody measured it."""
+"""What a GPU needs besides weights and cache, where no measurement exists."""
 
 from typing import Any
 

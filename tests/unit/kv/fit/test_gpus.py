@@ -116,7 +116,9 @@ def test_units_of_sizes(text: str, expected: int) -> None:
     assert expected == parse_bytes(text, field="weights")
 
 
-@pytest.mark.parametrize("text", ["0", "0.9", "1125899906842625", "1025TiB", "-1", "1e9", "x" * 41])
+@pytest.mark.parametrize(
+    "text", ["0", "0.9", "1125899906842625", "1025TiB", "-1", "1e9", "x" * 41, "9" * 400 + "GB", "9" * 5000]
+)
 def test_sizes_that_are_none(text: str) -> None:
     """Nothing, more than a pebibyte, or no number; the value is shown cut short."""
     with pytest.raises(KvModelError) as caught:
@@ -126,7 +128,7 @@ def test_sizes_that_are_none(text: str) -> None:
 
 
 def test_a_gpu_has_at_least_a_mebibyte() -> None:
-    """A number without its unit is told as such: 80 bytes are no GPU."""
+    """A number without its unit is refused as one: a GPU cannot have 80 bytes."""
     assert 1 << 20 == gpu_bytes("1MiB")
     with refused("gpu"):
         gpu_bytes("1048575")

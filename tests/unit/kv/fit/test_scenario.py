@@ -16,6 +16,7 @@ from kvdiag.kv.fit.scenario import (
     Scenario,
     block_waste_ratio,
     demand_grid,
+    find_combinations,
     find_levers,
     rank_weights,
     scenario_budgets,
@@ -106,6 +107,9 @@ def test_a_grid_goes_by_rows_of_contexts() -> None:
     assert [(160, 5), (160, 6), (160, 10), (160, 11)] == [
         (plan.demand.context_tokens, plan.demand.requests) for plan in grid[0]
     ]
+    limited = replace(scenario(), most_context_tokens=160)
+    rows = demand_grid(limited, contexts=(160, 320), concurrencies=(5,))
+    assert [160] == [row[0].demand.context_tokens for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -301,3 +305,48 @@ def test_weights_of_a_checkpoint_are_spread_over_ranks() -> None:
     )
 
     assert [200] == list(rank_weights(of))
+
+
+@pytest.mark.parametrize(
+    ("unsupported", "expected"),
+    [
+        (
+            (),
+            [
+                ("tensor-parallel+fp8-kv", "tight", "--tensor-parallel-size 2, --kv-cache-dtype fp8"),
+                ("tensor-parallel", "tight", "--tensor-parallel-size 4"),
+                ("tensor-parallel+fp8-kv", "fits", "--tensor-parallel-size 4, --kv-cache-dtype fp8"),
+                ("tensor-parallel", "fits", "--tensor-parallel-size 8"),
+            ],
+        ),
+        (
+            ("fp8-kv",),
+            [
+                ("tensor-parallel", "tight", "--tensor-parallel-size 4"),
+                ("tensor-parallel", "fits", "--tensor-parallel-size 8"),
+            ],
+        ),
+    ],
+    ids=["all", "no 8-bit cache"],
+)
+def test_changes_together(unsupported: tuple[str, ...], expected: list[tuple[str, str, str]]) -> None:
+    """400 blocks are needed, 100 are there: four times as many fit tightly, eight times as many well."""
+    crowd = Demand(context_tokens=160, requests=40)
+    of = scenario(demand=crowd, unsupported_levers=frozenset(unsupported))
+
+    found = find_combinations(of, scenario_plan(of))
+
+    assert expected == [(one.name, one.plan.outcome.value, one.change) for one in found]
+    assert ("fp8-kv" not in unsupported) == next(
+        one.supported for one in find_levers(of, scenario_plan(of)) if one.name == "fp8-kv"
+    )
+
+
+def test_nothing_is_combined_where_one_change_is_enough() -> None:
+    """150 blocks are needed, then 300, and 100 are there."""
+    demands = (Demand(context_tokens=160, requests=15), Demand(context_tokens=160, requests=30))
+    found = [find_combinations(of, scenario_plan(of)) for of in (scenario(demand=one) for one in demands)]
+
+    assert [[], ["--tensor-parallel-size 2, --kv-cache-dtype fp8", "--tensor-parallel-size 4"]] == [
+        [one.change for one in each] for each in found
+    ]

@@ -37,7 +37,7 @@ def test_tokens_are_counted_up(present_tokens: float | None, expected: int) -> N
     ("mean", "ratio", "expected"),
     [
         # P(X <= k) of Poisson's distribution as tables print it, the k before and the k itself.
-        (0.1, 0.50, 1),  # nobody, 0.905: one is planned for all the same
+        (0.1, 0.50, 1),  # zero requests, 0.905: one is planned for all the same
         (0.1, 0.99, 1),  # 0.9048, 0.9953
         (1.0, 0.50, 1),  # 0.3679, 0.7358
         (1.0, 0.99, 4),  # 0.9810, 0.9963

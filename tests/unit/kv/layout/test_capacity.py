@@ -83,7 +83,7 @@ def test_the_longest_context_may_be_2_to_the_30() -> None:
 
 
 def test_a_stage_without_pages_does_not_decide() -> None:
-    """Of three stages the middle one has no layer with a cache: its pool, however small, is of no account."""
+    """The second of three stages has no layer with a cache: its pool size, however small, is ignored."""
     layout = plan_layout([FULL] * 2, stages=[0, 2])
 
     capacity = pool_capacity(layout, pool_bytes=[9 * PAGE_BYTES, 1, 8 * PAGE_BYTES], context_tokens=16, terms=TERMS)

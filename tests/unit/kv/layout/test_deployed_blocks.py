@@ -1,4 +1,4 @@
-"""Blocks as they are deployed: their tokens and bytes, states beside attention, what windows give back."""
+"""Blocks as they are deployed: their tokens and bytes, states next to attention, and the blocks that windows free."""
 
 import json
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_block_sizes_that_kernels_take(
     ],
 )
 def test_tokens_of_a_block(architecture: Architecture, settings: dict[str, Any], expected: int) -> None:
-    """Beside states a block is as many kernel blocks as the largest state fills: 16 tokens of one head take 8,192
+    """With states a block is as many kernel blocks as the largest state needs: 16 tokens of one head take 8,192
     bytes, 128 tokens 65,536, and 128 latent rows 147,456.
     """
     assert expected == deployed_layout(architecture, Deployment(**settings)).groups[0].page.block_size_tokens
@@ -107,7 +107,7 @@ def test_states_are_padded_to_the_attention_beside_them() -> None:
     ],
 )
 def test_bytes_of_a_state(settings: dict[str, Any], recurrent_bytes: int) -> None:
-    """--mamba-ssm-cache-dtype, else the model's dtype; a CPU keeps recurrent states in float32 unless told."""
+    """--mamba-ssm-cache-dtype, else the model's dtype; a CPU keeps recurrent states in float32 unless it is set."""
     layout = deployed_layout(model(state(0, 1000)), Deployment(**settings))
 
     assert (1000 * recurrent_bytes,) == layout.bytes_per_block
@@ -119,7 +119,7 @@ def test_bytes_of_a_state(settings: dict[str, Any], recurrent_bytes: int) -> Non
 def test_a_states_own_dtype_comes_before_the_models(
     shape_dtype: str | None, model_dtype: str | None, expected: int
 ) -> None:
-    """A layer kind that fixes its state's dtype keeps it, whatever mamba_ssm_dtype the config names."""
+    """A layer kind that fixes its state's dtype keeps it, with any mamba_ssm_dtype in the config."""
     layer = state(0, 1000)
     layer = replace(layer, state=replace(layer.state, recurrent_dtype=shape_dtype))
 
@@ -128,7 +128,7 @@ def test_a_states_own_dtype_comes_before_the_models(
 
 
 def test_drafts_and_checkpoints_of_a_state_are_blocks_of_their_own() -> None:
-    """3 drafts and a prefill checkpoint beside the running state and the aligned one: 2 + 3 + 1."""
+    """3 drafts and a prefill checkpoint added to the running state and the aligned one: 2 + 3 + 1."""
     layer = state(0, 1000)
     architecture = model(replace(layer, state=replace(layer.state, prefill_checkpoints=1)))
     deployment = Deployment(speculative_tokens=3)
@@ -151,7 +151,7 @@ def test_drafts_and_checkpoints_of_a_state_are_blocks_of_their_own() -> None:
 def test_when_windows_and_chunks_give_blocks_back(
     layers: tuple[Layer, ...], settings: dict[str, Any], kept: bool
 ) -> None:
-    """Unless told otherwise always, but for chunks with a drafter."""
+    """On by default, except for chunks with a drafter."""
     pages = [page for group in deployed_layout(model(*layers), Deployment(**settings)).groups for page in group.pages]
 
     assert kept is any(page.kind in (PageKind.SLIDING, PageKind.CHUNKED) for page in pages)

@@ -12,8 +12,6 @@ from kvdiag.kv.layout.residency import ServingTerms
 from tests.unit.kv.by_hand import DENSE, HYBRID, full, latent, model, state
 from tests.unit.kv.refused import refused
 
-MAX_TOKENS = 1 << 30
-
 
 @pytest.mark.parametrize(
     ("gpu_bytes", "gpu", "expected"),

@@ -45,7 +45,7 @@ def layers(pages: list[PageSpec], *, hybrid_manager: bool = True) -> list[tuple[
     ids=["shapes", "heads", "full and latent", "latent and full", "windows", "chunks", "encoders", "states"],
 )
 def test_layers_that_need_equally_many_blocks_share_a_table(one: PageSpec, other: PageSpec) -> None:
-    """UniformTypeKVCacheSpecs: of one type, whatever a page of each takes."""
+    """UniformTypeKVCacheSpecs: layers of one type, with any page sizes."""
     assert [(0, 1, 2)] == layers([one, other, one])
 
 
@@ -120,7 +120,7 @@ def test_latent_pages_that_divide_have_longer_blocks_beside_states() -> None:
 
 @pytest.mark.parametrize("beside", [replace(CHUNKED, row_bytes=511), STATE])
 def test_latent_pages_that_do_not_divide_are_refused_beside_anything_but_windows(beside: PageSpec) -> None:
-    """Only windows are made full beside them."""
+    """Only windows are made full next to latent pages."""
     with refused("kv_lora_rank"):
         group_pages([LATENT, beside])
 

@@ -103,7 +103,7 @@ def test_bytes_that_a_request_still_needs(page: PageSpec, tokens: int, expected:
 
 
 def test_nothing_held_is_nothing_wasted() -> None:
-    """A decoder whose encoder has seen nothing has no blocks, and wastes none."""
+    """A decoder whose encoder has had no input has no blocks, and wastes none."""
     layout = plan_layout([replace(FULL, kind=PageKind.CROSS)])
 
     assert 0.0 == wasted_ratio(layout, resident_tokens=10, serving=SERVING)

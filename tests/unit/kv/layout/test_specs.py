@@ -30,7 +30,7 @@ def page(**changes: Any) -> PageSpec:
     ],
 )
 def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], kind: PageKind) -> None:
-    """By its class name, 65,536 bytes a block whatever the kind."""
+    """Each spec is found by its class name, with 65,536 bytes a block for any kind."""
     actual = page(spec=spec, **more)
 
     assert (kind, 16, 65_536) == (actual.kind, actual.block_size_tokens, actual.page_bytes)
@@ -40,7 +40,7 @@ def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], ki
 
 
 def test_a_page_is_divided_into_rows() -> None:
-    """65,536 bytes / 8 heads / 16 tokens = 512; one head where none is told."""
+    """65,536 bytes / 8 heads / 16 tokens = 512; one head where the number is not reported."""
     expected = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="128 64 bf16")
 
     assert expected == page(head_size=128, head_size_v=64, dtype="bf16")
@@ -49,7 +49,7 @@ def test_a_page_is_divided_into_rows() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_what_context_parallel_ranks_share(told: bool) -> None:
-    """Attention unless told otherwise, states only where told."""
+    """Attention is shared by default, states only where the flag is set."""
     (state,), (shared,) = (parse_page_specs({"layers": [STATE | more]}) for more in ({}, {"dcp_sharded": told}))
 
     assert [True, False, told, told] == [

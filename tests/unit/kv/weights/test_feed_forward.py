@@ -112,7 +112,7 @@ def test_each_layer_may_have_experts_of_its_own_width() -> None:
 
 
 def test_experts_may_work_in_a_narrower_space() -> None:
-    """Kimi-K3's way into and out of it is counted beside them (routed_expert_hidden_size)."""
+    """Kimi-K3's projections into and out of that space are counted with the experts (routed_expert_hidden_size)."""
     config = {"model_type": "qwen3_moe", **EXPERTS, "routed_expert_hidden_size": 28}
 
     assert {**experts(5, 34, inputs=28), "mlp.fc1_latent_proj": 2 * H * 28} == halves(**config)[0]

@@ -1,4 +1,4 @@
-"""What a model has beside its layers, embedding and output layer, by hand."""
+"""A model's parameters outside its layers, embedding and output layer, by hand."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,7 +13,7 @@ H = 60
 
 
 def beside(model_type: str, /, *, top: Mapping[str, Any] = MappingProxyType({}), **text: Any) -> int:
-    """What such a model has beside its three layers."""
+    """The parameters of such a model outside its three layers."""
     return non_layer_parameters(
         Fields({"vocab_size": 211, **text}), Fields(top), model_type, vocabulary=211, depth=3, hidden=H
     )
@@ -93,7 +93,7 @@ def test_learned_positions(model_type: str, text: dict[str, Any], parameters: in
 
 
 def test_whispers_encoder_has_what_its_class_fills_in() -> None:
-    """80 Mel bins, blocks four times as wide, 1,500 positions and 448 of the decoder; layers only where told."""
+    """80 Mel bins, blocks four times as wide, 1,500 positions and 448 of the decoder; layers only if in the config."""
     convolutions, positions = 3 * H * (80 + H), (1500 + 448) * H
 
     assert convolutions + positions == beside("whisper")

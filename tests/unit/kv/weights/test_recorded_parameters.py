@@ -40,7 +40,7 @@ def counted(layer: LayerParameters, recorded: dict[str, int]) -> dict[str, int]:
 
 
 def recorded_linears(recorded: dict[str, int]) -> dict[str, int]:
-    """The matrices of a recorded layer. Only beside experts is a block shared; delta attention has no KV heads."""
+    """The matrices of a recorded layer. Only with experts is a block shared; delta attention has no KV heads."""
     groups = Counter(recorded)
     if "experts" not in groups:
         groups["dense"] += groups.pop("shared", 0)
@@ -78,7 +78,7 @@ def test_matrices_are_those_of_the_models_own_class(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_every_rank_holds_are_routers_convolutions_and_two_norms(name: str) -> None:
-    """Beside its matrices a layer has what is neither divided nor quantized. A decay of Mamba-1 counts twice, since it
+    """Besides its matrices a layer has parts neither divided nor quantized. A decay of Mamba-1 counts twice, since it
     is kept in 32 bits.
     """
     model = MODELS[name]

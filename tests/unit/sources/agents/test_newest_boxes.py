@@ -1,4 +1,4 @@
-"""Black boxes beside what living processes publish: what each of them last failed to allocate."""
+"""Black boxes next to agents' publications: each living process's last failed allocation."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def box(*, asked_bytes: int = 512 * MIB, ago_seconds: float = 60.0) -> dict[str,
 
 
 def write(folder: Path, name: str, told: object) -> None:
-    """A file as the agent leaves it: made beside its place."""
+    """A file written as the agent does: a draft in the same folder, then a rename."""
     draft = folder / f".{name}.new"
     draft.write_text(json.dumps(told))
     draft.chmod(0o640)
@@ -78,7 +78,7 @@ def test_box_that_takes_anothers_place_is_read(folder: Path) -> None:
 
 
 def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
-    """A process that has gone, or another of the same id, is for the post-mortem."""
+    """A box of an exited process, or of an earlier process with the same id, is left to the post-mortem."""
     write(folder, f"oom-{SELF['pid']}-{SELF['start_ticks'] + 1}-0.json", box())
     write(folder, f"oom-{SELF['pid'] + 1}-{SELF['start_ticks']}-0.json", "not looked at")
     found, gaps = TorchAllocatorSource(folder).read()

@@ -66,7 +66,7 @@ def test_own_bytes_are_found_among_the_drivers_processes(processes: list[Any], e
 
 
 def test_torch_may_count_more_than_its_process_holds() -> None:
-    """Under sleep mode or a pluggable allocator torch's figure is not the device's, and nothing is left beside it."""
+    """Under sleep mode or a pluggable allocator torch's figure is not the driver's; memory outside torch is None."""
     (asleep,) = parse(json.dumps(changed("devices.0.driver.processes", [[SELF["pid"], 900 * MIB]]))).allocators
     assert (True, None) == (asleep.outside_driver, asleep.outside_torch_bytes)
     assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
@@ -81,8 +81,8 @@ def test_gpu_that_is_told_twice_counts_once() -> None:
 
 
 def test_gpus_are_known_from_inside() -> None:
-    """Where kvdiag has no NVML of its own, the GPUs and their processes are those that the agents tell."""
-    # Two ranks on GPUs of their own, and a third process whose NVML told nothing
+    """Without NVML of its own, kvdiag takes GPUs and their processes from what the agents report."""
+    # Two ranks on GPUs of their own, and a third process without NVML figures
     second = replace(READ, device_uuid="0", pid=8, age_seconds=0.5)
     mute = replace(READ, device_uuid="5", memory=None)
 

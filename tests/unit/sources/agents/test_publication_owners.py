@@ -56,7 +56,7 @@ def publish(folder: Path, who: dict[str, int], *, owner: int) -> Path:
     ],
 )
 def test_a_strangers_word_on_our_process_is_refused(folder: Path, folder_owner: int, mode: int, group: int) -> None:
-    """Whoever is not the process's user does not speak for it."""
+    """A file about this process, owned by another user, is refused."""
     os.chown(publish(folder, PUBLICATION["process"], owner=STRANGER), STRANGER, STRANGER)
     os.chown(folder, folder_owner, group)
     folder.chmod(mode)
@@ -102,7 +102,7 @@ def test_a_process_that_is_not_seen_is_unverified(folder: Path) -> None:
 
 
 def test_a_file_of_the_future_is_refused(folder: Path) -> None:
-    """It would be young for ever."""
+    """A file with a timestamp in the future is refused: it would look new forever."""
     os.utime(write(folder), (time.time() + FUTURE_SECONDS + 60,) * 2)
     found, gaps = read(folder)
     assert found is None
@@ -118,7 +118,7 @@ def test_a_second_name_of_another_file_is_refused(folder: Path, tmp_path: Path) 
 
 
 def write_box(folder: Path, told: dict[str, Any], *, owner: int | None = None, name: str = f"oom-{OWN}-0.json") -> None:
-    """A black box beside what this process publishes."""
+    """A black box next to this process's publication."""
     write(folder)
     path = write(folder, json.dumps(told), name)
     if owner is not None:
@@ -141,6 +141,15 @@ def test_a_strangers_black_box_is_refused(folder: Path) -> None:
     assert f"user {STRANGER}" in gap
 
 
+def test_a_black_box_that_its_group_may_write_is_refused(folder: Path) -> None:
+    """Anybody in the group could have our process have failed."""
+    write_box(folder, box())
+    (folder / f"oom-{OWN}-0.json").chmod(0o660)
+    found, (gap,) = failure(folder)
+    assert found is None
+    assert "group" in gap
+
+
 @as_root
 def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: dict[str, int]) -> None:
     """A stranger whose own process is believed cannot say that another's has failed."""
@@ -153,7 +162,7 @@ def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: 
 
 
 def test_a_black_box_of_the_future_is_refused(folder: Path) -> None:
-    """Its failure would be a recent one for ever."""
+    """A black box dated in the future is refused: its failure would look recent forever."""
     write_box(folder, box(ago_seconds=-3600.0))
     found, (gap,) = failure(folder)
     assert found is None

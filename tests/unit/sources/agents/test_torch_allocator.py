@@ -12,7 +12,7 @@ from tests.unit.sources.agents.publications import MIB, NAME, READ, SELF, change
 
 
 def test_publication_is_read_whole(tmp_path: Path) -> None:
-    """Every figure of a publication arrives, with the bytes that NVML tells of the process that published."""
+    """Every figure of a publication is read, with the bytes that NVML reports for its process."""
     write(tmp_path)
     assert ((READ,), []) == read(tmp_path)
 
@@ -63,13 +63,13 @@ DEVICE_TROUBLE: list[tuple[str, object, str]] = [
     ("devices.0.fragmentation.stranded_bytes", 0, "ReservedSplit: parts of"),
     ("devices.0.fragmentation.unusable_ratio", 7, "ReservedSplit: unusable_ratio is 7.0"),
     ("devices.0.fragmentation", "none", "fragmentation is not an object"),
-    ("devices.0", 7, "a device is not an object"),
+    ("devices.0", 7, "device is not an object"),
 ]
 
 
 @pytest.mark.parametrize(("path", "value", "reason"), DEVICE_TROUBLE)
 def test_impossible_figures_of_a_device_are_a_gap(tmp_path: Path, path: str, value: object, reason: str) -> None:
-    """A device whose figures cannot be is left out and said; the process is still there."""
+    """A device with impossible figures is a gap; its process is still listed."""
     write(tmp_path, changed(path, value))
     found, gaps = read(tmp_path)
     assert () == found
@@ -86,7 +86,7 @@ def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
 
 
 def test_gap_names_its_source(tmp_path: Path) -> None:
-    """Whoever looks for why nothing is known of the allocator finds it by the source's name."""
+    """Each gap of this source carries the source's name."""
     _, gaps = TorchAllocatorSource(tmp_path).read()
     assert [agents.SOURCE] == [gap.source for gap in gaps]
     assert all(isinstance(gap, Gap) for gap in gaps)

@@ -1,4 +1,4 @@
-"""Agents over time: ones that stopped, ended or were forgotten, folders that come and go, splits asked for anew."""
+"""Agents over time: stopped, exited or stale ones, folders that are removed and recreated, repeated split requests."""
 
 import os
 import shutil
@@ -21,11 +21,11 @@ def test_agent_that_stopped_is_noticed(tmp_path: Path) -> None:
     """A file that has grown old while its process lives is of an agent that is stuck."""
     os.utime(write(tmp_path), (time.time() - LONG_AGO_SECONDS,) * 2)
     who = f"VLLM::Worker_TP1 {SELF['pid']}"
-    assert (None, [containing(f"failed: {who}", "100 s")]) == read(tmp_path)
+    assert (None, [containing(f"failed: {who}", "1 min 40 s")]) == read(tmp_path)
 
 
 def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
-    """Where the clock was set, a file that is not renewed is told by its number, which stays."""
+    """After a clock change, a file that is not renewed is recognised by its unchanged sequence number."""
     now = 0.0
     source = TorchAllocatorSource(tmp_path, clock=lambda: now)
     write(tmp_path)
@@ -50,14 +50,14 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
     ids=["no such process", "its pid was reused"],
 )
 def test_process_that_ended_is_not_counted(tmp_path: Path, change: dict[str, int], gap: str) -> None:
-    """A process that is gone holds nothing, though its file is young and its number is in use again."""
+    """A process that has exited is not counted, although its file is recent and its id is in use again."""
     who = {**PUBLICATION["process"], **change}
     write(tmp_path, changed("process", who), f"agent-{who['pid']}-{who['start_ticks']}.json")
     assert (None, [containing("absent: ", gap)]) == read(tmp_path)
 
 
 def test_other_containers_processes_are_believed_by_their_age_alone(tmp_path: Path) -> None:
-    """Where a process id means nothing here, a young file is read, and its process is not called seen."""
+    """From another pid namespace a recent file is read, with `pid_seen` false."""
     who = {**PUBLICATION["process"], "pid": 7, "start_ticks": 1, "pid_namespace": 1}
     told = changed("process", who)
     told["devices"][0]["driver"]["processes"] = []
@@ -68,7 +68,7 @@ def test_other_containers_processes_are_believed_by_their_age_alone(tmp_path: Pa
 
 
 def test_files_long_forgotten_are_no_news(tmp_path: Path) -> None:
-    """What is left of a server that ended an hour ago is not told with each reading."""
+    """A file of a server that exited an hour ago is not reported as a gap."""
     os.utime(write(tmp_path), (time.time() - 3600,) * 2)
     assert (None, []) == read(tmp_path)
 
@@ -88,7 +88,7 @@ def test_agents_without_a_gpu_say_so(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_taken_away_and_comes_back_is_found_again(tmp_path: Path) -> None:
-    """Losing the folder costs readings and nothing else."""
+    """Without the folder the source has nothing to report; once it is back, the files are read again."""
     folder = tmp_path / "published"
     folder.mkdir()
     source = TorchAllocatorSource(folder)

@@ -1,4 +1,4 @@
-"""What somebody laid in the agents' folder as a trap: no link followed, no pipe waited for, no stranger believed."""
+"""Traps in the agents' folder: no symbolic link is followed, no pipe blocks the read, no other user is believed."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvdiag.sources import agents
-from kvdiag.sources.agent_folder import MAX_FILE_BYTES
-from kvdiag.sources.agents import MAX_FILES
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES
+from kvdiag.sources.agents import MAX_ALLOCATORS, MAX_FILES, MAX_GAPS
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import PUBLICATION, READ, changed, read, write
 
@@ -18,7 +18,7 @@ STRANGER = 54_321
 
 
 def fifo(path: Path) -> None:
-    """A pipe that nobody writes to: opening it to read would wait for ever."""
+    """A pipe without a writer: opening it to read would block forever."""
     os.mkfifo(path)
 
 
@@ -72,7 +72,7 @@ TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize(("lay", "reason"), TRAPS.values(), ids=TRAPS)
 def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: str) -> None:
-    """What is no plain publication is said and not waited for, and the file beside it is read."""
+    """A file that is no plain publication is a gap and does not block; the next file is read."""
     lay(tmp_path / "agent-1-1.json")
     write(tmp_path)
     assert ((READ,), [containing("failed: agent-1-1.json: ", reason)]) == read(tmp_path)
@@ -101,8 +101,8 @@ def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: st
 def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     tmp_path: Path, folder_mode: int, group: int, believed: bool
 ) -> None:
-    """In a folder that others can write to, a file of an unknown user is a gap, whatever process it speaks of."""
-    # A file of a process that cannot be seen from here
+    """In a folder that others can write to, a file of an unknown user is a gap, for every process id it names."""
+    # A file of a process in another pid namespace
     os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
     found, gaps = read(tmp_path)
@@ -127,7 +127,7 @@ def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_number_of_files_is_bounded(tmp_path: Path) -> None:
-    """Of more files than a server has processes only so many are read, and that is said."""
+    """Of more files than the limit only the first are read, and a gap reports it."""
     for number in range(MAX_FILES + 5):
         write(tmp_path, "{", f"agent-1-{number:04}.json")
     _, gaps = read(tmp_path)
@@ -135,6 +135,14 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
         len(gaps),
         gaps[0],
     )
+
+
+def test_a_crowded_folder_is_told(tmp_path: Path) -> None:
+    """A folder with too many files is a gap: they could hide the agents' own files."""
+    for number in range(MAX_NAMES):
+        (tmp_path / f"{number}").touch()
+    _, gaps = read(tmp_path)
+    assert gaps[0].startswith(f"failed: {MAX_NAMES} or more files")
 
 
 def test_files_are_bounded_together(tmp_path: Path) -> None:
@@ -167,3 +175,17 @@ def test_request_touches_nothing_else(tmp_path: Path) -> None:
 
     assert 1.0 == (tmp_path / "victim").stat().st_mtime
     assert linked == piped == (replace(READ, split=None),)
+
+
+@pytest.mark.parametrize("device", [{}, PUBLICATION["devices"][0]], ids=["bad", "good"])
+def test_devices_are_bounded_together(tmp_path: Path, device: dict[str, object]) -> None:
+    """128 files of 128 devices each made 16,384 gaps or allocators a second, and a daemon of 470 MB."""
+    for pid in range(1, 9):
+        devices = [{**device, **({"uuid": f"{pid:04}-{number:04}"} if device else {})} for number in range(100)]
+        publication = changed("devices", devices)
+        publication["process"] = {**publication["process"], "pid": pid, "start_ticks": 1, "pid_namespace": 1}
+        write(tmp_path, publication, f"agent-{pid}-1.json")
+    found, gaps = read(tmp_path)
+    assert len(found or ()) == (MAX_ALLOCATORS if device else 0)
+    assert len(gaps) <= MAX_GAPS + 1
+    assert [gap for gap in gaps if "agent-4-1.json" in gap]

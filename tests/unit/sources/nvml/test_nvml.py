@@ -10,7 +10,7 @@ import pytest
 from kvdiag.model import Device, Gap, GapKind, Process
 from kvdiag.sources.nvml import NvmlSource, parse_processes
 from tests.fixtures.require import require
-from tests.stand_ins.nvml.client import Client
+from tests.stand_ins.nvml.nvml_client import Client
 from tests.stand_ins.nvml.stand_in import LIBRARY_NAME, Failure, Gpu, Running, StandIn, State, build, compiler
 from tests.unit.sources.nvml.nvml_devices import (
     CUT,
@@ -46,7 +46,7 @@ def listed(*processes: Process, gaps: tuple[Gap, ...] = ()) -> Expected:
 
 
 def damaged(gpu: Gpu, text: str) -> tuple[State, bool, Expected]:
-    """A GPU whose memory figures are impossible, beside a good one."""
+    """A GPU whose memory figures are impossible, next to a good one."""
     return State(gpus=(gpu, EMPTY)), False, ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text),))
 
 
@@ -214,7 +214,7 @@ def test_one_reading(stand_in: StandIn, client: Client, state: State, processes:
 def test_each_reading_is_new(
     stand_in: StandIn, client: Client, first: State, before: Expected, second: State, after: Expected
 ) -> None:
-    """Nothing is kept of the reading before."""
+    """A second read returns the second state alone."""
     stand_in.show(first)
     assert before == client.read()
     stand_in.show(second)

@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.sources.nvml import LAST_RETRY_SECONDS, NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout
-from tests.stand_ins.nvml.client import Client
+from tests.stand_ins.nvml.nvml_client import Client
 from tests.stand_ins.nvml.stand_in import Delay, Failure, StandIn, State
 from tests.unit.sources.nvml.nvml_devices import EMPTY, FULL, GIB, MEMORY, gap, seen, unread
 
@@ -50,7 +50,7 @@ def test_lost_gpu_is_left_alone_for_a_while(stand_in: StandIn, client: Client) -
 
 @pytest.mark.nvml_stand_in
 def test_gpu_lost_before_it_has_a_name(stand_in: StandIn, client: Client) -> None:
-    """A GPU that never told its uuid is a gap that names its index, until it tells."""
+    """A GPU whose uuid was never reported is a gap that names its index, until the uuid is known."""
     well = State(gpus=(FULL, EMPTY))
     stand_in.show(replace(well, failures=(Failure("nvmlDeviceGetHandleByIndex*", 15, uuid=EMPTY.uuid),)))
 
@@ -65,7 +65,7 @@ def test_gpu_lost_before_it_has_a_name(stand_in: StandIn, client: Client) -> Non
 
 @pytest.mark.nvml_stand_in
 def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> None:
-    """A driver call that hangs is noticed in time, also when asked again, and read afresh once it came back."""
+    """A driver call that hangs times out at each question, and memory is read again once the call has returned."""
     stand_in.show(State(gpus=(FULL,)))
     before = client.ask(LONG_SECONDS)
 
@@ -135,7 +135,7 @@ def test_driver_lost_in_mid_run(stand_in: StandIn, client: Client, function: str
 
 @pytest.mark.nvml_stand_in
 def test_reloaded_driver_costs_no_reading(stand_in: StandIn, client: Client) -> None:
-    """A driver that was reloaded is started anew within the same read, and its GPUs are identified anew."""
+    """A reloaded driver is initialised again within the same read, and its GPUs are identified again."""
     stand_in.show(State(gpus=(FULL, EMPTY)))
     client.read()
     stand_in.show(State(gpus=(EMPTY,), generation=2))

@@ -1,4 +1,4 @@
-"""The part of torch.cuda that tells about memory. Whatever would make a context is remembered as a touch."""
+"""The part of torch.cuda that reports memory. Any call that would make a context is recorded as a touch."""
 
 from __future__ import annotations
 

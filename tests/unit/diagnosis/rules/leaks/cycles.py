@@ -13,7 +13,7 @@ DONE = Outcome(completed=1, failed=0, prompt_tokens=512, generated_tokens=128)
 def cycles(
     readings: Sequence[Sample], *, step: str = "single_request", baseline: Sequence[Sample] = (), start: float = 100.0
 ) -> Timeline:
-    """Readings of devices or processes, ten seconds apart: in the lead-in of the first cycle, and after each."""
+    """Samples of devices or processes, ten seconds apart: in the lead-in of the first cycle, and after each."""
     samples: list[Sample] = []
     marks: list[Mark] = []
 

@@ -7,9 +7,10 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.lives import lifetimes
 from kvdiag.diagnosis.rules.leak_host import ID, judge
 from kvdiag.model import Facts, Finding, Gap, HostProcess, Sample, Timeline
-from tests.builders.answers import containing, evidence, finding
+from tests.builders.answers import containing, evidence, finding, only
 from tests.builders.runs import run
 from tests.builders.series import MODELS, host_part, timeline
 from tests.builders.values import GIB, SERVER_PID, engine
@@ -19,9 +20,9 @@ FACTS = replace(facts(World()), host_limit_bytes=64 * GIB)
 
 
 def verdict(seen: Timeline) -> Finding:
-    """The rule's finding on a timeline."""
-    (found,) = judge(seen, FACTS, DEFAULT_LIMITS)
-    return found
+    """The rule's finding on the last life of a timeline."""
+    life = lifetimes(seen, FACTS, DEFAULT_LIMITS)[-1]
+    return only(judge, life.timeline, life.facts)
 
 
 def test_growth_over_hours_is_a_fault_with_the_time_that_is_left() -> None:
@@ -56,7 +57,7 @@ def test_silence_says_what_would_have_shown() -> None:
 
 
 def test_window_too_short_is_unknown_and_names_the_one_that_decides() -> None:
-    """Half an hour is no window: what would decide is said, and nothing is shown as evidence."""
+    """Half an hour of samples is too short: the verdict is unknown and has no evidence."""
     actual = verdict(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=host_part))
     assert ("unknown", ()) == (actual.status, actual.evidence)
 
@@ -96,7 +97,7 @@ def test_what_is_not_observed_is_unknown(samples: tuple[Sample, ...], reason: st
 
 
 def page_part(size: int) -> Sample:
-    """The API server's resident memory, as its own page tells it."""
+    """The API server's resident memory, as its own metrics report it."""
     return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="API server", resident_bytes=size),))
 
 
@@ -117,7 +118,7 @@ def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expec
 
 
 def test_a_still_api_server_leaves_nothing_undecided() -> None:
-    """It is told as not judged, without evidence: that little is seen makes no healthy server unknown."""
+    """Flat memory of the API server alone is unknown (not judged), without evidence."""
     actual = verdict(timeline("filled cache", hours=8.0, part=page_part))
     assert ("unknown", ()) == (actual.status, actual.evidence)
 
@@ -129,7 +130,7 @@ def test_healthy_api_servers_are_silent(name: str) -> None:
 
 
 def test_working_set_of_a_container_is_suspect_at_most() -> None:
-    """A container's working set holds the page cache of whatever it reads."""
+    """A container's working set includes page cache, so its growth is at most a suspect."""
 
     def part(size: int) -> Sample:
         return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="container", resident_bytes=size),))
@@ -149,7 +150,7 @@ def test_page_that_grows_is_called_beside_a_container_that_hides_it() -> None:
 @pytest.mark.parametrize(("limit_gib", "expected"), [(256, "unknown"), (39, "fault")], ids=["room", "no room"])
 def test_growth_that_would_end_after_the_room_does_is_a_fault(limit_gib: int, expected: str) -> None:
     """What slows down may come to an end: it does not matter where the memory ends before that."""
-    # 40 GiB that come with a time constant of six hours, seen for three
+    # 40 GiB with a time constant of six hours, observed for three
     whole = timeline("pool", hours=3.0, part=host_part)
     begin = whole.samples[0].at_seconds
     samples = []
@@ -159,13 +160,13 @@ def test_growth_that_would_end_after_the_room_does_is_a_fault(limit_gib: int, ex
         samples.append(replace(sample, host=(core,)))
     known = replace(FACTS, host_limit_bytes=limit_gib * GIB, engine_name=None)
 
-    (actual,) = judge(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=tuple(samples)), known)
 
     assert expected == actual.status
 
 
 def test_process_that_ended_is_not_judged() -> None:
-    """What a process took that is gone is given back; the ones that live are judged."""
+    """Memory of an exited process is free again; the running ones are judged."""
     whole = timeline("pool", hours=7.0, leak_mb_per_hour=500.0, part=host_part)
     end = whole.samples[0].at_seconds + 6.0 * 3600.0
     samples = tuple(
@@ -213,7 +214,7 @@ def test_what_no_process_shows_alone_all_of_them_may() -> None:
 
 
 def test_server_that_has_just_begun_is_not_judged_by_its_beginning() -> None:
-    """Counters at 0 at the first reading tell that the server has begun with them: its first half hour is left out."""
+    """Counters at 0 in the first sample show a fresh start: the first half hour is left out."""
     # 5 GiB in the first 25 minutes, and nothing in the hour and a half after
     whole = timeline("pool", hours=2.0, part=host_part)
     begin = whole.samples[0].at_seconds
@@ -232,7 +233,7 @@ def test_server_that_has_just_begun_is_not_judged_by_its_beginning() -> None:
 
 @pytest.mark.parametrize("name", ["pool", "fast noise", "sawtooth", "load cycles"])
 def test_leak_carries_the_figure_of_every_gate(name: str) -> None:
-    """Whoever doubts a leak that is called finds what decided."""
+    """A leak that is called has the figure of every gate as evidence."""
     actual = verdict(timeline(name, 3, hours=9.0, leak_mb_per_hour=200.0, part=host_part))
     shown = evidence(actual)
     assert ("grows", True) == (shown["decided_by"], actual.status in {"suspect", "fault"})
@@ -252,13 +253,12 @@ HOURS, RATE = 3.0, 500e6
 
 
 def grown(limit_bytes: int | None, *after: Sample) -> Finding:
-    """The finding on an engine core that grows from 20 GiB, beside 2 of an API server, then further samples."""
+    """The finding on an engine core that grows from 20 GiB, next to 2 of an API server, then further samples."""
     seen = timeline("pool", hours=HOURS, leak_mb_per_hour=RATE / 1e6, part=host_part)
     end = seen.samples[-1].at_seconds
     samples = (*seen.samples, *(replace(one, at_seconds=end + number) for number, one in enumerate(after, start=1)))
     known: Facts = replace(facts(World()), host_limit_bytes=limit_bytes)
-    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
-    return found
+    return only(judge, Timeline(samples=samples), known)
 
 
 TAKEN = 22 * GIB + int(HOURS * RATE)
@@ -271,7 +271,7 @@ TAKEN = 22 * GIB + int(HOURS * RATE)
     ids=["ten hours", "one hour", "no room", "limit not told"],
 )
 def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | None, hours: float | None) -> None:
-    """At 500 MB an hour; a limit that is passed leaves nothing, and none that is not told is made up."""
+    """At 500 MB/h the time left is the room divided by the rate: 0 above the limit, `None` without a limit."""
     actual = grown(limit_bytes, Sample(at_seconds=0.0, engines=(engine(),)), Sample(at_seconds=0.0, host=()))
     left = evidence(actual)["time_to_exhaustion"]
     assert actual.status in {"suspect", "fault"}
@@ -279,7 +279,7 @@ def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | N
 
 
 def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
-    """A process that tells both is judged by those that nobody can drop: mapped files come and go."""
+    """Flat anonymous bytes are ok although resident bytes grow: mapped files can be dropped."""
     seen = timeline("pool", hours=HOURS, leak_mb_per_hour=RATE / 1e6, part=host_part)
     samples = tuple(
         replace(
@@ -291,6 +291,6 @@ def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
         )
         for one in seen.samples
     )
-    (actual,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
+    actual = only(judge, Timeline(samples=samples), facts(World()))
 
     assert ("ok", "flat") == (actual.status, evidence(actual)["decided_by"])

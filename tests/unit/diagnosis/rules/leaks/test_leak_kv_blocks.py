@@ -1,30 +1,30 @@
 """leak.kv_blocks: blocks in use while idle, and late frees. Pools that are never idle: blocks/test_busy_pool.py."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.lives import lifetimes
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.diagnosis.timeline_queries import NO_POOL
-from kvdiag.model import Engine, Facts, Finding, Mark, Outcome, Sample, Timeline
-from tests.builders.answers import containing, evidence, finding, rows
+from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
+from tests.builders.answers import containing, evidence, finding, only, rows
 from tests.builders.runs import judged, run
-from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
+from tests.builders.values import MIB, NO_ANSWER, engine, every_half_minute, holding, pool, seen
 from tests.builders.worlds import World, facts
 
 ONE_POOL = Facts(pools=(pool(),))
 
 
 def verdict(timeline: Timeline, of: Facts = ONE_POOL) -> Finding:
-    """The rule's one finding."""
-    (found,) = judge(timeline, of, DEFAULT_LIMITS)
-    return found
+    """The rule's one finding on the last life."""
+    life = lifetimes(timeline, of, DEFAULT_LIMITS)[-1]
+    return only(judge, life.timeline, life.facts)
 
 
 def test_blocks_that_every_request_leaves_behind_are_a_fault() -> None:
-    """Each of 21 requests keeps four blocks: the finding counts them, prices them, and says when the pool is gone."""
+    """21 requests that leak four blocks each are a fault, with count, bytes and requests until the pool is full."""
     world = World(leaked_blocks_per_request=4)
     actual = verdict(run(world), facts(world))
     # Every figure follows from 21 requests, 84 blocks and a pool of 6,144
@@ -33,7 +33,7 @@ def test_blocks_that_every_request_leaves_behind_are_a_fault() -> None:
         ("idle_intervals", 12, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
         ("blocks_at_last_idle", 84, "blocks", "engine"),
-        ("requests_between", 21, "requests", "kvdiag"),
+        ("requests_between", 21, "requests including warm-up", "kvdiag"),
         ("leaked", 168 * MIB, "bytes", "engine"),
         ("leaked_ratio", 84 / 6144, "ratio", "engine"),
         ("requests_until_pool_full", 1515, "requests", "computed"),
@@ -51,13 +51,12 @@ def test_the_rate_is_that_of_what_came_after_the_first_idle_interval() -> None:
 
 
 def test_why_nothing_is_known_is_said() -> None:
-    """A pool that is not reported, a gap's own reason, a restart since, or a server without a pause."""
+    """A pool that is not reported, a gap's own reason, or a server without a pause."""
     silent = Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),))
     awake = Timeline(samples=(*silent.samples, Sample(at_seconds=2.0, engines=(holding(9, running=1),))))
-    restarted = seen(*BEFORE, *counted(busy(), 0))
     assert [NO_ANSWER.reason] * 2 == [verdict(silent, of).summary for of in (ONE_POOL, Facts())]
     assert NO_POOL == verdict(Timeline(samples=()), Facts()).summary
-    assert [containing("never idle"), containing("restarted")] == [verdict(one).summary for one in (awake, restarted)]
+    assert containing("never idle") == verdict(awake).summary
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_why_nothing_is_known_is_said() -> None:
     [
         pytest.param(World(), "ok", id="all released"),
         pytest.param(World(pools=()), "unknown", id="no pool"),
-        pytest.param(World(usage_told=False), "unknown", id="no usage"),
+        pytest.param(World(usage_reported=False), "unknown", id="no usage"),
         pytest.param(World(busy=True), "unknown", id="never idle"),
         pytest.param(World(pools=(pool(usage_blocks=6145),)), "ok", id="the null block of versions before 0.10.2"),
         pytest.param(World(late_blocks=(0,) * 17 + (40, 10, 10, 10)), "fault", id="fell, then stood still at the end"),
@@ -148,6 +147,23 @@ def test_idle_intervals_get_their_status(pages: tuple[Engine, ...], status: str)
     assert status == verdict(seen(*pages)).status
 
 
+def test_without_requests_of_our_own_the_engines_counter_gives_rate_and_room() -> None:
+    """40 requests of other clients between two floors, four blocks each: 1,496 more until the pool of 6,144 is full."""
+    pages = [replace(page, requests_finished_total=100) for page in idle(0)]
+    pages += [replace(page, requests_finished_total=120) for page in busy()]
+    pages += [replace(page, requests_finished_total=140) for page in idle(160)]
+    found = verdict(seen(*pages))
+    between = next(one for one in found.evidence if one.name == "requests_between")
+    assert ("fault", 40, "engine", 1496) == (
+        found.status,
+        between.value,
+        between.source,
+        evidence(found)["requests_until_pool_full"],
+    )
+    uncounted = verdict(seen(*pages[:-1], replace(pages[-1], requests_finished_total=None)))
+    assert evidence(uncounted)["requests_until_pool_full"] is None
+
+
 def test_growth_is_that_since_the_pool_was_last_empty() -> None:
     """40 blocks of 2 MiB in 0.8 s, 30 of them in the first half; the 6,104 that are free last 122 s at that rate."""
     growth = verdict(seen(*floors(500, 0, 30, 40))).growth
@@ -207,19 +223,16 @@ def test_figures_that_are_not_known_are_left_out() -> None:
 
 def test_the_servers_own_start_tells_of_a_restart() -> None:
     """Where no counter is read, the moment at which the process began does."""
-    # Readings at seconds 1 to 11, of a process that began at 10
+    # Samples at seconds 1 to 11, of a process that started at 10
     timeline = seen(*PROVEN, *busy(readings=2))
     assert "unknown" == verdict(timeline, replace(ONE_POOL, started_seconds=timeline.samples[-2].at_seconds)).status
 
 
 def test_readings_of_the_devices_end_no_idle_stretch() -> None:
-    """Readings of devices between two of the engine do not part an idle stretch."""
+    """Samples of devices between two of the engine do not split an idle interval."""
     found = finding(judged(), "leak.kv_blocks")
-    # Each quiet time is one stretch: before the warm-up requests, and around each of ten loads
+    # Each idle time is one interval: before the warm-up requests, and around each of ten loads
     assert 12 == evidence(found)["idle_intervals"]
-
-
-TICK_SECONDS = 30.0
 
 
 def late(*holds: tuple[int, int]) -> list[Engine]:
@@ -273,7 +286,7 @@ def test_blocks_that_a_connector_may_hold_are_suspect(ticks: int, status: str, w
 
 
 def test_a_connectors_timeout_counts_from_the_last_work() -> None:
-    """Or from the first reading, where no work was seen."""
+    """The timeout counts from the last busy sample, or from the first sample if none is busy."""
     held = [holding(40)] * 9
     found = [every_half_minute(*each) for each in ([*held, *held[:8]], [*held, *held[:7]], [*held, *busy(), *held])]
     assert ["fault", "suspect", "suspect"] == [verdict(each, CONNECTED).status for each in found]
@@ -290,7 +303,7 @@ def test_late_frees_have_their_figures() -> None:
         ("idle_intervals", 2, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
         ("blocks_at_last_idle", 0, "blocks", "engine"),
-        ("requests_between", None, "requests", "kvdiag"),
+        ("requests_between", None, "requests", "engine"),
         ("late_frees", 2, "times", "engine"),
         ("longest_late_free", 300.0, "seconds", "engine"),
         ("max_blocks_freed_late", 1_536, "blocks", "engine"),
@@ -298,40 +311,6 @@ def test_late_frees_have_their_figures() -> None:
     ] == rows(actual)
 
 
-def every_half_minute(*pages: Engine) -> Timeline:
-    """A timeline of one engine's samples."""
-    return Timeline(samples=tuple(Sample(at_seconds=at * TICK_SECONDS, engines=(one,)) for at, one in enumerate(pages)))
-
-
 def of_readings(*pages: Engine) -> Finding:
     """The rule's one finding on them."""
     return verdict(every_half_minute(*pages))
-
-
-BUSY = [holding(900, running=9)] * 2
-
-
-def served(first: int, last: int, requests: Sequence[tuple[float, int, int]]) -> Finding:
-    """The finding on an idle floor, work, and an idle floor, with our own requests over at tenths of a second."""
-    timeline = seen(*idle(first), *BUSY, *idle(last))
-    marks = [
-        Mark(
-            at_seconds=1_000.0 + tenth / 10,
-            step="single_request",
-            cycle=cycle,
-            phase="release",
-            outcome=Outcome(completed=done, failed=failed, prompt_tokens=1, generated_tokens=1),
-        )
-        for cycle, (tenth, done, failed) in enumerate(requests)
-    ]
-    begun = Mark(at_seconds=1_000.6, step="soak", cycle=99, phase="begin")
-    return verdict(replace(timeline, marks=(*marks, begun)))
-
-
-@pytest.mark.parametrize(("after", "status"), [(0.0, "fault"), (0.05, "unknown")], ids=["at that moment", "before it"])
-def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, status: str) -> None:
-    """What began when the floor was read has it; what began later has not."""
-    # A floor whose second reading is at 1000.2
-    known = replace(ONE_POOL, started_seconds=1_000.2 + after)
-    actual = verdict(seen(*idle(5), *BUSY), known)
-    assert status == actual.status
