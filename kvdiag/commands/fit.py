@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -166,6 +167,7 @@ def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
         memory_fraction_ratio=fraction,
         weights=weights_of(files, architecture, options),
         overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
+        estimate=partial(overheads_of, files, options=options) if profile is None else None,
         demand=demand_of(architecture, options),
         unsupported_levers=unsupported_levers(gpu),
         most_context_tokens=architecture.max_context_tokens,

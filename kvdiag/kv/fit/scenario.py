@@ -71,6 +71,8 @@ class Scenario:
     most_context_tokens: int | None = None
     unsupported_levers: frozenset[str] = frozenset()
     """Names of levers that the GPU has no kernels for."""
+    estimate: Callable[[Deployment], Overheads] | None = None
+    """The overheads of another deployment; `None` where they do not depend on it, or were measured."""
 
     @property
     def gpus(self) -> int:
@@ -283,4 +285,9 @@ def _with(**fields: Any) -> Callable[[Scenario], Scenario]:
 
 
 def _served(**fields: Any) -> Callable[[Scenario], Scenario]:
-    return lambda scenario: replace(scenario, deployment=replace(scenario.deployment, **fields))
+    def served(scenario: Scenario) -> Scenario:
+        deployment = replace(scenario.deployment, **fields)
+        overheads = scenario.overheads if scenario.estimate is None else scenario.estimate(deployment)
+        return replace(scenario, deployment=deployment, overheads=overheads)
+
+    return served

@@ -38,11 +38,11 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
         yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
     called = problems_of(result.fleet.findings)
     if called:
-        yield element("h2", "All replicas compared")
+        yield element("h2", "Comparison of replicas")
         yield from map(finding_card, called)
     left = [one for one in result.fleet.findings if one.status == "unknown"]
     if left and len(result.judged) > 1:
-        yield element("h2", "All replicas compared: unknown")
+        yield element("h2", "Comparison of replicas: unknown")
         yield unknown_rows(left)
     if result.gaps:
         yield element("h2", "Not assigned to a replica")

@@ -47,7 +47,7 @@ from kvdiag.outputs.presentation import (
 COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = (
     ("blocks", lambda one: one.blocks, format_count),
     ("bytes", lambda one: one.bytes, format_bytes),
-    ("device used", lambda one: one.device_used_bytes, format_bytes),
+    ("device used, at most", lambda one: one.device_used_bytes, format_bytes),
     ("blocks kept", lambda one: one.blocks_kept, format_count),
     ("highest blocks", lambda one: one.highest_blocks, format_count),
     ("other salt hit ratio", lambda one: one.other_salt_hit_ratio, format_ratio),
