@@ -107,7 +107,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         mode = options.mamba_cache_mode
         terms = RequestTerms(
             max_in_flight_tokens=deployment.in_flight_tokens,
-            max_encoder_tokens=deployment.max_num_batched_tokens,
+            encoder_tokens=deployment.max_num_batched_tokens,
             decode_context_parallel=deployment.decode_context_parallel,
             state_cache_mode=StateCacheMode.NONE if mode is None else StateCacheMode(mode),
         )

@@ -159,9 +159,9 @@ def scenario_plan(scenario: Scenario) -> Plan:
 def block_waste_ratio(scenario: Scenario) -> float:
     """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
     deployment = scenario.deployment
-    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.max_num_batched_tokens)
+    terms = deployment.request_terms(scenario.architecture)
     layout = deployed_layout(scenario.architecture, deployment)
-    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
+    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, terms=terms)
 
 
 def demand_grid(
