@@ -22,9 +22,7 @@ from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
 _TEXT_CONFIGS: Sequence[str] = CONFIG_NAMES["text_configs"]
 # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
 _MODEL_DTYPES: Mapping[str, str] = CONFIG_NAMES["dtypes"]
-_NEVER_ASSUMED = frozenset(
-    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
-)
+_NEVER_ASSUMED = frozenset({*CONFIG_NAMES["depth"], *WIDTH_NAMES, "intermediate_size"})
 _OVERRIDE = "pass --kv-bytes-per-token"
 
 
@@ -56,7 +54,8 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=model.state_dtype,
-        max_context_tokens=_max_context(filled),
+        # As the config promises it, before rope scaling (config/model.py::_get_and_verify_max_len).
+        max_context_tokens=filled.maybe_integer(*CONFIG_NAMES["max_context"]),
     )
 
 
@@ -162,17 +161,3 @@ def _declared_kv_dtype(top: Fields, text: Fields) -> str | None:
                         bits = scheme.get("num_bits")
                         return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
     return None
-
-
-def _max_context(text: Fields) -> int | None:
-    """The longest context the config promises, before rope scaling (config/model.py::_get_and_verify_max_len)."""
-    return text.maybe_integer(
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "seq_length",
-        "model_max_length",
-        "max_sequence_length",
-        "max_target_positions",
-        "max_context",
-    )
