@@ -7,7 +7,7 @@ out are left out; those that the GPU or vLLM does not support are listed last an
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -136,10 +136,7 @@ def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
             total_bytes=scenario.gpu_bytes,
             memory_fraction_ratio=scenario.memory_fraction_ratio,
             weights_bytes=weights_bytes,
-            context_bytes=scenario.overheads.context_bytes,
-            activation_bytes=scenario.overheads.activation_bytes,
-            graph_bytes=scenario.overheads.graph_bytes,
-            overhead_bytes=scenario.overheads.overhead_bytes,
+            **asdict(scenario.overheads),
         )
         for weights_bytes in rank_weights(scenario)
     )
