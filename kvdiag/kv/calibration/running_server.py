@@ -10,13 +10,14 @@ are unknown rather than guessed. Results are cached, since every diagnosis asks 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.drift_reasons import explain
-from kvdiag.kv.calibration.engine_report import EngineReport, page_report
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, page_report
 from kvdiag.kv.calibration.predicted_vs_reported import (
     DRIFT_LIMIT_RATIO,
     Calibration,
@@ -146,10 +147,10 @@ def _served(facts: Facts) -> Served | str:
     return replace(best, figures=explained.comparisons)
 
 
-def _deployments(facts: Facts) -> Iterator[Deployment]:
+def _deployments(facts: Facts, settings: EngineSettings) -> Iterator[Deployment]:
     """The settings that an engine with this pool may have, the usual ones first."""
     (pool,) = facts.pools
-    mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
+    mode = None if settings.state_cache_mode is None else StateCacheMode(settings.state_cache_mode)
     reported = facts.tensor_parallel
     for ranks in (reported,) if reported is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
@@ -159,7 +160,7 @@ def _deployments(facts: Facts) -> Iterator[Deployment]:
                     pipeline_parallel=facts.pipeline_parallel or 1,
                     block_size_tokens=pool.block_tokens,
                     kv_dtype=pool.cache_dtype or "auto",
-                    state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+                    state_dtype=settings.state_dtype,
                     state_cache_mode=mode,
                     prefix_caching=pool.prefix_caching is not False,
                     max_num_batched_tokens=batched,
@@ -175,7 +176,7 @@ def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) 
     """
     found: list[Served] = []
     refused: KvModelError | None = None
-    for one in _deployments(facts):
+    for one in _deployments(facts, report.settings):
         try:
             found.append(_candidate(architecture, one, report, facts))
         except KvModelError as error:
@@ -224,12 +225,12 @@ def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
     wanted, longest_tokens = reported_blocks(facts.pools[0]), facts.max_model_len_tokens
     if wanted is None or longest_tokens is None:
         return candidate
-    low, high = 1, MAX_IN_FLIGHT_TOKENS
-    while low < high:
-        midpoint = (low + high) // 2
-        terms = replace(candidate.deployment, max_in_flight_tokens=midpoint).request_terms(candidate.architecture)
-        enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
-        low, high = (low, midpoint) if enough else (midpoint + 1, high)
-    deployment = replace(candidate.deployment, max_in_flight_tokens=low)
+
+    def planned(in_flight_tokens: int) -> int:
+        deployment = replace(candidate.deployment, max_in_flight_tokens=in_flight_tokens)
+        return candidate.layout.admission_blocks(longest_tokens, deployment.request_terms(candidate.architecture))
+
+    tokens = 1 + bisect_left(range(1, MAX_IN_FLIGHT_TOKENS), wanted, key=planned)
+    deployment = replace(candidate.deployment, max_in_flight_tokens=tokens)
     found = _candidate(candidate.architecture, deployment, report, facts)
-    return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")
+    return replace(found, assumed=f"{tokens} tokens in flight, {deployment.platform} kernels")

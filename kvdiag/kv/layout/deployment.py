@@ -282,12 +282,6 @@ def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
 
 def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     kv_dtype = context.kv_dtype
-    kinds = {
-        LayerKind.FULL: PageKind.FULL,
-        LayerKind.SLIDING: PageKind.SLIDING,
-        LayerKind.CHUNKED: PageKind.CHUNKED,
-        LayerKind.CROSS_ATTENTION: PageKind.CROSS,
-    }
     ranks = context.deployment.tensor_parallel
     if layer.kv_heads % ranks and ranks % layer.kv_heads:
         raise KvModelError(
@@ -300,7 +294,7 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     several = min(len(context.deployment.draft_layers), drafts) > 1
     retained = drafts - 1 if several and layer.kind is LayerKind.SLIDING else 0
     return PageSpec(
-        kind=kinds[layer.kind],
+        kind=PageKind(layer.kind),
         block_size_tokens=context.block_tokens,
         # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
         heads=max(1, layer.kv_heads // ranks),

@@ -18,7 +18,7 @@ class PageKind(StrEnum):
     SLIDING = "sliding"
     CHUNKED = "chunked"
     STATE = "state"
-    CROSS = "cross"
+    CROSS = "cross_attention"
 
 
 class StateCacheMode(StrEnum):
