@@ -46,7 +46,7 @@ class Completion:
     include_usage: bool
 
 
-def parse_completion(body: bytes, scenario: Scenario) -> Completion:
+def parse_completion(body: bytes, limits: Scenario) -> Completion:
     """Read a completion request.
 
     Raises:
@@ -61,15 +61,15 @@ def parse_completion(body: bytes, scenario: Scenario) -> Completion:
     salt = fields.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise _parameter_error("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    prompts = _prompts(fields.get("prompt"), scenario)
+    prompts = _prompts(fields.get("prompt"), limits)
     longest = max(len(prompt) for prompt in prompts)
     asked = fields.get("max_tokens", DEFAULT_MAX_TOKENS)
     if asked is None:
-        asked = scenario.max_model_len_tokens
+        asked = limits.max_model_len_tokens
     if isinstance(asked, bool) or not isinstance(asked, int):
         raise _validation_error("max_tokens", "Input should be a valid integer")
     # An answer longer than the context is cut silently (as in 0.32: 19998 + 5 of 20000 gives 2 tokens).
-    max_tokens = min(asked, scenario.max_model_len_tokens - longest)
+    max_tokens = min(asked, limits.max_model_len_tokens - longest)
     if max_tokens < 1:
         raise _parameter_error(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", value=max_tokens)
     min_tokens = _typed(fields, "min_tokens", int, default=0)
@@ -86,7 +86,7 @@ def parse_completion(body: bytes, scenario: Scenario) -> Completion:
     )
 
 
-def tokenize(body: bytes, scenario: Scenario) -> dict[str, Any]:
+def tokenize(body: bytes, limits: Scenario) -> dict[str, Any]:
     """Answer POST /tokenize.
 
     Raises:
@@ -97,7 +97,7 @@ def tokenize(body: bytes, scenario: Scenario) -> dict[str, Any]:
     if not isinstance(fields.get("prompt"), str):
         raise _validation_error("prompt", "Field required")
     tokens = encode(fields["prompt"])
-    return {"count": len(tokens), "max_model_len": scenario.max_model_len_tokens, "tokens": tokens, "token_strs": None}
+    return {"count": len(tokens), "max_model_len": limits.max_model_len_tokens, "tokens": tokens, "token_strs": None}
 
 
 def encode(text: str) -> list[int]:
@@ -128,26 +128,26 @@ def _check_model(fields: Mapping[str, Any]) -> None:
         raise ApiError(message, kind="NotFoundError", param="model", code=404)
 
 
-def _prompts(prompt: Any, scenario: Scenario) -> tuple[tuple[int, ...], ...]:
+def _prompts(prompt: Any, limits: Scenario) -> tuple[tuple[int, ...], ...]:
     if prompt is None or prompt == "":
         raise _parameter_error("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if prompt == []:
         raise ApiError("You must pass at least one prompt")
     batch = prompt if isinstance(prompt, list) and isinstance(prompt[0], list | str) else [prompt]
-    return tuple(_prompt(one, scenario) for one in batch)
+    return tuple(_prompt(one, limits) for one in batch)
 
 
-def _prompt(prompt: Any, scenario: Scenario) -> tuple[int, ...]:
+def _prompt(prompt: Any, limits: Scenario) -> tuple[int, ...]:
     tokens = encode(prompt) if isinstance(prompt, str) else prompt
     if not isinstance(tokens, list) or not all(isinstance(token, int) and token >= 0 for token in tokens):
         raise _validation_error("prompt", "Input should be a valid list")
-    if (largest := max(tokens, default=0)) >= scenario.model.vocab:
+    if (largest := max(tokens, default=0)) >= limits.model.vocab:
         raise ApiError(f"Token id {largest} is out of vocabulary")
     if not tokens:
         raise ApiError("The decoder prompt cannot be empty")
-    if len(tokens) > scenario.max_model_len_tokens:
+    if len(tokens) > limits.max_model_len_tokens:
         message = (
-            f"This model's maximum context length is {scenario.max_model_len_tokens} tokens. However, your prompt "
+            f"This model's maximum context length is {limits.max_model_len_tokens} tokens. However, your prompt "
             f"contains at least {len(tokens)} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt."
         )

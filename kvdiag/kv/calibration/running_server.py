@@ -228,7 +228,8 @@ def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
 
     def planned(in_flight_tokens: int) -> int:
         deployment = replace(candidate.deployment, max_in_flight_tokens=in_flight_tokens)
-        return candidate.layout.admission_blocks(longest_tokens, deployment.request_terms(candidate.architecture))
+        terms = deployment.request_terms(candidate.architecture)
+        return candidate.layout.admission_blocks(longest_tokens, terms)
 
     tokens = 1 + bisect_left(range(1, MAX_IN_FLIGHT_TOKENS), wanted, key=planned)
     deployment = replace(candidate.deployment, max_in_flight_tokens=tokens)

@@ -4,8 +4,8 @@ Published configs leave fields out: a nested text config holds only what differs
 neither heads nor head size nor vocabulary). The class is the one that vLLM 0.32.0 loads: its own
 (transformers_utils/configs/NAME.py) where it has one, else that of transformers 5.19.0
 (models/NAME/configuration_NAME.py). class_defaults.json is recorded from the classes
-(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used are listed with the reason in
-default_rules.json.
+(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used are listed with the
+reason in default_rules.json.
 """
 
 import functools
@@ -26,8 +26,8 @@ def class_defaults(model_type: str) -> Mapping[str, object]:
     """The defaults of a model type's config class; empty where it has none that can be used."""
     if model_type in _RULES["unusable_classes"]:
         return {}
-    filled, unusable = (_RULES[rule].get(model_type, ()) for rule in ("filled_weight_fields", "unusable_fields"))
-    unusable = {*unusable, *_WEIGHT_FIELDS.difference(filled)}
+    filled = _RULES["filled_weight_fields"].get(model_type, ())
+    unusable = _WEIGHT_FIELDS.difference(filled).union(_RULES["unusable_fields"].get(model_type, ()))
     return {name: value for name, value in _recorded().get(model_type, {}).items() if name not in unusable}
 
 

@@ -105,7 +105,7 @@ class Deployment:
         return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
 
     def request_terms(self, architecture: Architecture, *, encoder_tokens: int | None = None) -> RequestTerms:
-        """What decides the blocks planned for one request, and with its own `encoder_tokens` those that it holds."""
+        """What decides the blocks planned for a request, and with its own `encoder_tokens` those it holds."""
         # config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens.
         most_encoder_tokens = self.max_num_batched_tokens
         return RequestTerms(

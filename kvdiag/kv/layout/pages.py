@@ -37,10 +37,10 @@ TOKEN_GROWING = frozenset({PageKind.FULL, PageKind.MLA})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTerms:
-    """What, besides its length, decides how many blocks the engine sets aside for one request, and how many it holds.
+    """What, besides its length, decides how many blocks the engine plans for a request, and how many it holds.
 
-    `steps_in_flight` is 1 with async scheduling (the default on GPUs) and 0 without (the CPU backend): blocks are freed
-    on the basis of tokens whose step has been processed.
+    `steps_in_flight` is 1 with async scheduling (the default on GPUs) and 0 without (the CPU backend): blocks
+    are freed on the basis of tokens whose step has been processed.
     """
 
     max_in_flight_tokens: int

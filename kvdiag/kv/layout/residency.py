@@ -13,9 +13,10 @@ from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheM
 def decode_blocks(layout: CacheLayout, *, resident_tokens: int, terms: RequestTerms) -> int:
     """Blocks one decoding request holds once it has `resident_tokens` tokens in the cache."""
     check_range("tokens", resident_tokens, 1, MAX_TOKENS)
-    processed = resident_tokens - 1 - terms.steps_in_flight
+    in_flight = terms.steps_in_flight
     return sum(
-        max(_held(page, resident_tokens, processed, terms) for page in set(group.pages)) for group in layout.groups
+        max(_held(page, resident_tokens, resident_tokens - 1 - in_flight, terms) for page in set(group.pages))
+        for group in layout.groups
     )
 
 
