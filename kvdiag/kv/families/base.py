@@ -15,8 +15,7 @@ from typing import Any
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import check_range
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer, StateShape
 
 CONFIG_NAMES: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "config_names.json") or b"")
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.

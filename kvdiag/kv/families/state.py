@@ -23,8 +23,7 @@ from kvdiag.kv.families.base import (
 )
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.latent import latent_layer, latent_size
-from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer, StateShape
 
 
 def delta_state(text: Fields) -> StateShape:

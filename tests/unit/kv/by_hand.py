@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 
 def full(index: int, kv_heads: int = 8) -> AttentionLayer:

@@ -12,8 +12,8 @@ from kvdiag.kv.calibration.profiles import ModelKey, Profile
 from kvdiag.kv.families.base import Heads, ModelLayers
 from kvdiag.kv.fit.plan import Budget, Demand, Traffic
 from kvdiag.kv.layout.deployment import Deployment
+from kvdiag.kv.layout.layers import StateShape
 from kvdiag.kv.layout.pages import PageKind, PageSpec
-from kvdiag.kv.layout.state_layers import StateShape
 from tests.unit.kv.refused import refused
 
 STATE = StateShape(

@@ -2,8 +2,15 @@
 
 from dataclasses import replace
 
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import (
+    Architecture,
+    AttentionLayer,
+    CachelessLayer,
+    LatentLayer,
+    LayerKind,
+    StateLayer,
+    StateShape,
+)
 
 STATE = StateShape(
     conv_channels=12, conv_steps=3, drafts_lengthen_conv=True, recurrent_heads=2, recurrent_head_elements=4
