@@ -8,6 +8,7 @@ latent, windowed and state layers.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.attention import encoder_only
@@ -128,15 +129,14 @@ def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
 
 def _dtype(top: Fields, text: Fields) -> str:
     """The dtype the model runs in (config/model.py::_get_and_verify_dtype): the whole config's, else the text's."""
-    for source in (top, text):
-        for name in ("dtype", "torch_dtype"):
-            value = source.text(name)
-            if value is None or value == "auto":
-                continue
-            short = value.removeprefix("torch.")
-            if short not in _MODEL_DTYPES:
-                raise source.error(name, f"{short!r} is not a dtype that vLLM serves a model in")
-            return _MODEL_DTYPES[short]
+    for source, name in product((top, text), ("dtype", "torch_dtype")):
+        value = source.text(name)
+        if value is None or value == "auto":
+            continue
+        short = value.removeprefix("torch.")
+        if short not in _MODEL_DTYPES:
+            raise source.error(name, f"{short!r} is not a dtype that vLLM serves a model in")
+        return _MODEL_DTYPES[short]
     return "bfloat16"
 
 
@@ -146,18 +146,14 @@ def _declared_kv_dtype(top: Fields, text: Fields) -> str | None:
     utils/torch_utils.py::get_kv_cache_quant_algo_string (ModelOpt), model_executor/layers/attention/attention.py
     (compressed-tensors kv_cache_scheme).
     """
-    for source in (top, text):
-        for name in ("quantization_config", "compression_config"):
-            quantization = source.child(name)
-            if quantization is None:
-                continue
-            inner = quantization.child("quantization") or quantization
-            for holder in (inner, quantization):
-                for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-                    scheme = holder.raw(key)
-                    if isinstance(scheme, str):
-                        return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
-                    if isinstance(scheme, Mapping):
-                        bits = scheme.get("num_bits")
-                        return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
+    for source, name in product((top, text), ("quantization_config", "compression_config")):
+        quantization = source.child(name) or Fields({})
+        inner = quantization.child("quantization") or quantization
+        for holder, key in product((inner, quantization), ("kv_cache_scheme", "kv_cache_quant_algo")):
+            scheme = holder.raw(key)
+            if isinstance(scheme, str):
+                return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
+            if isinstance(scheme, Mapping):
+                bits = scheme.get("num_bits")
+                return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
     return None
