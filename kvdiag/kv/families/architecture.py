@@ -16,7 +16,7 @@ from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
-from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
+from kvdiag.kv.layout.layers import Architecture, LatentLayer
 
 # Where multimodal configs keep the language model, in the order tried
 # (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
@@ -71,7 +71,7 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
     """A model of which only the cache's bytes per token and GPU are known (--kv-bytes-per-token): one row per token,
     the same on every rank, to be deployed with an 8-bit cache.
     """
-    layer = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=bytes_per_token)
+    layer = LatentLayer(index=0, latent_size=bytes_per_token)
     return Architecture(model_type="given", depth=1, attention_heads=0, layers=(layer,), dtype="bfloat16")
 
 

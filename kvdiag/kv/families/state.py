@@ -22,8 +22,8 @@ from kvdiag.kv.families.base import (
     read_heads,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.families.latent import latent_layer, latent_size
-from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer, StateShape
+from kvdiag.kv.families.latent import latent_size
+from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 
 def delta_state(text: Fields) -> StateShape:
@@ -148,7 +148,7 @@ def _states_and_latent(text: Fields, kind: LayerKind, state: StateShape, statefu
     """A state in each layer for which `stateful` is true, MLA elsewhere."""
     row = latent_size(text)
     layers: list[Layer] = [
-        StateLayer(index=index, kind=kind, state=state) if flag else latent_layer(index, row)
+        StateLayer(index=index, kind=kind, state=state) if flag else LatentLayer(index, row)
         for index, flag in enumerate(stateful)
     ]
     return ModelLayers(text.integer("num_attention_heads", high=MAX_HEADS), tuple(layers))

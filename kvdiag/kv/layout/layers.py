@@ -49,14 +49,18 @@ class AttentionLayer:
     chunk_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LatentLayer:
     """A layer that keeps one compressed row per token for all heads (MLA), with DSA also an indexer row."""
 
     index: int
-    kind: LayerKind
     latent_size: int
     indexer_row_bytes: int | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        """The sparse kind where it owns an indexer."""
+        return LayerKind.MLA if self.indexer_row_bytes is None else LayerKind.MLA_DSA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

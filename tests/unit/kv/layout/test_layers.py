@@ -17,7 +17,7 @@ STATE = StateShape(
 )
 FULL = AttentionLayer(index=0, kind=LayerKind.FULL, kv_heads=2, head_size=64, head_size_v=64)
 SLIDING = replace(FULL, kind=LayerKind.SLIDING, window_tokens=128)
-LATENT = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=576)
+LATENT = LatentLayer(index=0, latent_size=576)
 MODEL = Architecture(model_type="llama", depth=3, attention_heads=4, layers=(FULL,), dtype="bfloat16")
 
 
