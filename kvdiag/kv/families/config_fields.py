@@ -109,12 +109,8 @@ class Fields:
 
     def sequence(self, name: str, *, most: int = _MAX_ITEMS) -> Sequence[object] | None:
         """A list of no more than `most` entries, or None where it is missing."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple):
-            raise self.error(name, f"is {_shown(value)}: it must be a list")
-        if len(value) > most:
+        value: Sequence[object] | None = self._typed(name, list | tuple, "a list")  # type: ignore[arg-type]
+        if value is not None and len(value) > most:
             raise self.error(name, f"has {len(value):,} entries: at most {most:,} are supported")
         return value
 

@@ -33,9 +33,6 @@ class LayerKind(StrEnum):
     NO_CACHE = "no_cache"
 
 
-CACHELESS_KINDS = frozenset({LayerKind.SHARED, LayerKind.ENCODER_ONLY, LayerKind.NO_CACHE})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
     """A layer that keeps K and V per head and token."""
