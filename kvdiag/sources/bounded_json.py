@@ -25,7 +25,10 @@ def most_values(text: bytes | bytearray | str) -> int:
 
 
 def decode(
-    text: bytes | bytearray | str, *, max_values: int = MAX_VALUES, parse_constant: Callable[[str], Any] | None = None
+    text: bytes | bytearray | str,
+    *,
+    max_values: int = MAX_VALUES,
+    parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """The value of a JSON text; `parse_constant` as json.loads takes it.
 

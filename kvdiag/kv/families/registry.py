@@ -27,4 +27,5 @@ TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSE
 
 # Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
 # classes for which it sets that itself (models/config.py).
-ENCODING_DECODERS, ENCODER_CLASSES = (frozenset(CONFIG_NAMES[name]) for name in ("encoding_decoders", "encoders"))
+ENCODING_DECODERS = frozenset(CONFIG_NAMES["encoding_decoders"])
+ENCODER_CLASSES = frozenset(CONFIG_NAMES["encoders"])

@@ -145,8 +145,6 @@ def longest_context_tokens(
     """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
     (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
     """
-    check_range("context", most_tokens, 1, MAX_TOKENS)
-    check_range("concurrency", requests, 1, MAX_TOKENS)
     usable = max(0, num_blocks - NULL_BLOCKS)
 
     def needed(tokens: int) -> int:

@@ -40,8 +40,8 @@ _SPELLINGS: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "module
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleNames:
-    """The linear layers that a list of entries names: by names and parts of names, by wildcards in layers of one number
-    or (None) of any, and by expressions that do or do not depend on the layer number.
+    """The linear layers that a list of entries names: by names and parts of names, by wildcards in layers of one
+    number or (None) of any, and by expressions that do or do not depend on the layer number.
     """
 
     parts: frozenset[str]

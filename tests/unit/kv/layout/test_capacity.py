@@ -114,12 +114,6 @@ def test_the_longest_context_of_so_many_requests(blocks: int, most: int, request
     )
 
 
-def test_of_nobody_there_is_no_longest_context() -> None:
-    """At least one request."""
-    with refused("concurrency"):
-        longest_context_tokens(DENSE, num_blocks=10, most_tokens=100, terms=TERMS, requests=0)
-
-
 @pytest.mark.parametrize(
     ("pages", "ranks", "expected"),
     [
