@@ -37,10 +37,9 @@ def content_bytes(layout: CacheLayout, tokens: int, terms: RequestTerms) -> int:
             match page.kind:
                 case PageKind.STATE:
                     total += page.row_bytes
-                case PageKind.SLIDING:
-                    total += min(tokens, page.window_tokens or 1) * page.heads * page.row_bytes
-                case PageKind.CHUNKED:
-                    total += min(tokens, page.chunk_tokens or 1) * page.heads * page.row_bytes
+                case PageKind.SLIDING | PageKind.CHUNKED:
+                    seen = page.window_tokens or page.chunk_tokens or 1
+                    total += min(tokens, seen) * page.heads * page.row_bytes
                 case PageKind.CROSS:
                     total += terms.encoder_tokens * page.heads * page.row_bytes
                 case PageKind.FULL | PageKind.MLA:
