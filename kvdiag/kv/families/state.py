@@ -2,8 +2,7 @@
 
 Each function reads one family: which layers keep a state (by name, list or period), the size of that state, and full
 attention or MLA elsewhere. Two models of the same type are distinguished by the fields that only one of them has, or by
-their class names. State sizes are those of vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator;
-the fields are those that each model's get_mamba_state_shape_from_config reads, with the defaults of its config class.
+their class names. State sizes and fields have the same origin as in mamba.py.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
 """Families with layers that attend to a window or a chunk: in a pattern, as a list says, or all alike.
 
-Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
-config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
+Each function reads a family's config as those of attention.py do.
 """
 
 from dataclasses import replace

@@ -55,6 +55,8 @@ _TABLE: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package_
 # with an e8m0 scale per 32, nf4 with an fp32 scale per 64.
 LINEAR_BITS: Mapping[str, float] = _TABLE["linear_bits"]
 _ALIASES: Mapping[str, str | None] = _TABLE["aliases"]
+# The width of each dtype name of safetensors in bits.
+SAFETENSORS_BITS: Mapping[str, int] = _TABLE["safetensors_bits"]
 # ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
 # of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
 _ALGORITHMS: Mapping[str, tuple[int, int, int]] = _TABLE["modelopt_algorithms"]
