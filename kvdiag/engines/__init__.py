@@ -21,7 +21,7 @@ ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
 
-_OTHER_LOGS = {
+OTHER_ENGINES = {
     "sglang": re.compile(r"\bsglang[/.](srt|launch)|--mem-fraction-static|\bin (event_loop|forward_(ext|bat))")
 }
 """Engines whose host caches are known, and whose metrics are not, with what stands in their logs: files, flags and
@@ -57,12 +57,12 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
 def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
-    return next((name for name in (*(engine.name for engine in ENGINES), *_OTHER_LOGS) if name in text), None)
+    return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_ENGINES) if name in text), None)
 
 
 def engine_of_log(text: str) -> str | None:
     """The name of an engine whose log shows no memory report that is known, by its files and flags."""
-    return next((name for name, wording in _OTHER_LOGS.items() if wording.search(text)), None)
+    return next((name for name, wording in OTHER_ENGINES.items() if wording.search(text)), None)
 
 
 def read_startup_log(path: Path) -> EngineReport:
