@@ -10,7 +10,6 @@ are unknown rather than guessed. Results are cached, since every diagnosis asks 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -225,13 +224,12 @@ def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
     wanted, longest_tokens = reported_blocks(facts.pools[0]), facts.max_model_len_tokens
     if wanted is None or longest_tokens is None:
         return candidate
-
-    def planned(in_flight_tokens: int) -> int:
-        deployment = replace(candidate.deployment, max_in_flight_tokens=in_flight_tokens)
-        terms = deployment.request_terms(candidate.architecture)
-        return candidate.layout.admission_blocks(longest_tokens, terms)
-
-    tokens = 1 + bisect_left(range(1, MAX_IN_FLIGHT_TOKENS), wanted, key=planned)
-    deployment = replace(candidate.deployment, max_in_flight_tokens=tokens)
+    low, high = 1, MAX_IN_FLIGHT_TOKENS
+    while low < high:
+        midpoint = (low + high) // 2
+        terms = replace(candidate.deployment, max_in_flight_tokens=midpoint).request_terms(candidate.architecture)
+        enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
+        low, high = (low, midpoint) if enough else (midpoint + 1, high)
+    deployment = replace(candidate.deployment, max_in_flight_tokens=low)
     found = _candidate(candidate.architecture, deployment, report, facts)
-    return replace(found, assumed=f"{tokens} tokens in flight, {deployment.platform} kernels")
+    return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")
