@@ -31,7 +31,10 @@ MAX_MAPS_BYTES = 8 * 2**20
 
 
 def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
-    """The model folder that a server reports; `None` for one that none of its processes names or has open."""
+    """Return the model folder that a server reports, if one of its processes was started with it or uses a file in it.
+
+    `None` for any other folder: an HTTP answer must not decide which files kvdiag reads.
+    """
     try:
         folder = Path(root or "").resolve(strict=True)
         if not root or not Path(root).is_absolute() or not folder.is_dir():
