@@ -5,7 +5,8 @@ fault where the server meanwhile does less than half of its usual work; requests
 ok.
 
 vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
-preemption counts only where the samples around it do not both show a pool with room.
+preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted at
+once, without a queue, out of a pool with room for one more.
 
 Requests wait well below a usage of 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three running and
 five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is not enough: it also counts
@@ -15,8 +16,11 @@ the pool has no room for one more request of the mean size of those that run.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -113,7 +117,7 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
             before = last.get(engine.engine, engine)
             last[engine.engine] = engine
             count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
-            if count > 0 and _has_room(before, facts, limits) and _has_room(engine, facts, limits):
+            if count > 0 and (_is_reset(before, engine, facts) or _have_room((before, engine), facts, limits)):
                 totals.preempted_with_room += count
             elif count > 0:
                 totals.preempted += count
@@ -144,23 +148,44 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
     return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
 
 
-def _has_room(engine: Engine, facts: Facts, limits: Limits) -> bool:
-    """Whether requests run and the pool surely has room for one more, twice as large as those that run."""
+def _have_room(engines: Sequence[Engine], facts: Facts, limits: Limits) -> bool:
+    """Whether the pool surely had room each time for one more request, twice as large as those that run."""
+    room = [_room(one, facts) for one in engines]
+    least_ratio, least_requests = limits.preempted_room_ratio, limits.preempted_room_requests
+    return all(one and one.ratio > least_ratio and one.requests > least_requests for one in room)
+
+
+def _is_reset(before: Engine, engine: Engine, facts: Facts) -> bool:
+    """Whether all that ran was preempted at once, without a queue, while the pool had room for one more request."""
+    count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
+    room = [_room(one, facts) for one in (before, engine)]
+    return (
+        count == before.requests_running
+        and not before.requests_waiting
+        and all(one is not None and one.requests >= 1.0 for one in room)
+    )
+
+
+class _Room(NamedTuple):
+    """The free share of an engine's pool, and how many more requests of the mean size of those that run it holds."""
+
+    ratio: float
+    requests: float
+
+
+def _room(engine: Engine, facts: Facts) -> _Room | None:
     pool, usage, running = facts.pool(engine.engine), engine.kv_usage_ratio, engine.requests_running
-    if pool is None or usage is None or not running:
-        return False
+    if pool is None or usage is None or not running or not pool.usable_blocks:
+        return None
     held = pool.used_blocks(usage)
-    next_blocks = limits.preempted_room_requests * held / running
-    return pool.usable_blocks - held > max(next_blocks, limits.preempted_room_ratio * pool.usable_blocks)
+    free = pool.usable_blocks - held
+    return _Room(free / pool.usable_blocks, free * running / held if held else math.inf)
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:
     """Requests that wait while the engine's pool has no room for one more like those that run."""
-    pool, usage = facts.pool(engine.engine), engine.kv_usage_ratio
-    if pool is None or usage is None or not engine.requests_waiting or not engine.requests_running:
-        return 0
-    held = pool.used_blocks(usage)
-    return engine.requests_waiting if pool.usable_blocks - held < held / engine.requests_running else 0
+    room = _room(engine, facts) if engine.requests_waiting else None
+    return 0 if room is None or room.requests >= 1.0 else engine.requests_waiting or 0
 
 
 def _capacity_tokens(facts: Facts) -> int | None:
