@@ -182,7 +182,8 @@ def lowered(before: WebConfig, now: WebConfig) -> str | None:
         return "it no longer requires client certificates (client_auth_type)"
     if now.least_version < before.least_version or now.most_version < before.most_version:
         return "it allows older TLS versions (min_version, max_version)"
-    if min(map(_cost, now.users.values()), default=0) < min(map(_cost, before.users.values()), default=0):
+    least = min(map(_cost, before.users.values()), default=0)
+    if any(_cost(hashed) < max(least, _cost(before.users.get(user, ""))) for user, hashed in now.users.items()):
         return "it has cheaper password hashes (basic_auth_users)"
     # Whether another value protects less is not judged: one word in a policy may open it.
     changed = [name for name, value in before.headers if dict(now.headers).get(name) != value]

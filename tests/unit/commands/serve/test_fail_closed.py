@@ -66,7 +66,7 @@ SAFE = WebConfig(
     client_auth=ssl.CERT_REQUIRED,
     least_version=ssl.TLSVersion.TLSv1_3,
     headers=(("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=99")),
-    users={"alice": HASH},
+    users={"alice": HASH, "carol": HASH.replace("$04$", "$05$")},
 )
 
 
@@ -82,6 +82,7 @@ SAFE = WebConfig(
         (replace(SAFE, headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=99"))), True),
         (replace(SAFE, headers=(("X-Frame-Options", "deny"), ("Strict-Transport-Security", "max-age=0"))), True),
         (replace(SAFE, users={"alice": HASH, "bob": HASH.replace("$04$", "$03$")}), True),
+        (replace(SAFE, users={"alice": HASH, "carol": HASH}), True),
         (WebConfig(), True),
         (replace(SAFE, users={"bob": HASH}), False),
         (replace(SAFE, headers=(("X-Content-Type-Options", "nosniff"), *SAFE.headers)), False),
