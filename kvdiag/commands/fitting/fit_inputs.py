@@ -19,7 +19,7 @@ from kvdiag.formatting import plural
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
-from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name, parse_bytes
+from kvdiag.kv.fit.gpu_catalogue import MIB, gpu_bytes, gpu_name, parse_bytes
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
@@ -122,7 +122,7 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
     """From a size, else from the checkpoint's headers, else counted from the config."""
     if options.weights[:1].isdigit():
-        return GivenWeights(total_bytes=parse_bytes(options.weights, field="weights"))
+        return GivenWeights(total_bytes=parse_bytes(options.weights, field="weights", least=MIB))
     weight_format = parse_weight_format(options.weights)
     if files.headers and weight_format is None:
         kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]

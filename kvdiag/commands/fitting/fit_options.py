@@ -19,6 +19,7 @@ from kvdiag.commands.options.common import (
     server_access,
 )
 from kvdiag.engine_memory import modelled_engines
+from kvdiag.kv.fit.gpu_catalogue import MIB
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
 from kvdiag.kv.layout.deployment import Platform
@@ -59,7 +60,7 @@ class FitOptions:
     seconds_per_token: float = given_by("Seconds per output token.", default=0.03)
     seconds_to_first: float = given_by("Seconds to the first token.", default=0.5)
     grid: bool = given_by("Print a table of outcomes by context and concurrency.")
-    kv_pool_bytes: int | None = given_by("Compute only the capacity of a pool of this size per rank.", type=Size())
+    kv_pool_bytes: int | None = given_by("Compute only the capacity of a pool of this size per rank.", type=Size(MIB))
     kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.", type=Size())
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.", type=Tokens())

@@ -9,7 +9,7 @@ from typing import Any
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_BYTES, check_range
 
-_MIB = 1 << 20
+MIB = 1 << 20
 _TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json") or b"")
 # NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
 _MEMORY_MIB: Mapping[str, int] = _TABLE["memory_mib"]
@@ -33,7 +33,7 @@ GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
 def gpu_bytes(name: str) -> int:
     """The memory of a GPU by its name, or a size such as 80GB, 80GiB or 85899345920."""
     if (key := _key(name)) is not None:
-        return _MEMORY_MIB[key] * _MIB
+        return _MEMORY_MIB[key] * MIB
     try:
         size = parse_bytes(name, field="gpu")
     except KvModelError:
@@ -93,8 +93,8 @@ def gpu_name(text: str) -> str | None:
     return best
 
 
-def parse_bytes(text: str, *, field: str) -> int:
-    """Bytes from a number with a unit: GB is a thousand million, GiB is 2**30, no unit is bytes."""
+def parse_bytes(text: str, *, field: str, least: int = 1) -> int:
+    """Bytes from a number with a unit: GB is a thousand million, GiB is 2**30, no unit is bytes, `least` or more."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise KvModelError(f"{field} {text[:40]!a} is not a size: give 80GB, 80GiB or a number of bytes", field)
@@ -102,5 +102,7 @@ def parse_bytes(text: str, *, field: str) -> int:
     size = int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
     if prefix == "" and "." not in number:
         size = int(number)
+    if size < least:
+        raise KvModelError(f"{field} {text[:40]!a} is {size:,} bytes: give a unit, as in 80GB", field)
     check_range(field, size, 1, MAX_BYTES)
     return size

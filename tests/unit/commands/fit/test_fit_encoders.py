@@ -55,5 +55,5 @@ def test_an_encoder_says_in_one_line_that_it_keeps_nothing(capsys: pytest.Captur
 
 def test_an_encoder_has_neither_pool_nor_grid(capsys: pytest.CaptureFixture[str], bert: str) -> None:
     """Asking what a pool holds of it is refused, and so is a grid."""
-    assert "has no KV cache" in refusal(capsys, bert, "--kv-pool-bytes", "1000000")
+    assert "has no KV cache" in refusal(capsys, bert, "--kv-pool-bytes", "2000000")
     assert "--grid" in refusal(capsys, bert, "--grid")

@@ -68,7 +68,7 @@ def test_an_unknown_architecture_is_planned_with_given_bytes(
         (("llama_70b", "--tp", "16", "--dcp", "4"), "decode_context_parallel 4"),
         (("llama_70b", "--mamba-ssm-cache-dtype", "float8"), "float8"),
         (("llama_70b", "--mamba-ssm-cache-dtype", "float32"), "--mamba-ssm-cache-dtype"),
-        (("llama_70b", "--grid", "--kv-pool-bytes", "1000000"), "--grid"),
+        (("llama_70b", "--grid", "--kv-pool-bytes", "2000000"), "--grid"),
         (("llama_70b", "--kv-dtype", "fp8", "--kv-bytes-per-token", "9", "--weights", "1GB"), "--kv-dtype"),
         (("",), "MODEL is empty"),
         ((" ",), "MODEL is empty"),
@@ -124,6 +124,8 @@ def test_settings_that_an_engine_takes_are_taken(
         (*ON_AN_H100, "--max-num-batched-tokens", "9", "--max-in-flight-tokens", "9"),
         (*ON_AN_H100, "--gpus", "9"),
         ("llama_70b", "--tp", "4"),
+        (*ON_AN_H100, "--weights", "70"),
+        (*ON_AN_H100, "--kv-pool-bytes", "10"),
     ],
 )
 def test_wrong_usage_is_code_3(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
