@@ -36,8 +36,8 @@ def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict
 
     `max(pool's usage, (used - reusable) / total)`, where reusable are the pool's free bytes, or without a
     pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and the
-    used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full.
-    Devices that may not be the server's are left out.
+    used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full; so
+    too where the driver does not answer. Devices that may not be the server's are left out.
     """
     usage = pool_pressure(sample)
     if facts.engine_name is None:
@@ -60,7 +60,11 @@ def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict
             # A filling pool is reported, although the pressure may be higher.
             filling = usage >= min(memory.occupied_ratio, DEFAULT_LIMITS.pressure.warning_ratio)
             found[device.uuid] = usage if filling else None
-    return found if observed or usage is None else {None: usage}
+    if observed:
+        return found
+    if any(gap.source == "nvml" and gap.kind == "failed" for gap in sample.gaps):
+        return {None: usage if usage is not None and usage >= DEFAULT_LIMITS.pressure.warning_ratio else None}
+    return {} if usage is None else {None: usage}
 
 
 def _reusable(sizes: Mapping[str, int], usage: float | None, *, pooled: bool) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.ledger import ledger
-from kvdiag.model import Engine, Facts, Sample
+from kvdiag.model import Engine, Facts, Gap, Sample
 from kvdiag.pressure import pressures
 from tests.builders.values import GIB, SERVER_PID, allocator, device, engine, pool, process, split
 from tests.builders.worlds import World, facts
@@ -78,6 +78,15 @@ def test_with_a_pool_of_unknown_bytes_only_what_is_certain_is_reported(
 def test_devices_that_may_be_anybodys_are_left_out() -> None:
     """Where the server's processes are on no device, only its pool is listed."""
     assert {None: 0.5} == seen(engine(usage=0.5), own=False)
+
+
+@pytest.mark.parametrize(("usage", "pressure"), [(0.0, None), (0.79, None), (0.8, 0.8), (None, None)])
+def test_a_driver_that_does_not_answer_hides_the_pressure(usage: float | None, pressure: float | None) -> None:
+    """Devices that were full may still be: only a filling pool is certain. Without any driver, the pool alone counts."""
+    sample = Sample(at_seconds=1.0, engines=(engine(usage=usage),), gaps=(Gap("nvml", "failed", "no answer"),))
+    assert {None: pressure} == pressures(sample, facts(World()), ())
+    absent = replace(sample, gaps=(Gap("nvml", "absent", "no driver"),))
+    assert ({} if usage is None else {None: usage}) == pressures(absent, facts(World()), ())
 
 
 def test_nothing_is_said_before_a_server_is_known() -> None:
