@@ -130,7 +130,7 @@ class HttpReader:
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
-                why = "the server requires an API key: set KVDIAG_API_KEY"
+                why = "the server requires an API key: set KVDIAG_API_KEY, and name the server with --url"
                 if "Authorization" in response.request.headers:
                     why = "the server rejected the API key"
                 raise Unreadable("refused", f"{response.status_code} on {path}: {why}", status=response.status_code)

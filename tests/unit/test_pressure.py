@@ -82,7 +82,7 @@ def test_devices_that_may_be_anybodys_are_left_out() -> None:
 
 @pytest.mark.parametrize(("usage", "pressure"), [(0.0, None), (0.79, None), (0.8, 0.8), (None, None)])
 def test_a_driver_that_does_not_answer_hides_the_pressure(usage: float | None, pressure: float | None) -> None:
-    """Devices that were full may still be: only a filling pool is certain. Without any driver, the pool alone counts."""
+    """Devices that were full may still be: only a filling pool is certain. Without a driver, the pool alone counts."""
     sample = Sample(at_seconds=1.0, engines=(engine(usage=usage),), gaps=(Gap("nvml", "failed", "no answer"),))
     assert {None: pressure} == pressures(sample, facts(World()), ())
     absent = replace(sample, gaps=(Gap("nvml", "absent", "no driver"),))

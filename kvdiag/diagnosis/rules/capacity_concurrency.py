@@ -5,8 +5,8 @@ fault where the server meanwhile does less than half of its usual work; requests
 ok.
 
 vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
-preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted at
-once, without a queue, out of a pool with room for one more.
+preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted
+(over one or two samples), without a queue, out of a pool with room for one more.
 
 Requests wait well below a usage of 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three running and
 five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is not enough: it also counts
@@ -88,11 +88,19 @@ class _Totals:
     most_running: int = 0
     highest_usage: float = 0.0
 
+    def add(self, rise: Sequence[Engine], facts: Facts, limits: Limits) -> None:
+        """Count the preemptions of an engine's readings in a row, from the one before the first on."""
+        count = (rise[-1].preemptions_total or 0) - (rise[0].preemptions_total or 0)
+        if _have_room(rise, facts, limits) or _is_reset(rise, count, facts):
+            self.preempted_with_room += count
+        else:
+            self.preempted += count
+
 
 def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
     """The totals in one pass, since a day of samples is long. Each engine counts by itself."""
     totals, streak = _Totals(), 0
-    last: dict[str, Engine] = {}
+    rises: dict[str, list[Engine]] = {}
     for sample in timeline.samples:
         if not sample.engines:
             continue
@@ -114,13 +122,13 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
             continue
         totals.counted += 1
         for engine in sample.engines:
-            before = last.get(engine.engine, engine)
-            last[engine.engine] = engine
-            count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
-            if count > 0 and (_is_reset(before, engine, facts) or _have_room((before, engine), facts, limits)):
-                totals.preempted_with_room += count
-            elif count > 0:
-                totals.preempted += count
+            rise = rises.setdefault(engine.engine, [engine])
+            if (engine.preemptions_total or 0) <= (rise[-1].preemptions_total or 0):
+                totals.add(rise, facts, limits)
+                rise.clear()
+            rise.append(engine)
+    for rise in rises.values():
+        totals.add(rise, facts, limits)
     return totals
 
 
@@ -155,15 +163,13 @@ def _have_room(engines: Sequence[Engine], facts: Facts, limits: Limits) -> bool:
     return all(one and one.ratio > least_ratio and one.requests > least_requests for one in room)
 
 
-def _is_reset(before: Engine, engine: Engine, facts: Facts) -> bool:
+def _is_reset(rise: Sequence[Engine], count: float, facts: Facts) -> bool:
     """Whether all that ran was preempted at once, without a queue, while the pool had room for one more request."""
-    count = (engine.preemptions_total or 0) - (before.preemptions_total or 0)
-    room = [_room(one, facts) for one in (before, engine)]
-    return (
-        count == before.requests_running
-        and not before.requests_waiting
-        and all(one is not None and one.requests >= 1.0 for one in room)
-    )
+    before = rise[0]
+    if _room(before, facts) is None or count != before.requests_running or before.requests_waiting:
+        return False
+    # All may have ended by the last reading: nothing runs.
+    return all(room is None or room.requests >= 1.0 for room in (_room(one, facts) for one in rise))
 
 
 class _Room(NamedTuple):
