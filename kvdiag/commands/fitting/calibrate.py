@@ -39,7 +39,6 @@ from kvdiag.outputs.terminal.calibration_text import calibration_document, rende
 from kvdiag.sources.model_files import ModelFiles, read_model
 from kvdiag.sources.profile_file import write_profiles
 
-# The total that an engine prints is that of the CUDA runtime, up to 4.4 % below NVML's and the data sheet's.
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
 _FIRST_WITH_ASYNC_SCHEDULING = (0, 14)
 
