@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvdiag.commands.top import Feed, Viewer
+from kvdiag.commands.top import Feed
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Sample, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, current_verdict
@@ -78,23 +78,22 @@ def test_what_another_process_used_is_no_trend() -> None:
     seen = [Sample(at_seconds=100.0 + at, engines=(engine(usage=0.0 if at < 60 else 0.5),)) for at in range(120)]
     shown = Snapshot(state="serving", facts=lives.KNOWN, newest=seen[-1], sources=(), diagnosis=diagnosis)
 
-    viewer = Viewer(
-        feed=Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test"), before=tuple(seen))
-    )
-    assert [None] == [one.per_minute_ratio for one in viewer.view().trends]
-    assert [(60.0, 0.5)] == [(one.watched_seconds + 1.0, min(one.recent)) for one in viewer.view().trends]
+    feed = Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test"), before=tuple(seen))
+    assert [None] == [one.per_minute_ratio for one in feed.view().trends]
+    assert [(60.0, 0.5)] == [(one.watched_seconds + 1.0, min(one.recent)) for one in feed.view().trends]
 
 
 @pytest.mark.parametrize("silent_seconds", [SILENT_SECONDS - 10, SILENT_SECONDS + 1])
 def test_what_a_starved_daemon_showed_stays_for_a_minute(silent_seconds: float) -> None:
     """Then nothing is shown, and why."""
     shown = Snapshot(state="serving", facts=lives.KNOWN, newest=Sample(at_seconds=5.0), sources=())
-    viewer = Viewer(
-        feed=Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test")),
+    feed = Feed(
+        run=unused,
+        newest=lambda: View(snapshot=shown, lines=(), origin="test"),
         _newest_at_seconds=5.0,
         _advanced_seconds=time.monotonic() - silent_seconds,
     )
-    assert (viewer.view().problem is None) == (silent_seconds < SILENT_SECONDS)
+    assert (feed.view().problem is None) == (silent_seconds < SILENT_SECONDS)
 
 
 def test_it_keeps_ten_minutes() -> None:
