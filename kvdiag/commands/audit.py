@@ -70,10 +70,10 @@ async def _look(
         nvml: ThreadedReader[DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
         devices, device_gaps = await _devices(nvml)
     else:
-        async with connect(url, access) as connection:
-            facts = connection.facts
-            engines, engine_gaps = await connection.engine.read()
-            devices, device_gaps = await _devices(connection.nvml)
+        async with connect(url, access) as (_, server):
+            facts = server.facts
+            engines, engine_gaps = await server.engine.read()
+            devices, device_gaps = await _devices(server.nvml)
     if driver_absent(devices, device_gaps):
         devices = devices_inside(allocators)
     return facts, Sample(

@@ -215,8 +215,7 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
         return skipped("no --prometheus", "prometheus.answers")
     url = history.url.rstrip("/")
     try:
-        async with history.client() as client:
-            source = PrometheusSource(client, history.options.timeout)
+        async with history.source() as source:
             now_seconds = await source.number("time()")
             apart_seconds = None if now_seconds is None else time.time() - now_seconds
             found = [(title, *await _scraped(source, names)) for title, names in sources.items()]

@@ -37,7 +37,6 @@ from kvdiag.outputs.html import report_fleet
 from kvdiag.outputs.terminal import fleet_text
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import SOURCE
-from kvdiag.sources.prometheus_api import PrometheusSource
 
 Results = tuple[list[Judged], list[ReplicaSummary], str | None]
 """Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
@@ -96,15 +95,15 @@ def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Cal
 
 
 async def _timeline(access: PrometheusAccess, replica: Replica, window: Window) -> Timeline:
-    async with access.client() as client:
-        async for _, timeline, _ in read(PrometheusSource(client, access.options.timeout), (replica,), window):
+    async with access.source() as source:
+        async for _, timeline, _ in read(source, (replica,), window):
             return timeline
     return Timeline(samples=())
 
 
 async def _survey(access: PrometheusAccess, match: str, window: Window) -> Survey:
-    async with access.client() as client:
-        return await survey(PrometheusSource(client, access.options.timeout), match, window)
+    async with access.source() as source:
+        return await survey(source, match, window)
 
 
 def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits) -> Results:
@@ -165,8 +164,7 @@ def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Se
 async def _judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:
     judged, summaries = [], []
     problems: list[str] = []
-    async with access.client() as client:
-        source = PrometheusSource(client, access.options.timeout)
+    async with access.source() as source:
         async for replica, timeline, facts in read(source, tuple(replicas), window):
             diagnosis = diagnose(timeline, facts, limits)
             judged.append(Judged(key=replica.key, subject=replica.subject, diagnosis=diagnosis))

@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvdiag.commands.connect import Connection, connect, without_credentials
+from kvdiag.commands.connect import connect, without_credentials
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.engines import read_startup_log
+from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
 from kvdiag.kv.fit.gpu_catalogue import gpu_name
@@ -39,10 +40,10 @@ def subject_of_log(path: Path) -> Subject:
 async def subject_of_server(options: FitOptions) -> Subject:
     """The running server at the URL of --calibrate."""
     url = options.calibrate or ""
-    async with connect(url, options.access) as connection:
-        facts = connection.facts
+    async with connect(url, options.access) as (_, server):
+        facts = server.facts
         report = page_report(facts)
-        device, certain = await _server_gpu(connection)
+        device, certain = await _server_gpu(server)
         files = None
         if facts.model_config is not None:
             files = ModelFiles(origin=facts.model or "the server's model", config=json.loads(facts.model_config))
@@ -64,16 +65,16 @@ async def subject_of_server(options: FitOptions) -> Subject:
         )
 
 
-async def _server_gpu(connection: Connection) -> tuple[Device | None, bool]:
+async def _server_gpu(server: FoundServer) -> tuple[Device | None, bool]:
     """The GPU with the least memory that holds the server's processes; where those are not visible, what all GPUs here
     are, if they are alike. And whether the server's processes were found on it.
     """
     try:
-        devices, _ = await connection.nvml.ask(DRIVER_SECONDS * 5, processes=True)
+        devices, _ = await server.nvml.ask(DRIVER_SECONDS * 5, processes=True)
     except ReadTimeout:
         return None, False
     visible = [device for device in devices or () if device.memory is not None]
-    pids = set(connection.facts.server_pids or ())
+    pids = set(server.facts.server_pids or ())
     own = [device for device in visible if pids & {process.pid for process in device.processes or ()}]
     least = min(own or visible, key=lambda device: device.memory.total_bytes if device.memory else 0, default=None)
     alike = len({(device.name, device.memory.total_bytes) for device in visible if device.memory}) == 1

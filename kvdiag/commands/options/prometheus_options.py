@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, coll
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.sources.http import no_cookies
+from kvdiag.sources.prometheus_api import PrometheusSource
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -49,13 +51,14 @@ class PrometheusAccess:
     headers: tuple[tuple[str, str], ...]
     options: PrometheusOptions
 
-    def client(self) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
-        """A client for the server's API.
+    @asynccontextmanager
+    async def source(self) -> AsyncIterator[PrometheusSource]:
+        """The server's API.
 
         Raises:
             KvdiagError: a certificate cannot be used.
         """
-        return httpx2.AsyncClient(
+        async with httpx2.AsyncClient(
             base_url=self.url,
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
@@ -63,7 +66,8 @@ class PrometheusAccess:
             timeout=httpx2.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
-        )
+        ) as client:
+            yield PrometheusSource(client, self.options.timeout)
 
     def _trust(self) -> ssl.SSLContext:
         options = self.options
