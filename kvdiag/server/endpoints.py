@@ -95,12 +95,9 @@ class Pages:
             if diagnosis is None:
                 return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
             return self._once((request.path, False), lambda: _json(diagnosis_document.document(diagnosis)))
-        if request.path == "/api/v1/snapshot":
-            return self._once((request.path, False), self._snapshot)
-        if request.path == "/api/v1/history":
-            return self._once((request.path, False), self._history_samples)
-        if request.path == "/api/v1/ledger":
-            return self._once((request.path, False), self._ledger)
+        documents = {"snapshot": self._snapshot, "history": self._history_samples, "ledger": self._ledger}
+        if (made := documents.get(request.path.removeprefix("/api/v1/"))) is not None:
+            return self._once((request.path, False), made)
         if request.path == "/api/v1/admission":
             try:
                 return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
