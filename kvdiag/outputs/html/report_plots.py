@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
-from kvdiag.model import Diagnosis, Facts, Span, StepFigures, Timeline, cuda_uuid
+from kvdiag.model import Device, Diagnosis, Facts, Span, StepFigures, Timeline, cuda_uuid
 from kvdiag.outputs.html import axes, report_series, svg_plots
 from kvdiag.outputs.html.kit import unobserved
 from kvdiag.outputs.html.markup import Html, element
@@ -27,7 +27,7 @@ from kvdiag.outputs.html.report_figure import (
     numbered,
     values_of,
 )
-from kvdiag.outputs.html.report_series import HELD, IDLE, Gpu, Readings
+from kvdiag.outputs.html.report_series import HELD, IDLE, Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Level, Line, Marker
 
 MAX_GPUS = 16
@@ -126,7 +126,7 @@ def _events(timeline: Timeline, diagnosis: Diagnosis) -> tuple[Event, ...]:
     return tuple(sorted(within, key=lambda one: one.at_seconds)[:MAX_EVENTS])
 
 
-def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, alone: bool) -> Iterator[Html]:
+def _gpu(frame: Frame, key: str, gpu: Device, used: Readings, torch: Readings, *, alone: bool) -> Iterator[Html]:
     uuid = cuda_uuid(gpu.uuid)
     lines = frame.lines(used, (gpu.uuid, "used", "s0"))
     wanted = ((f"reserved {uuid}", "torch reserved", "s1"), (f"allocated {uuid}", "torch allocated", "s2 dashed"))
@@ -135,8 +135,8 @@ def _gpu(frame: Frame, key: str, gpu: Gpu, used: Readings, torch: Readings, *, a
     if not lines:
         yield unobserved(f"{title}: could not be read.")
         return
-    top = gpu.total_bytes or max(extremes(lines)[1], 1.0)
-    levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
+    top = gpu.memory.total_bytes if gpu.memory is not None else max(extremes(lines)[1], 1.0)
+    levels = () if gpu.memory is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
     markers = _markers(frame, lambda step: step.device_used_bytes, format_bytes) if alone else ()
     yield frame.figure(
         key,
