@@ -20,6 +20,7 @@ from kvdiag.outputs.html import report_series
 from kvdiag.outputs.html.axes import shares
 from kvdiag.outputs.html.downsample import pauses, runs
 from kvdiag.outputs.html.kit import (
+    LINKS,
     document,
     finding_card,
     gap_rows,
@@ -51,18 +52,6 @@ THINNED_SECONDS = 120.0
 MAX_DEVICES = 64
 MAX_PROBLEMS = 32
 
-LINKS = (
-    ("/metrics", "metrics for Prometheus"),
-    ("/api/v1/diagnosis", "the newest diagnosis"),
-    ("/api/v1/ledger", "the memory ledger now"),
-    ("/api/v1/snapshot", "the data that `kvdiag top` shows"),
-    ("/api/v1/history", "the last ten minutes"),
-    ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
-    ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
-    ("/-/healthy", "liveness"),
-    ("/-/ready", "readiness: a first sample has been read"),
-)
-
 SERVER: Mapping[ServerState, str] = {
     "starting": "has not answered yet",
     "serving": "answers",
@@ -75,7 +64,7 @@ def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> s
     now = current_verdict(snapshot, now_seconds)
     facts = snapshot.facts
     subject = ", ".join(part for part in (facts.model, engine_of(facts), facts.url) if part) or "no server found yet"
-    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
+    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS.items()]
     version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
     parts = (
         element("header", element("h1", "kvdiag"), element("span", subject, class_="dim")),
@@ -151,7 +140,7 @@ def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Itera
         chart("KV pool in use", engines, usage, start_seconds, now_seconds),
         chart(
             "Device memory used",
-            used.divided({gpu.uuid: gpu.total_bytes for gpu in gpus}),
+            used.divided({gpu.uuid: None if gpu.memory is None else gpu.memory.total_bytes for gpu in gpus}),
             {gpu.uuid: gpu.who for gpu in gpus},
             start_seconds,
             now_seconds,
