@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, format_time, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Diagnosis, Status, StepFigures, StepResult, Timeline
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.outputs.html.kit import (
     definitions,
     document,
@@ -36,6 +37,7 @@ from kvdiag.outputs.presentation import (
     UNKNOWN,
     engine_of,
     pool_title,
+    problems_of,
     problems_shown,
     sections,
     sentence,
@@ -54,6 +56,9 @@ COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = 
     ("other unsalted hit ratio", lambda one: one.other_unsalted_hit_ratio, format_ratio),
 )
 """The figures of a step that have an expectation, and how they are written."""
+
+MAX_ROWS = 500
+"""Of the table, the worst first; the JSON document lists every replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,3 +172,45 @@ def _compared(step: StepResult) -> Iterator[Html]:
         if pair != (None, None):
             expected, measured = (NOT_REPORTED if one is None else unit(one) for one in pair)
             yield element("div", f"{title}: {expected} / {measured}")
+
+
+def render_fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline], making: Making) -> str:
+    """The report of many replicas: a table with the worst first, the comparison of all, then the worst in full.
+
+    `timeline_of` gives the history of the one replica that is shown in full.
+    """
+    source = result.source
+    subject = "recorded traces" if source is None else source.url + (f" {{{source.match}}}" if source.match else "")
+    return report(result.worst, result.sentence, subject, making, *_fleet(result, timeline_of))
+
+
+def _fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) -> Iterator[Html]:
+    source = result.source
+    if source is not None:
+        window = f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"
+        yield element("p", f"{window}; {source.joined}", class_="dim")
+    yield element("h2", "Replicas")
+    rows = [
+        row(mark(one.diagnosis.worst), one.name, (format_count(one.hours), "number"), prose(one.summary), header=1)
+        for one in result.judged[:MAX_ROWS]
+    ]
+    yield table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")
+    if len(result.judged) > MAX_ROWS:
+        yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
+    called = problems_of(result.fleet.findings)
+    if called:
+        yield element("h2", "All replicas compared")
+        yield from map(finding_card, called)
+    left = [one for one in result.fleet.findings if one.status == "unknown"]
+    if left and len(result.judged) > 1:
+        yield element("h2", "All replicas compared: unknown")
+        yield unknown_rows(left)
+    if result.gaps:
+        yield element("h2", "Not assigned to a replica")
+        yield gap_rows(result.gaps)
+    if result.judged:
+        worst = result.judged[0]
+        yield element("h2", f"In full: {worst.name}")
+        yield verdict(worst.diagnosis.worst, sentence(worst.diagnosis), word(worst.diagnosis))
+        timeline = timeline_of(worst) if worst.diagnosis.samples else Timeline(samples=())
+        yield from body(worst.diagnosis, timeline)
