@@ -14,7 +14,7 @@ import math
 import re
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,8 +37,6 @@ SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1",
 DEFAULT_WINDOW = "24h"
 MIN_WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
-
-NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
 
@@ -194,14 +192,12 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _moment(option: str, text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(seconds := float(text)):
+            return seconds
     try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError as error:
-            raise KvdiagError(f"{option} {text[:40]!r} {NO_TIME}") from error
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(seconds):
-        raise KvdiagError(f"{option} {text[:40]!r} {NO_TIME}")
-    return seconds
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        refusal = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
+        raise KvdiagError(f"{option} {text[:40]!r} {refusal}") from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
