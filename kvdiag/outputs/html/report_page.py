@@ -16,8 +16,7 @@ from kvdiag.model import Device, Diagnosis, Status, StepFigures, StepResult, Tim
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.outputs.html import kit
 from kvdiag.outputs.html.markup import Html, element, joined
-from kvdiag.outputs.html.report_figure import Unit
-from kvdiag.outputs.html.report_plots import draw
+from kvdiag.outputs.html.report_plots import Unit, draw
 from kvdiag.outputs.presentation import (
     NOT_REPORTED,
     UNKNOWN,

@@ -20,9 +20,8 @@ from kvdiag.outputs.html import kit, report_series
 from kvdiag.outputs.html.axes import shares
 from kvdiag.outputs.html.downsample import pauses, runs
 from kvdiag.outputs.html.markup import Html, element
-from kvdiag.outputs.html.report_figure import extremes, numbered
 from kvdiag.outputs.html.report_series import IDLE_USAGE, Readings
-from kvdiag.outputs.html.svg_plots import Level, Line, Plot, figure
+from kvdiag.outputs.html.svg_plots import Level, Line, Plot, extremes, figure, numbered
 from kvdiag.outputs.presentation import engine_of, problems_shown, time_span, unknown_of
 from kvdiag.pressure import UNKNOWN, pressures
 
