@@ -80,7 +80,7 @@ def health() -> Row:
             ),
             stat(
                 "Memory pressure",
-                "For the fullest device: the higher of the KV pool's usage (1 while requests wait for capacity) and "
+                "For the fullest device: the higher of the KV pool's usage (1 while requests wait) and "
                 "the device's usage without the pool's free bytes.\n\nMetric: `kvdiag_memory_pressure_ratio`",
                 f"max({gpu('memory_pressure_ratio')})",
                 unit="percentunit",

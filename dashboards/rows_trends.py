@@ -164,7 +164,7 @@ def pool() -> Row:
             graph(
                 "Pool in use",
                 "Usage of each engine's KV pool, and memory pressure, which is 1 as soon as "
-                "requests wait for capacity.\n\nMetrics: `kvdiag_kv_usage_ratio`, `kvdiag_memory_pressure_ratio`",
+                "requests wait.\n\nMetrics: `kvdiag_kv_usage_ratio`, `kvdiag_memory_pressure_ratio`",
                 Target(expr=each("max", "engine", own("kv_usage_ratio")), legend="{{replica}} engine {{engine}}"),
                 Target(expr=each("max", "", gpu("memory_pressure_ratio")), legend="{{replica}} pressure"),
                 unit="percentunit",

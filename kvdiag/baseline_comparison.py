@@ -62,7 +62,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The figures of one run. `verdicts` holds the ids of suspects and faults."""
+    """The figures of one run. `verdicts` holds the titles of suspects and faults."""
 
     engine: str | None
     engine_version: str | None
@@ -108,7 +108,7 @@ def baseline_of(timeline: Timeline, diagnosis: Diagnosis) -> Baseline:
         engine_version=facts.engine_version,
         model=facts.model,
         worst=diagnosis.worst,
-        verdicts=tuple(one.id for one in diagnosis.findings if one.status in ("suspect", "fault")),
+        verdicts=tuple(one.title for one in diagnosis.findings if one.status in ("suspect", "fault")),
         figures=tuple(figures),
         settings=_settings(facts),
     )

@@ -69,9 +69,10 @@ def name_filter(
         return Check("engine.name_filter", "skip", f"{engine.title} has no filter: all metrics are read")
     if whole_bytes is None or some_bytes is None:
         return Check("engine.name_filter", "skip", "no server reachable")
-    sizes = f"metrics filtered by name are {format_bytes(some_bytes)} instead of {format_bytes(whole_bytes)}"
-    found = f"{sizes}, read in {format_duration(took_seconds)}"
+    read = f"read in {format_duration(took_seconds)}"
+    found = f"metrics filtered by name are {format_bytes(some_bytes)} instead of {format_bytes(whole_bytes)}, {read}"
     if some_bytes >= whole_bytes:
+        found = f"the filter by name has no effect: {format_bytes(some_bytes)} with and without it, {read}"
         fix = "let the query `name[]` through (a proxy or old version drops it); until then all metrics are read"
         return Check("engine.name_filter", "warn", found, fix)
     return Check("engine.name_filter", "pass", found)

@@ -16,7 +16,7 @@ def _address(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 @click.command()
-@click.option("--runbook-base", metavar="URL", callback=_address, help="Runbooks; default: those of the daemon.")
+@click.option("--runbook-base", metavar="URL", callback=_address, help="Runbooks' address; default: the daemon's.")
 @click.option("--dashboard-base", metavar="URL", callback=_address, help="Grafana URL; default: kvdiag's status page.")
 @click.option("--operator", is_flag=True, help="Print a PrometheusRule for the Prometheus operator.")
 def command(runbook_base: str | None, dashboard_base: str | None, *, operator: bool) -> None:

@@ -118,7 +118,7 @@ class Finder:
                 return await self._ask(url)
             except KvdiagError as error:
                 why = str(error)
-        raise KvdiagError(f"no server found on this host ({why}): is it starting? otherwise give its --url")
+        raise KvdiagError(f"no server found on this host ({why}); wait if it is starting, or give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
         # One reader for each address: it remembers which requests that server does not answer.

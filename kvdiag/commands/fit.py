@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -95,7 +96,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         mode = options.mamba_cache_mode
         terms = RequestTerms(
             max_in_flight_tokens=deployment.in_flight_tokens,
-            max_encoder_tokens=deployment.max_num_batched_tokens,
+            encoder_tokens=deployment.max_num_batched_tokens,
             decode_context_parallel=deployment.decode_context_parallel,
             state_cache_mode=StateCacheMode.NONE if mode is None else StateCacheMode(mode),
         )
@@ -157,6 +158,7 @@ def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
         memory_fraction_ratio=fraction,
         weights=fit_inputs.weights_of(files, architecture, options),
         overheads=overheads,
+        estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
         demand=fit_inputs.demand_of(architecture, options),
         unsupported_levers=unsupported_levers(gpu),
         most_context_tokens=architecture.max_context_tokens,

@@ -108,7 +108,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        more = f"at least {format_bytes(used - explained)} more than pool, weights and the highest usual overhead"
+        more = f"at least {format_bytes(used - explained)} of it neither pool nor weights nor usual overhead"
         parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
@@ -187,7 +187,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         # Blocks in use before the step were released: other requests held them.
         sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
-        sentence = f"all blocks released (detection limit 1 block over {loads}); {sentence}"
+        sentence = f"all blocks released (detection limit 1 block over {loads} after warm-up); {sentence}"
     if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
         status = "fault"
         each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_cycle"))
@@ -304,7 +304,7 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     judged = [soak_verdict(one, limits) for one in found.components]
     status = max((one for one, _ in judged), key=SEVERITY.index)
     most = max(one.soaked.load_cycles for one in found.components)
-    summary = f"no leak found over {_length(found)}; judged: {most} load cycles, without warm-up and repeated content"
+    summary = f"no leak found over {_length(found)}; judged: {most} load cycles; warm-up and repeats left out"
     if first is not None and status != "ok":
         summary = soak_verdict(first, limits)[1]
     kept = found.blocks_kept

@@ -21,13 +21,12 @@ ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
 
-OTHER_IMAGES = ("sglang",)
-"""Engines that are recognised by the name of their image alone: their host caches are known, their metrics are not."""
-
-_OTHER_LOGS = {
+OTHER_ENGINES = {
     "sglang": re.compile(r"\bsglang[/.](srt|launch)|--mem-fraction-static|\bin (event_loop|forward_(ext|bat))")
 }
-"""What stands in the logs of those: their files, flags and functions."""
+"""Engines whose host caches are known, and whose metrics are not, with what stands in their logs: files, flags and
+functions. They are recognised by this and by the name of their image.
+"""
 
 ENGINE_METRICS: Mapping[str, Meaning] = MappingProxyType(
     {name: meaning for engine in ENGINES for name, meaning in engine.metrics.items()}
@@ -58,12 +57,12 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
 def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
-    return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_IMAGES) if name in text), None)
+    return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_ENGINES) if name in text), None)
 
 
 def engine_of_log(text: str) -> str | None:
     """The name of an engine whose log shows no memory report that is known, by its files and flags."""
-    return next((name for name, wording in _OTHER_LOGS.items() if wording.search(text)), None)
+    return next((name for name, wording in OTHER_ENGINES.items() if wording.search(text)), None)
 
 
 def read_startup_log(path: Path) -> EngineReport:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, parse_completion, tokenize
+from kvdiag.sim.completions import ApiError, Completion, decode, parse_completion, tokenize
 from kvdiag.sim.engine_core import Engine, Output, Outputs
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpRequest, Response
@@ -43,9 +43,6 @@ class Api:
         """Start the scenario's processes on a new GPU, the server last; `root` is the model's folder."""
         self._root = root
         self._started_seconds = time.time()
-        self._limits = ModelLimits(
-            name=MODEL_NAME, vocab=scenario.model.vocab, max_model_len_tokens=scenario.max_model_len_tokens
-        )
         gpu = Gpu(
             uuid=GPU_UUID,
             name=GPU_NAME,
@@ -63,7 +60,7 @@ class Api:
             "/metrics": ("GET", lambda _: self._metrics(())),
             "/metrics/": ("GET", lambda asked: self._metrics([v for name, v in asked.query if name == "name[]"])),
             STATE_PATH: ("GET", lambda _: Response.json(nvml_state(self.engine.gpu))),
-            "/tokenize": ("POST", lambda asked: Response.json(tokenize(asked.body, self._limits))),
+            "/tokenize": ("POST", lambda asked: Response.json(tokenize(asked.body, scenario))),
         }
 
     async def handle(self, asked: HttpRequest) -> Response:
@@ -86,7 +83,7 @@ class Api:
             "owned_by": "vllm",
             "root": str(self._root),
             "parent": None,
-            "max_model_len": self._limits.max_model_len_tokens,
+            "max_model_len": self.engine.scenario.max_model_len_tokens,
         }
         return {"object": "list", "data": [model]}
 
@@ -95,7 +92,7 @@ class Api:
         return Response(self.engine.statistics.page(names), content_type=content_type)
 
     async def _complete(self, asked: HttpRequest) -> Response:
-        completion = parse_completion(asked.body, self._limits)
+        completion = parse_completion(asked.body, self.engine.scenario)
         identity = f"cmpl-{secrets.token_hex(8)}"
         if completion.stream:
             return Response(

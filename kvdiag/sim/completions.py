@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvdiag.sim.scenarios import MODEL_NAME, Scenario
+
 FIRST_BYTE_TOKEN = 3
 """Ids 0 to 2 are padding, beginning and end; the 256 bytes follow."""
 
@@ -44,23 +46,14 @@ class Completion:
     include_usage: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """Limits that a request is checked against."""
-
-    name: str
-    vocab: int
-    max_model_len_tokens: int
-
-
-def parse_completion(body: bytes, limits: ModelLimits) -> Completion:
+def parse_completion(body: bytes, limits: Scenario) -> Completion:
     """Read a completion request.
 
     Raises:
         ApiError: vLLM would reject it, with this message.
     """
     fields = _object(body)
-    _check_model(fields, limits)
+    _check_model(fields)
     stream = _typed(fields, "stream", bool, default=False)
     options = fields.get("stream_options")
     if options is not None and not stream:
@@ -93,14 +86,14 @@ def parse_completion(body: bytes, limits: ModelLimits) -> Completion:
     )
 
 
-def tokenize(body: bytes, limits: ModelLimits) -> dict[str, Any]:
+def tokenize(body: bytes, limits: Scenario) -> dict[str, Any]:
     """Answer POST /tokenize.
 
     Raises:
         ApiError: no prompt, or an unknown model.
     """
     fields = _object(body)
-    _check_model(fields, limits)
+    _check_model(fields)
     if not isinstance(fields.get("prompt"), str):
         raise _validation_error("prompt", "Field required")
     tokens = encode(fields["prompt"])
@@ -128,14 +121,14 @@ def _object(body: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def _check_model(fields: Mapping[str, Any], limits: ModelLimits) -> None:
+def _check_model(fields: Mapping[str, Any]) -> None:
     model = fields.get("model")
-    if model is not None and model != limits.name:
-        message = f"The model `{model}` does not exist. Valid aliases: {limits.name}"
+    if model is not None and model != MODEL_NAME:
+        message = f"The model `{model}` does not exist. Valid aliases: {MODEL_NAME}"
         raise ApiError(message, kind="NotFoundError", param="model", code=404)
 
 
-def _prompts(prompt: Any, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
+def _prompts(prompt: Any, limits: Scenario) -> tuple[tuple[int, ...], ...]:
     if prompt is None or prompt == "":
         raise _parameter_error("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if prompt == []:
@@ -144,11 +137,11 @@ def _prompts(prompt: Any, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
     return tuple(_prompt(one, limits) for one in batch)
 
 
-def _prompt(prompt: Any, limits: ModelLimits) -> tuple[int, ...]:
+def _prompt(prompt: Any, limits: Scenario) -> tuple[int, ...]:
     tokens = encode(prompt) if isinstance(prompt, str) else prompt
     if not isinstance(tokens, list) or not all(isinstance(token, int) and token >= 0 for token in tokens):
         raise _validation_error("prompt", "Input should be a valid list")
-    if (largest := max(tokens, default=0)) >= limits.vocab:
+    if (largest := max(tokens, default=0)) >= limits.model.vocab:
         raise ApiError(f"Token id {largest} is out of vocabulary")
     if not tokens:
         raise ApiError("The decoder prompt cannot be empty")

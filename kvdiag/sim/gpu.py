@@ -8,7 +8,7 @@ so that NVML and the allocator cannot disagree; `tests/unit/sim/test_gpu.py` che
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 KIB = 2**10
@@ -44,16 +44,15 @@ class GpuProcess:
     used_bytes: int = 0
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Gpu:
     """One device. `driver_reserved_bytes` are the driver's own, unavailable to processes."""
 
-    def __init__(self, *, uuid: str, name: str, total_bytes: int, driver_reserved_bytes: int) -> None:
-        """Start with all memory free except the driver's own."""
-        self.uuid = uuid
-        self.name = name
-        self.total_bytes = total_bytes
-        self.driver_reserved_bytes = driver_reserved_bytes
-        self._processes: dict[int, GpuProcess] = {}
+    uuid: str
+    name: str
+    total_bytes: int
+    driver_reserved_bytes: int
+    _processes: dict[int, GpuProcess] = field(default_factory=dict, init=False)
 
     @property
     def processes(self) -> tuple[GpuProcess, ...]:
@@ -63,8 +62,7 @@ class Gpu:
     @property
     def free_bytes(self) -> int:
         """Bytes that the driver could still allocate."""
-        held = sum(process.used_bytes for process in self._processes.values())
-        return self.total_bytes - self.driver_reserved_bytes - held
+        return self.usable_bytes - sum(process.used_bytes for process in self._processes.values())
 
     @property
     def usable_bytes(self) -> int:
@@ -115,8 +113,6 @@ class CachingAllocator:
         """Hold nothing yet."""
         self.gpu = gpu
         self.process = process
-        self.alloc_retries_total = 0
-        self.ooms_total = 0
         self._segments: list[Segment] = []
         self._holes: dict[Block, None] = {}
 
@@ -142,11 +138,9 @@ class CachingAllocator:
         best = min(fitting, key=lambda hole: hole.size_bytes, default=None)
         hole = best or self._new_segment(pool, _segment_bytes(rounded))
         if hole is None:
-            self.alloc_retries_total += 1
             self.empty_cache()
             hole = self._new_segment(pool, _segment_bytes(rounded))
         if hole is None:
-            self.ooms_total += 1
             raise OutOfMemoryError(self._oom_message(_segment_bytes(rounded)))
         self._cut(hole, rounded)
         del self._holes[hole]

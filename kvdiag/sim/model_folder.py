@@ -35,11 +35,6 @@ class ModelShape:
         """Key and value of one token in all layers."""
         return self.layers * self.kv_bytes_per_token_per_layer
 
-    @property
-    def weights_bytes(self) -> int:
-        """All tensors together."""
-        return sum(math.prod(shape) * BFLOAT16_BYTES for _, shape in self.tensors())
-
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor, as a Hugging Face checkpoint has them."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -47,10 +47,7 @@ def nvml_state(gpu: Gpu) -> dict[str, Any]:
 
 
 class RemoteNvml:
-    """Replaces the module `pynvml` for the GPU of a drill.
-
-    Memory and process lists are read from `GET /drill/nvml` each time; constant figures are read once.
-    """
+    """Replaces the module `pynvml` for the GPU of a drill."""
 
     def __init__(self, base_url: str) -> None:
         """Use the GPU of the drill at `base_url`; sends no request yet."""

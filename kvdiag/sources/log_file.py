@@ -62,16 +62,14 @@ def read_long_log(
             return _kept(_chunks(sys.stdin.buffer.fileno(), "standard input", *limits_seconds))
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if stat.S_ISDIR(os.fstat(file).st_mode):
+            mode = os.fstat(file).st_mode
+            if stat.S_ISDIR(mode):
                 raise KvdiagError(f"{path} is a folder: give the file with the engine's log")
-            with os.fdopen(os.dup(file), "rb") as opened:
-                if stat.S_ISREG(os.fstat(file).st_mode) and opened.read(2) == GZIP_MAGIC:
-                    opened.seek(0)
-                    return _kept(_unpacked(opened))
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                os.lseek(file, 0, os.SEEK_SET)
-                return _kept(chain(_chunks(file, str(path), *limits_seconds), _end(file)))
-            return _kept(_chunks(file, str(path), *limits_seconds))
+            if stat.S_ISREG(mode) and os.pread(file, len(GZIP_MAGIC), 0) == GZIP_MAGIC:
+                with os.fdopen(os.dup(file), "rb") as packed:
+                    return _kept(_unpacked(packed))
+            chunks = _chunks(file, str(path), *limits_seconds)
+            return _kept(chain(chunks, _end(file)) if stat.S_ISREG(mode) else chunks)
         finally:
             os.close(file)
     except (OSError, ValueError, EOFError, zlib.error) as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
-from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
+from kvdiag.kv.fit.model_catalogue import Catalogue, parse_catalogue
 from kvdiag.sources.bounded_json import TooManyValuesError, decode, decode_object, most_values
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -53,7 +53,7 @@ class ModelFiles:
 
 def catalogue() -> Catalogue:
     """The models that the package knows by name."""
-    return parse_catalogue(json.loads(pkgutil.get_data("kvdiag.kv.fit", CATALOGUE_FILE) or b""))
+    return parse_catalogue(json.loads(pkgutil.get_data("kvdiag.kv.fit", "models.json") or b""))
 
 
 def read_model(model: str, *, offline: bool = False) -> ModelFiles:

@@ -28,19 +28,18 @@ MAX_PAGE_SERIES = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of the page, its `engine` label split off."""
+    """One line of the page."""
 
-    engine: str
     labels: Mapping[str, str]
     value: float
 
+    @property
+    def engine(self) -> str:
+        """The data-parallel engine that it is of."""
+        return self.labels.get("engine", "0")
+
 
 Page = Mapping[str, tuple[Series, ...]]
-
-
-def series(labels: Mapping[str, str], value: float) -> Series:
-    """One line of a page, from its labels and its value."""
-    return Series(engine=labels.get("engine", "0"), labels=labels, value=value)
 
 
 class TooLargeError(ValueError):
@@ -77,7 +76,7 @@ def _of_piece(text: str) -> list[tuple[str, Series]]:
         raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
     try:
         return [
-            (sample.name, series(dict(sample.labels), _float(sample.value)))
+            (sample.name, Series(dict(sample.labels), _float(sample.value)))
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         ]
@@ -166,7 +165,4 @@ def _renewed(samples: list[tuple[str, Series]], values: list[str]) -> list[tuple
         numbers = [float(value) for value in values]
     except ValueError:
         return None
-    return [
-        (name, Series(engine=one.engine, labels=one.labels, value=number))
-        for (name, one), number in zip(samples, numbers, strict=True)
-    ]
+    return [(name, Series(one.labels, number)) for (name, one), number in zip(samples, numbers, strict=True)]

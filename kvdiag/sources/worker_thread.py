@@ -60,8 +60,7 @@ class ThreadedReader(Generic[T]):
         deadline_seconds = time.monotonic() + timeout_seconds
         while self._call is not None:
             await self._finish(self._call, deadline_seconds)
-        call = self._call = _Call(partial(self._read, **kwargs))
-        self._thread.submit(call.run)
+        call = self._call = _Call(partial(self._thread.submit, self._read, **kwargs))
         await self._finish(call, deadline_seconds)
         self.answered = True
         return call.outcome.result()
@@ -81,21 +80,14 @@ class ThreadedReader(Generic[T]):
 class _Call(Generic[T]):
     """One run of a read: the thread runs it, any number of tasks wait for it, each with its own timeout."""
 
-    def __init__(self, read: Callable[[], T]) -> None:
+    def __init__(self, begin: Callable[[], Future[T]]) -> None:
         self.begun_seconds = time.monotonic()
-        self.outcome: Future[T] = Future()
-        self._read = read
-        self._lock = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
+        self.outcome = begin()
+        self.outcome.add_done_callback(self._wake)
 
-    def run(self) -> None:
-        try:
-            self.outcome.set_result(self._read())
-        except BaseException as error:  # noqa: BLE001  every error is passed to the caller
-            self.outcome.set_exception(error)
-        with self._lock:
-            wakers = tuple(self._wakers)
-        for wake in wakers:
+    def _wake(self, _: Future[T]) -> None:
+        for wake in self._wakers.copy():
             wake()
 
     async def over(self, deadline_seconds: float) -> bool:
@@ -111,8 +103,8 @@ class _Call(Generic[T]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(woken.set)
 
-        with self._lock:
-            self._wakers.add(wake)
+        # Added before the look at the outcome: a read that ends in between wakes in vain, and none is missed.
+        self._wakers.add(wake)
         try:
             if not self.outcome.done():
                 async with asyncio.timeout(max(deadline_seconds - time.monotonic(), 0.0)):
@@ -120,8 +112,7 @@ class _Call(Generic[T]):
         except TimeoutError:
             pass
         finally:
-            with self._lock:
-                self._wakers.discard(wake)
+            self._wakers.discard(wake)
         return self.outcome.done()
 
 

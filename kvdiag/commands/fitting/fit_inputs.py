@@ -24,7 +24,7 @@ from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads
 from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
 from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
-from kvdiag.kv.layout.layers import CACHELESS_KINDS, Architecture, AttentionLayer
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.kv.weights.checkpoint import read_headers
 from kvdiag.kv.weights.parameters import count_parameters
@@ -88,7 +88,7 @@ def check_settings(architecture: Architecture, deployment: Deployment, options: 
         check_block_size(architecture, deployment)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:
         raise click.UsageError("--mamba-ssm-cache-dtype does not apply: this model has no recurrent states")
-    if options.grid and set(architecture.kinds) <= CACHELESS_KINDS:
+    if options.grid and all(isinstance(layer, CachelessLayer) for layer in architecture.layers):
         raise click.UsageError("--grid does not apply: this model has no KV cache")
 
 

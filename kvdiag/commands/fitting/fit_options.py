@@ -63,7 +63,7 @@ class FitOptions:
     kv_bytes_per_token: int | None = given_by("KV bytes per token and GPU, for unknown architectures.", type=Size())
     block_size: int | None = given_by("Tokens per block.")
     max_num_batched_tokens: int | None = given_by("Tokens per engine step.", type=Tokens())
-    max_in_flight_tokens: int | None = given_by("Tokens of all overlapping engine steps.")
+    max_in_flight_tokens: int | None = given_by("Tokens of all batches in flight (async, pipeline).")
     mamba_cache_mode: str | None = given_by(
         "Prefix-cache mode of recurrent states (such as Mamba).",
         type=click.Choice([mode.value for mode in StateCacheMode]),

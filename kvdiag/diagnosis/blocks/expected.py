@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.kv.calibration.running_server import reported_blocks, served
 from kvdiag.kv.layout.capacity import CacheLayout
-from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks
+from kvdiag.kv.layout.pages import RequestTerms
+from kvdiag.kv.layout.residency import content_bytes, decode_blocks
 from kvdiag.model import Facts, KvPool
 
 FREED_LATE_TOKENS = 2
@@ -35,8 +36,8 @@ class _Modelled:
     """A model's cache as its config lays it out, in the two ways that blocks may be returned."""
 
     layout: CacheLayout
-    prompt: ServingTerms
-    late: ServingTerms
+    prompt: RequestTerms
+    late: RequestTerms
 
 
 def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlocks | None:
@@ -116,7 +117,7 @@ def _by_report(tokens: int, pool: KvPool) -> ExpectedBlocks:
 
 def _by_model(tokens: int, modelled: _Modelled) -> ExpectedBlocks:
     held = [
-        decode_blocks(modelled.layout, resident_tokens=tokens, serving=terms)
+        decode_blocks(modelled.layout, resident_tokens=tokens, terms=terms)
         for terms in (modelled.prompt, modelled.late)
     ]
     return ExpectedBlocks(least_blocks=min(held), most_blocks=max(held))
@@ -127,7 +128,7 @@ def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
     model = served(facts, pool)
     if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
         return None
-    terms = model.deployment.serving_terms(model.architecture)
+    terms = model.deployment.request_terms(model.architecture, encoder_tokens=0)
     return _Modelled(
         layout=model.layout, prompt=replace(terms, steps_in_flight=0), late=replace(terms, steps_in_flight=1)
     )

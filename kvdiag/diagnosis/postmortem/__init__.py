@@ -84,7 +84,7 @@ def _observed(case: Case) -> str:
         return ""
     last = next((sample.at_seconds for sample in reversed(samples) if sample.engines is not None), None)
     seconds = format_duration(samples[-1].at_seconds - samples[0].at_seconds)
-    known = f"the server never answered in {seconds}" if last is None else f"its last answer was at {format_time(last)}"
+    known = f"the server never answered in {seconds}" if last is None else f"the last answer was at {format_time(last)}"
     read = [(one.memory.free_bytes, one.who) for sample in samples for one in sample.devices or () if one.memory]
     least = "".join(f", and {who} had at least {format_bytes(free)} free" for free, who in sorted(read)[:1])
     return f" (known: {known}{least})"

@@ -106,9 +106,7 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
     if holes(failure, limits).state == "confirmed":
-        return Finding(
-            ACTIVATION, "ok", "free and reserved but unallocated memory together were enough, but no block was"
-        )
+        return Finding(ACTIVATION, "ok", "free plus reserved-but-unallocated memory was enough, but no block was")
     if shortage.kind == "async" and phase is None:
         missing = "cudaMallocAsync does not report what it caches; use torch's own allocator"
         return Finding(ACTIVATION, "unknown", missing)
@@ -205,7 +203,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
         )
         return Finding(HOST, "unknown", summary, evidence(case))
     figures = (
-        None if used is None else f"{format_bytes(used)} of its own (anon-rss)",
+        None if used is None else f"{format_bytes(used)} of host memory was its own (anon-rss)",
         None if usage is None else f"{format_bytes(usage)} in use in its cgroup",
         None if limit is None else f"limit {format_bytes(limit)}",
     )
@@ -213,7 +211,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
     return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
 
 
-GROWN = "whether its memory had grown is unknown; add a trace"
+GROWN = "whether it had grown, only a recording shows (--trace)"
 
 
 def _more_memory(case: Case, limits: Limits) -> str:

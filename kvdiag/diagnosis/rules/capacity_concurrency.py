@@ -169,12 +169,12 @@ def _capacity_tokens(facts: Facts) -> int | None:
 
 
 def _fits(timeline: Timeline, facts: Facts) -> str:
-    """How many requests of the concurrent step's last attempt the pool holds at their full length, in words."""
+    """How many requests of the concurrent step's last attempt the pool holds with all of their tokens, in words."""
     workload = next((span.workload for span in reversed(timeline.spans(STEP))), None)
     if workload is None or not workload.requests or not facts.pools or _capacity_tokens(facts) is None:
         return ""
     tokens = workload.tokens_per_request
     holds = sum(pool.usable_blocks // max(-(-tokens // pool.block_tokens), 1) for pool in facts.pools)
     if holds >= workload.requests:
-        return f", although the pool holds all {workload.requests} requests of {tokens:,} tokens at full length"
-    return f"; the pool holds {holds} of {workload.requests} requests of {tokens:,} tokens at full length"
+        return f", although the pool holds all {workload.requests} requests with all of their {tokens:,} tokens"
+    return f"; the pool holds {holds} of {workload.requests} requests with all of their {tokens:,} tokens"

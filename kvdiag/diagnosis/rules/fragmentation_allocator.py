@@ -62,7 +62,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         status: Status = "fault" if "confirmed" in {found.state for _, found in judged_failures} else "suspect"
         return (Finding(ID, status, summary, _evidence(fragmented, shortage)),)
     if judged_failures and judged_failures[-1][1].state == "none":
-        together = "free and reserved but unallocated memory together"
+        together = "free plus reserved-but-unallocated memory"
         summary = f"the failed allocation exceeds {together}: out of memory, not fragmentation"
         return (Finding(ID, "ok", summary, _evidence(failures, failures[-1][1])),)
     readings = torch_readings(timeline, facts)

@@ -17,7 +17,7 @@ from kvdiag.feeds.history.replica_columns import Columns
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_answers import Points
-from kvdiag.sources.prometheus_text import Page, Series, series
+from kvdiag.sources.prometheus_text import Page, Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def _newest_config(reported: Sequence[tuple[LabelMap, Points]]) -> tuple[tuple[S
         current, its_points = newest[labels.get("engine", "0")]
         if _size(labels) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
-    return tuple(series(labels, 1.0) for labels, _ in newest.values()), since
+    return tuple(Series(labels, 1.0) for labels, _ in newest.values()), since
 
 
 def _size(labels: LabelMap) -> tuple[str, ...]:

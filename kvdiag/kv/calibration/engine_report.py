@@ -28,8 +28,6 @@ _FIRST_WITH_GRAPHS_IN_FRACTION = (0, 21)
 
 _STATE_CACHE_MODES = frozenset(StateCacheMode)
 
-Version = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedSize:
@@ -104,7 +102,7 @@ class EngineSettings:
     graphs_estimated: bool | None = None
 
     @property
-    def release(self) -> Version | None:
+    def release(self) -> tuple[int, int] | None:
         """Major and minor of the version."""
         parts = (self.version or "").lstrip("v").split(".")
         if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal():

@@ -39,7 +39,7 @@ class Figure(StrEnum):
     POOL = "kv_pool_bytes", "KV pool", "bytes of KV pool"
     BLOCKS = "num_blocks", "blocks", "blocks, with the null block"
     TOKENS = "capacity_tokens", "tokens", "tokens of capacity"
-    CONCURRENCY = "max_concurrency", "concurrency", "longest requests at once"
+    CONCURRENCY = "max_concurrency", "concurrency", "full-length requests at once"
 
     label: str
     phrase: str
@@ -180,7 +180,7 @@ def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterat
             figure=Figure.WEIGHTS,
             predicted=exactly(expected.weights_bytes[stage]),
             reported=between(size),
-            where=names[0] if len(names) == 1 else f"{len(names)} ranks",
+            where=names[0] if len(names) == 1 else f"all {len(names)} ranks",
         )
 
 

@@ -17,7 +17,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_BYTES, check_range
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.kv.families.architecture import text_fields
-from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.families.base import CONFIG_NAMES
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer
 
@@ -26,13 +26,6 @@ MAX_PROFILES = 4096
 _MAX_TEXT = 512
 SAME_GPU_RATIO = 0.05
 """The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
-
-_WIDTHS = (
-    WIDTH_NAMES,
-    ("intermediate_size", "ffn_dim", "n_inner"),
-    ("moe_intermediate_size",),
-    ("vocab_size", "padded_vocab_size"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +112,7 @@ def model_key(config: Mapping[str, object], architecture: Architecture, *, name:
         architecture.depth,
         architecture.attention_heads,
         kv_heads,
-        [text.maybe_integer(*names, high=1 << 26) for names in _WIDTHS],
+        [text.maybe_integer(*names, high=1 << 26) for names in CONFIG_NAMES["profiled_sizes"]],
         str(method) if method is not None else None,
     ]
     digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]

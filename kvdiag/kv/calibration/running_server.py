@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.drift_reasons import explain
-from kvdiag.kv.calibration.engine_report import EngineReport, page_report
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, page_report
 from kvdiag.kv.calibration.predicted_vs_reported import (
     DRIFT_LIMIT_RATIO,
     Calibration,
@@ -146,10 +146,10 @@ def _served(facts: Facts) -> Served | str:
     return replace(best, figures=explained.comparisons)
 
 
-def _deployments(facts: Facts) -> Iterator[Deployment]:
+def _deployments(facts: Facts, settings: EngineSettings) -> Iterator[Deployment]:
     """The settings that an engine with this pool may have, the usual ones first."""
     (pool,) = facts.pools
-    mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
+    mode = None if settings.state_cache_mode is None else StateCacheMode(settings.state_cache_mode)
     reported = facts.tensor_parallel
     for ranks in (reported,) if reported is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
@@ -159,7 +159,7 @@ def _deployments(facts: Facts) -> Iterator[Deployment]:
                     pipeline_parallel=facts.pipeline_parallel or 1,
                     block_size_tokens=pool.block_tokens,
                     kv_dtype=pool.cache_dtype or "auto",
-                    state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+                    state_dtype=settings.state_dtype,
                     state_cache_mode=mode,
                     prefix_caching=pool.prefix_caching is not False,
                     max_num_batched_tokens=batched,
@@ -175,7 +175,7 @@ def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) 
     """
     found: list[Served] = []
     refused: KvModelError | None = None
-    for one in _deployments(facts):
+    for one in _deployments(facts, report.settings):
         try:
             found.append(_candidate(architecture, one, report, facts))
         except KvModelError as error:

@@ -8,6 +8,7 @@ latent, windowed and state layers.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.attention import encoder_only
@@ -15,16 +16,14 @@ from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
-from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
+from kvdiag.kv.layout.layers import Architecture, LatentLayer
 
 # Where multimodal configs keep the language model, in the order tried
 # (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
 _TEXT_CONFIGS: Sequence[str] = CONFIG_NAMES["text_configs"]
 # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
 _MODEL_DTYPES: Mapping[str, str] = CONFIG_NAMES["dtypes"]
-_NEVER_ASSUMED = frozenset(
-    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
-)
+_NEVER_ASSUMED = frozenset({*CONFIG_NAMES["depth"], *WIDTH_NAMES, "intermediate_size"})
 _OVERRIDE = "pass --kv-bytes-per-token"
 
 
@@ -56,7 +55,8 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=model.state_dtype,
-        max_context_tokens=_max_context(filled),
+        # As the config promises it, before rope scaling (config/model.py::_get_and_verify_max_len).
+        max_context_tokens=filled.maybe_integer(*CONFIG_NAMES["max_context"]),
     )
 
 
@@ -71,7 +71,7 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
     """A model of which only the cache's bytes per token and GPU are known (--kv-bytes-per-token): one row per token,
     the same on every rank, to be deployed with an 8-bit cache.
     """
-    layer = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=bytes_per_token)
+    layer = LatentLayer(index=0, latent_size=bytes_per_token)
     return Architecture(model_type="given", depth=1, attention_heads=0, layers=(layer,), dtype="bfloat16")
 
 
@@ -129,15 +129,14 @@ def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
 
 def _dtype(top: Fields, text: Fields) -> str:
     """The dtype the model runs in (config/model.py::_get_and_verify_dtype): the whole config's, else the text's."""
-    for source in (top, text):
-        for name in ("dtype", "torch_dtype"):
-            value = source.text(name)
-            if value is None or value == "auto":
-                continue
-            short = value.removeprefix("torch.")
-            if short not in _MODEL_DTYPES:
-                raise source.error(name, f"{short!r} is not a dtype that vLLM serves a model in")
-            return _MODEL_DTYPES[short]
+    for source, name in product((top, text), ("dtype", "torch_dtype")):
+        value = source.text(name)
+        if value is None or value == "auto":
+            continue
+        short = value.removeprefix("torch.")
+        if short not in _MODEL_DTYPES:
+            raise source.error(name, f"{short!r} is not a dtype that vLLM serves a model in")
+        return _MODEL_DTYPES[short]
     return "bfloat16"
 
 
@@ -147,32 +146,14 @@ def _declared_kv_dtype(top: Fields, text: Fields) -> str | None:
     utils/torch_utils.py::get_kv_cache_quant_algo_string (ModelOpt), model_executor/layers/attention/attention.py
     (compressed-tensors kv_cache_scheme).
     """
-    for source in (top, text):
-        for name in ("quantization_config", "compression_config"):
-            quantization = source.child(name)
-            if quantization is None:
-                continue
-            inner = quantization.child("quantization") or quantization
-            for holder in (inner, quantization):
-                for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-                    scheme = holder.raw(key)
-                    if isinstance(scheme, str):
-                        return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
-                    if isinstance(scheme, Mapping):
-                        bits = scheme.get("num_bits")
-                        return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
+    for source, name in product((top, text), ("quantization_config", "compression_config")):
+        quantization = source.child(name) or Fields({})
+        inner = quantization.child("quantization") or quantization
+        for holder, key in product((inner, quantization), ("kv_cache_scheme", "kv_cache_quant_algo")):
+            scheme = holder.raw(key)
+            if isinstance(scheme, str):
+                return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
+            if isinstance(scheme, Mapping):
+                bits = scheme.get("num_bits")
+                return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
     return None
-
-
-def _max_context(text: Fields) -> int | None:
-    """The longest context the config promises, before rope scaling (config/model.py::_get_and_verify_max_len)."""
-    return text.maybe_integer(
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "seq_length",
-        "model_max_length",
-        "max_sequence_length",
-        "max_target_positions",
-        "max_context",
-    )

@@ -1,4 +1,4 @@
-"""Families with K and V per head in identical layers: dense, encoder-only and cross-attention models.
+"""Families with K and V per head in identical layers: dense, looped, encoder-only and cross-attention models.
 
 Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
 config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from kvdiag.kv.families.base import (
     MAX_HEADS,
+    MAX_LAYERS,
     WIDTH_NAMES,
     Heads,
     ModelLayers,
     full_layer,
+    full_layers,
     full_model,
     layer_names,
     names_where,
@@ -24,6 +26,7 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import CachelessLayer, Layer, LayerKind
 
 _FALCON_40B_WIDTH = 8192
+MAX_LOOPS = 64
 
 
 def dense(text: Fields) -> ModelLayers:
@@ -104,6 +107,22 @@ def minicpm3(text: Fields) -> ModelLayers:
     attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
     size = text.integer("qk_nope_head_dim") + text.integer("qk_rope_head_dim")
     return full_model(text, Heads(attention_heads=attention_heads, kv_heads=attention_heads, head_size=size))
+
+
+def hrm_text(text: Fields) -> ModelLayers:
+    """HRM-Text (hrm_text.py::HrmTextAttention): two stacks of num_layers_per_stack layers, run H_cycles times L_cycles
+    and once, each time with a cache of its own; every head keeps its own K and V.
+
+    A config whose num_layers_per_stack is missing counts one stack in num_hidden_layers (transformers HrmTextConfig).
+    """
+    per_stack = text.integer("num_layers_per_stack", "num_hidden_layers", high=MAX_LAYERS)
+    high = text.integer("H_cycles", default=2, high=MAX_LOOPS)
+    low = text.integer("L_cycles", default=3, high=MAX_LOOPS)
+    depth = per_stack * high * (low + 1)
+    if depth > MAX_LAYERS:
+        raise text.error("H_cycles", f"{high} and L_cycles {low} make {depth} layers; at most {MAX_LAYERS} are read")
+    heads = read_heads(text, kv_heads=text.integer("num_attention_heads", high=MAX_HEADS))
+    return ModelLayers(heads.attention_heads, full_layers(depth, heads))
 
 
 def whisper(text: Fields) -> ModelLayers:

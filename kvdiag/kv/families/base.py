@@ -8,22 +8,21 @@ parallelism or block sizes: those are kv/layout's.
 
 import json
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import check_range
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer, StateShape
 
 CONFIG_NAMES: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "config_names.json") or b"")
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
 # The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
-WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
+WIDTH_NAMES: Sequence[str] = CONFIG_NAMES["width"]
 _LARGEST_HEAD = 1 << 14
 # Names in `layer_types` of models that also have layers with a state.
 ATTENTION_NAMES = frozenset({"full_attention", "attention"})
@@ -71,25 +70,15 @@ class Heads:
 
 def read_depth(text: Fields) -> int:
     """The number of decoder layers (ModelArchConfigConvertorBase.get_num_hidden_layers, HF attribute maps)."""
-    return text.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", high=MAX_LAYERS)
+    return text.integer(*CONFIG_NAMES["depth"], high=MAX_LAYERS)
 
 
 def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
     """Heads as ModelArchConfigConvertorBase reads them: get_total_num_kv_heads, get_head_size."""
-    attention_heads = text.maybe_integer(
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=MAX_HEADS
-    )
+    attention_heads = text.maybe_integer(*CONFIG_NAMES["attention_heads"], high=MAX_HEADS)
     if kv_heads is None:
-        kv_heads = text.maybe_integer(
-            "n_head_kv",
-            "num_kv_heads",
-            "num_key_value_heads",
-            "multi_query_group_num",
-            "num_attention_groups",
-            "n_kv_heads",
-            high=MAX_HEADS,
-        )
-    size = text.maybe_integer("head_dim", "hidden_size_per_head", "kv_channels", low=0, high=_LARGEST_HEAD) or None
+        kv_heads = text.maybe_integer(*CONFIG_NAMES["kv_heads"], high=MAX_HEADS)
+    size = text.maybe_integer(*CONFIG_NAMES["head_size"], low=0, high=_LARGEST_HEAD) or None
     if attention_heads is None:
         # Only head_dim and the KV heads cost anything: a config that states both needs no query heads.
         attention_heads = text.integer("num_attention_heads", default=kv_heads if size else None)

@@ -4,48 +4,30 @@ Published configs leave fields out: a nested text config holds only what differs
 neither heads nor head size nor vocabulary). The class is the one that vLLM 0.32.0 loads: its own
 (transformers_utils/configs/NAME.py) where it has one, else that of transformers 5.19.0
 (models/NAME/configuration_NAME.py). class_defaults.json is recorded from the classes
-(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used are listed here, with
-the reason.
+(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used are listed with the
+reason in default_rules.json.
 """
 
 import functools
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-_UNUSABLE_CLASSES = frozenset(
-    {
-        # ChatGLM's one KV head counts only with multi_query_attention, which is false by default (chatglm.py).
-        "chatglm",
-        # Two layers of eight heads are a placeholder, and falcon-40b's first config is read differently.
-        "RefinedWeb",
-        "RefinedWebModel",
-        # The sizes of Whisper tiny, for a config that is never nested and must state its width.
-        "whisper",
-    }
+_RULES: Mapping[str, Mapping[str, Collection[str]]] = json.loads(
+    pkgutil.get_data(__package__, "default_rules.json") or b""
 )
-_UNUSABLE_FIELDS = {
-    # A published config leaves its window out on purpose: families/windowed.py::mistral decides.
-    "mistral": {"sliding_window"},
-    "ministral": {"sliding_window"},
-}
 # Only the weights depend on these. They are filled in for the types whose published configs leave them out; for any
 # other type a missing size is an error, not an estimate.
 _WEIGHT_FIELDS = frozenset({"intermediate_size", "vocab_size"})
-_FILLED_WEIGHT_FIELDS = {
-    "llama": {"intermediate_size"},
-    "mistral": {"intermediate_size"},
-    "gemma3_text": {"intermediate_size", "vocab_size"},
-    "moondream3": {"vocab_size"},
-}
 
 
 @functools.cache
 def class_defaults(model_type: str) -> Mapping[str, object]:
     """The defaults of a model type's config class; empty where it has none that can be used."""
-    if model_type in _UNUSABLE_CLASSES:
+    if model_type in _RULES["unusable_classes"]:
         return {}
-    unusable = _UNUSABLE_FIELDS.get(model_type, set()) | (_WEIGHT_FIELDS - _FILLED_WEIGHT_FIELDS.get(model_type, set()))
+    filled = _RULES["filled_weight_fields"].get(model_type, ())
+    unusable = _WEIGHT_FIELDS.difference(filled).union(_RULES["unusable_fields"].get(model_type, ()))
     return {name: value for name, value in _recorded().get(model_type, {}).items() if name not in unusable}
 
 

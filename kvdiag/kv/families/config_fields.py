@@ -6,8 +6,8 @@ and nesting are bounded, because a config can come from anyone. A missing field 
 default.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from kvdiag.errors import KvModelError
 
@@ -109,37 +109,31 @@ class Fields:
 
     def sequence(self, name: str, *, most: int = _MAX_ITEMS) -> Sequence[object] | None:
         """A list of no more than `most` entries, or None where it is missing."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple):
-            raise self.error(name, f"is {_shown(value)}: it must be a list")
-        if len(value) > most:
+        value: Sequence[object] | None = self._typed(name, list | tuple, "a list")  # type: ignore[arg-type]
+        if value is not None and len(value) > most:
             raise self.error(name, f"has {len(value):,} entries: at most {most:,} are supported")
         return value
 
+    def _entries(
+        self, name: str, is_possible: Callable[[object], bool], expected: str, *, most: int = _MAX_ITEMS
+    ) -> tuple[Any, ...] | None:
+        items = self.sequence(name, most=most)
+        for item in items or ():
+            if not is_possible(item):
+                raise self.error(name, f"contains {_shown(item)}: all entries must be {expected}")
+        return None if items is None else tuple(items)
+
     def strings(self, name: str, *, most: int = _MAX_ITEMS) -> tuple[str, ...] | None:
         """A list of strings, or None where it is missing."""
-        items = self.sequence(name, most=most)
-        if items is None:
-            return None
-        for item in items:
-            if not isinstance(item, str):
-                raise self.error(name, f"contains {_shown(item)}: all entries must be strings")
-        return tuple(str(item) for item in items)
+        return self._entries(name, lambda item: isinstance(item, str), "strings", most=most)
 
     def integers(self, name: str, *, low: int = 0, high: int = _LARGEST) -> tuple[int, ...] | None:
         """A list of whole numbers, or None where it is missing."""
-        items = self.sequence(name)
-        if items is None:
-            return None
-        numbers: list[int] = []
-        for item in items:
-            if isinstance(item, bool) or not isinstance(item, int) or not low <= item <= high:
-                problem = f"contains {_shown(item)}: all entries must be whole numbers between {low:,} and {high:,}"
-                raise self.error(name, problem)
-            numbers.append(item)
-        return tuple(numbers)
+
+        def is_possible(item: object) -> bool:
+            return isinstance(item, int) and not isinstance(item, bool) and low <= item <= high
+
+        return self._entries(name, is_possible, f"whole numbers between {low:,} and {high:,}")
 
     def child(self, name: str) -> "Fields | None":
         """A nested object, or None where it is missing."""

@@ -5,7 +5,7 @@ vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_f
 
 from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, ModelLayers, full_model, read_depth, read_heads
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import LatentLayer, LayerKind
+from kvdiag.kv.layout.layers import LatentLayer
 
 
 def latent(text: Fields) -> ModelLayers:
@@ -23,8 +23,8 @@ def latent(text: Fields) -> ModelLayers:
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
     return ModelLayers(
         text.integer("num_attention_heads", high=MAX_HEADS),
-        tuple(latent_layer(index, size, row if index in owners else None) for index in range(depth)),
-        draft_layers=(latent_layer(depth - 1, size, row),) * drafts,
+        tuple(LatentLayer(index, size, row if index in owners else None) for index in range(depth)),
+        draft_layers=(LatentLayer(depth - 1, size, row),) * drafts,
     )
 
 
@@ -32,23 +32,13 @@ def longcat_flash(text: Fields) -> ModelLayers:
     """LongCat-Flash (longcat_flash.py): two attention sublayers in every decoder layer."""
     depth = text.integer("num_layers", high=MAX_LAYERS)
     size = latent_size(text)
-    layers = tuple(latent_layer(index, size) for index in range(depth) for _ in range(2))
+    layers = tuple(LatentLayer(index, size) for index in range(depth) for _ in range(2))
     return ModelLayers(text.integer("num_attention_heads", high=MAX_HEADS), layers)
 
 
 def latent_size(text: Fields) -> int:
     """kv_lora_rank + qk_rope_head_dim (ModelArchConfigConvertorBase.get_head_size)."""
     return text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim", low=0)
-
-
-def latent_layer(index: int, size: int, indexer_row: int | None = None) -> LatentLayer:
-    """An MLA layer, of the sparse kind where it owns an indexer."""
-    return LatentLayer(
-        index=index,
-        kind=LayerKind.MLA if indexer_row is None else LayerKind.MLA_DSA,
-        latent_size=size,
-        indexer_row_bytes=indexer_row,
-    )
 
 
 def indexer_row_bytes(text: Fields) -> int | None:

@@ -27,8 +27,7 @@ from kvdiag.kv.families.base import (
     window_of,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import CachelessLayer, Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import CachelessLayer, Layer, LayerKind, StateLayer, StateShape
 
 
 def mamba1_state(inner_size: int, state_size: int, kernel: int) -> StateShape:

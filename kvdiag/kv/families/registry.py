@@ -14,7 +14,7 @@ import json
 import pkgutil
 from collections.abc import Mapping
 
-from kvdiag.kv.families.base import Family
+from kvdiag.kv.families.base import CONFIG_NAMES, Family
 
 _TYPES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "model_types.json") or b"")
 FAMILIES: Mapping[str, Family] = {
@@ -27,7 +27,5 @@ TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSE
 
 # Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
 # classes for which it sets that itself (models/config.py).
-ENCODING_DECODERS = frozenset({"llama", "qwen2", "qwen3"})
-ENCODER_CLASSES = frozenset(
-    {"LlamaBidirectionalModel", "LlamaBidirectionalForSequenceClassification", "VoyageQwen3BidirectionalEmbedModel"}
-)
+ENCODING_DECODERS = frozenset(CONFIG_NAMES["encoding_decoders"])
+ENCODER_CLASSES = frozenset(CONFIG_NAMES["encoders"])

@@ -2,8 +2,7 @@
 
 Each function reads one family: which layers keep a state (by name, list or period), the size of that state, and full
 attention or MLA elsewhere. Two models of the same type are distinguished by the fields that only one of them has, or by
-their class names. State sizes are those of vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator;
-the fields are those that each model's get_mamba_state_shape_from_config reads, with the defaults of its config class.
+their class names. State sizes and fields have the same origin as in mamba.py.
 """
 
 from collections.abc import Iterable
@@ -22,9 +21,8 @@ from kvdiag.kv.families.base import (
     read_heads,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.families.latent import latent_layer, latent_size
-from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.families.latent import latent_size
+from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 
 def delta_state(text: Fields) -> StateShape:
@@ -149,7 +147,7 @@ def _states_and_latent(text: Fields, kind: LayerKind, state: StateShape, statefu
     """A state in each layer for which `stateful` is true, MLA elsewhere."""
     row = latent_size(text)
     layers: list[Layer] = [
-        StateLayer(index=index, kind=kind, state=state) if flag else latent_layer(index, row)
+        StateLayer(index=index, kind=kind, state=state) if flag else LatentLayer(index, row)
         for index, flag in enumerate(stateful)
     ]
     return ModelLayers(text.integer("num_attention_heads", high=MAX_HEADS), tuple(layers))

@@ -1,19 +1,20 @@
 """Families with layers that attend to a window or a chunk: in a pattern, as a list says, or all alike.
 
-Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
-config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
+Each function reads a family's config as those of attention.py do.
 """
 
 from dataclasses import replace
 
-from kvdiag.kv.families.attention import dense, encoder_only
+from kvdiag.kv.families.attention import MAX_LOOPS, dense, encoder_only
 from kvdiag.kv.families.base import (
     MAX_HEADS,
+    MAX_LAYERS,
     Family,
     Heads,
     ModelLayers,
     every_nth,
     full_layer,
+    full_layers,
     layer_names,
     names_where,
     read_depth,
@@ -251,3 +252,21 @@ def step3p5(text: Fields) -> ModelLayers:
             full_layer(index, chosen) if sliding_window is None else sliding_layer(index, chosen, sliding_window)
         )
     return ModelLayers(heads.attention_heads, tuple(layers))
+
+
+def loop_coder(text: Fields) -> ModelLayers:
+    """IQuest LoopCoder (iquest_loopcoder.py): the first loop attends to everything, later ones, with a
+    cache of their own, to the last loop_window_size tokens.
+    """
+    depth = text.integer("num_hidden_layers", high=MAX_LAYERS)
+    loops = text.integer("loop_num", default=2, high=MAX_LOOPS)
+    window = text.integer("loop_window_size", default=64, high=1 << 30)
+    attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
+    heads = Heads(
+        attention_heads=attention_heads,
+        kv_heads=text.integer("num_key_value_heads", high=MAX_HEADS),
+        # iquest_loopcoder.py::LoopCoderAttention does not read head_dim.
+        head_size=text.integer("hidden_size") // attention_heads,
+    )
+    later = [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]
+    return ModelLayers(attention_heads, (*full_layers(depth, heads), *later))

@@ -1,11 +1,10 @@
 """Models that need no file: names for configs that the package ships, in models.json (which the caller reads)."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CATALOGUE_FILE = "models.json"
 _SUGGESTIONS = 3
 
 
@@ -14,7 +13,7 @@ class CatalogueEntry:
     """One model: its name, its aliases, and its config."""
 
     name: str
-    aliases: tuple[str, ...]
+    aliases: Sequence[str] = ()
     config: Mapping[str, object]
 
     @property
@@ -47,11 +46,7 @@ class Catalogue:
 
 def parse_catalogue(document: Mapping[str, Any]) -> Catalogue:
     """The catalogue from the package's own, parsed JSON file."""
-    entries = (
-        CatalogueEntry(name=entry["name"], aliases=tuple(entry.get("aliases", ())), config=entry["config"])
-        for entry in document["models"]
-    )
-    return Catalogue(entries=tuple(entries))
+    return Catalogue(entries=tuple(CatalogueEntry(**entry) for entry in document["models"]))
 
 
 def _key(name: str) -> str:

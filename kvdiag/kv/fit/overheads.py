@@ -41,8 +41,8 @@ class Overheads:
     context_bytes: int
     activation_bytes: int
     graph_bytes: int
-    source: str
     overhead_bytes: int = 0
+    source: str = ""
 
 
 def generic_overheads() -> Overheads:

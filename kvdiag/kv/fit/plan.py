@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
+from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.layout.capacity import NULL_BLOCKS, Capacity, longest_context_tokens, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
@@ -39,18 +40,12 @@ TIGHT_HEADROOM_RATIO = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The memory of one GPU of one pipeline stage, in bytes, by use. `overhead_bytes` is context, activation and
-    graphs where a measurement does not separate them.
-    """
+class Budget(Overheads):
+    """The memory of one GPU of one pipeline stage, in bytes, by use."""
 
     total_bytes: int
     memory_fraction_ratio: float
     weights_bytes: int
-    context_bytes: int
-    activation_bytes: int
-    graph_bytes: int
-    overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_range("gpu", self.total_bytes, 1, MAX_BYTES)

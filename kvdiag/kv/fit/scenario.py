@@ -7,7 +7,7 @@ out are left out; those that the GPU or vLLM does not support are listed last an
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ class Scenario:
     most_context_tokens: int | None = None
     unsupported_levers: frozenset[str] = frozenset()
     """Names of levers that the GPU has no kernels for."""
+    estimate: Callable[[Deployment], Overheads] | None = None
+    """The overheads of another deployment; `None` where they do not depend on it, or were measured."""
 
     @property
     def gpus(self) -> int:
@@ -134,10 +136,7 @@ def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
             total_bytes=scenario.gpu_bytes,
             memory_fraction_ratio=scenario.memory_fraction_ratio,
             weights_bytes=weights_bytes,
-            context_bytes=scenario.overheads.context_bytes,
-            activation_bytes=scenario.overheads.activation_bytes,
-            graph_bytes=scenario.overheads.graph_bytes,
-            overhead_bytes=scenario.overheads.overhead_bytes,
+            **asdict(scenario.overheads),
         )
         for weights_bytes in rank_weights(scenario)
     )
@@ -157,9 +156,9 @@ def scenario_plan(scenario: Scenario) -> Plan:
 def block_waste_ratio(scenario: Scenario) -> float:
     """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
     deployment = scenario.deployment
-    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.max_num_batched_tokens)
+    terms = deployment.request_terms(scenario.architecture)
     layout = deployed_layout(scenario.architecture, deployment)
-    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
+    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, terms=terms)
 
 
 def demand_grid(
@@ -283,4 +282,9 @@ def _with(**fields: Any) -> Callable[[Scenario], Scenario]:
 
 
 def _served(**fields: Any) -> Callable[[Scenario], Scenario]:
-    return lambda scenario: replace(scenario, deployment=replace(scenario.deployment, **fields))
+    def served(scenario: Scenario) -> Scenario:
+        deployment = replace(scenario.deployment, **fields)
+        overheads = scenario.overheads if scenario.estimate is None else scenario.estimate(deployment)
+        return replace(scenario, deployment=deployment, overheads=overheads)
+
+    return served

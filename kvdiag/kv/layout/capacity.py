@@ -7,6 +7,7 @@ One block is the null block, which no request gets: it counts in what the engine
 vLLM v1/core/kv_cache_utils.py: get_kv_cache_configs, get_kv_cache_capacity, _check_enough_kv_cache_memory.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -144,20 +145,12 @@ def longest_context_tokens(
     """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
     (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
     """
-    check_range("context", most_tokens, 1, MAX_TOKENS)
-    check_range("concurrency", requests, 1, MAX_TOKENS)
     usable = max(0, num_blocks - NULL_BLOCKS)
 
-    def fits(tokens: int) -> bool:
-        return layout.admission_blocks(tokens, terms) * requests <= usable
+    def needed(tokens: int) -> int:
+        return layout.admission_blocks(tokens, terms) * requests
 
-    if not fits(1):
-        return 0
-    low, high = 1, most_tokens
-    while low < high:
-        midpoint = (low + high + 1) // 2
-        low, high = (midpoint, high) if fits(midpoint) else (low, midpoint - 1)
-    return low
+    return bisect_right(range(1, most_tokens + 1), usable, key=needed)
 
 
 def _exact(numerator: int, denominator: int) -> float:

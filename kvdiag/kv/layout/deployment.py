@@ -17,7 +17,6 @@ from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
-from kvdiag.kv.layout.residency import ServingTerms
 
 _MAX_BLOCK_TOKENS = 1 << 20
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
@@ -105,21 +104,14 @@ class Deployment:
             return self.max_in_flight_tokens
         return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
 
-    def request_terms(self, architecture: Architecture) -> RequestTerms:
-        """What decides the blocks planned for one request."""
+    def request_terms(self, architecture: Architecture, *, encoder_tokens: int | None = None) -> RequestTerms:
+        """What decides the blocks planned for a request, and with its own `encoder_tokens` those it holds."""
+        # config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens.
+        most_encoder_tokens = self.max_num_batched_tokens
         return RequestTerms(
             max_in_flight_tokens=self.in_flight_tokens,
-            # config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens.
-            max_encoder_tokens=self.max_num_batched_tokens,
-            decode_context_parallel=self.decode_context_parallel,
-            state_cache_mode=self.resolved_state_cache_mode(architecture),
-        )
-
-    def serving_terms(self, architecture: Architecture, *, encoder_tokens: int = 0) -> ServingTerms:
-        """What decides the blocks a request really holds."""
-        return ServingTerms(
+            encoder_tokens=most_encoder_tokens if encoder_tokens is None else encoder_tokens,
             steps_in_flight=self.steps_in_flight,
-            encoder_tokens=encoder_tokens,
             decode_context_parallel=self.decode_context_parallel,
             state_cache_mode=self.resolved_state_cache_mode(architecture),
         )
@@ -290,12 +282,6 @@ def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
 
 def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     kv_dtype = context.kv_dtype
-    kinds = {
-        LayerKind.FULL: PageKind.FULL,
-        LayerKind.SLIDING: PageKind.SLIDING,
-        LayerKind.CHUNKED: PageKind.CHUNKED,
-        LayerKind.CROSS_ATTENTION: PageKind.CROSS,
-    }
     ranks = context.deployment.tensor_parallel
     if layer.kv_heads % ranks and ranks % layer.kv_heads:
         raise KvModelError(
@@ -308,7 +294,7 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     several = min(len(context.deployment.draft_layers), drafts) > 1
     retained = drafts - 1 if several and layer.kind is LayerKind.SLIDING else 0
     return PageSpec(
-        kind=kinds[layer.kind],
+        kind=PageKind(layer.kind),
         block_size_tokens=context.block_tokens,
         # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
         heads=max(1, layer.kv_heads // ranks),

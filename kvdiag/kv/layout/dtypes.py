@@ -56,10 +56,8 @@ class KvDtype:
     def latent_bytes(self, *, latent_size: int) -> int:
         """Bytes of one token's latent row in an MLA layer (MLAAttentionSpec, MLACommonBackend.customize_spec)."""
         match self.packing:
-            case KvPacking.PLAIN:
-                return latent_size * self.element_bits // 8
-            case KvPacking.PER_TOKEN_HEAD:
-                return latent_size * self.element_bits // 8 + _INLINE_SCALES_BYTES
+            case KvPacking.PLAIN | KvPacking.PER_TOKEN_HEAD:
+                return self.head_bytes(head_size=latent_size, head_size_v=0)
             case KvPacking.DS_MLA:
                 if latent_size != _DS_MLA_LATENT_SIZE:
                     raise KvModelError(

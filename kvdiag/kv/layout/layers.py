@@ -1,13 +1,16 @@
 """What a model is made of, as far as its KV cache goes: layers, each of a kind, in the model's own (undivided) sizes.
 
-Nothing here knows of ranks, blocks or bytes of a pool; see pages.py and capacity.py for those.
+Nothing here knows of blocks or of bytes of a pool; see pages.py and capacity.py for those.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import check_range
+
+_LARGEST_STATE = 1 << 28
 
 
 class LayerKind(StrEnum):
@@ -30,9 +33,6 @@ class LayerKind(StrEnum):
     NO_CACHE = "no_cache"
 
 
-CACHELESS_KINDS = frozenset({LayerKind.SHARED, LayerKind.ENCODER_ONLY, LayerKind.NO_CACHE})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
     """A layer that keeps K and V per head and token."""
@@ -46,14 +46,76 @@ class AttentionLayer:
     chunk_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LatentLayer:
     """A layer that keeps one compressed row per token for all heads (MLA), with DSA also an indexer row."""
 
     index: int
-    kind: LayerKind
     latent_size: int
     indexer_row_bytes: int | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        """The sparse kind where it owns an indexer."""
+        return LayerKind.MLA if self.indexer_row_bytes is None else LayerKind.MLA_DSA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """The state of one layer, undivided: a convolution's last inputs and a recurrent matrix per head.
+
+    It does not grow with the request. Number formats are those of mamba_utils.py::MambaStateDtypeCalculator.
+
+    `conv_channels` are divided over tensor-parallel ranks, as are `conv_groups` groups of `conv_group_channels`
+    channels each, after groups were added so that they divide
+    (MambaStateShapeCalculator.mamba2_state_shape, extra_groups_for_head_shards).
+    `conv_steps` is the kernel size - 1; drafts lengthen it where `drafts_lengthen_conv`. `prefill_checkpoints` are
+    state blocks that a prefill may write besides the running one (mamba_mixer2.py::get_kv_cache_spec).
+    """
+
+    conv_channels: int = 0
+    conv_steps: int = 0
+    drafts_lengthen_conv: bool = False
+    recurrent_heads: int = 0
+    recurrent_head_elements: int = 0
+    conv_groups: int = 0
+    conv_group_channels: int = 0
+    recurrent_dtype: str | None = None
+    prefill_checkpoints: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                check_range(field.name, value, 0, _LARGEST_STATE)
+        if self.conv_channels * self.conv_steps + self.recurrent_heads * self.recurrent_head_elements == 0:
+            raise KvModelError("a state layer has neither a convolution nor a recurrent state", "recurrent_heads")
+
+    def rank_bytes(
+        self,
+        *,
+        tensor_parallel: int,
+        speculative_tokens: int,
+        conv_element_bytes: int,
+        recurrent_element_bytes: int,
+    ) -> int:
+        """Bytes of one request's state in this layer on one rank."""
+        groups = self.conv_groups
+        if groups % tensor_parallel:
+            groups = tensor_parallel
+        channels = self.conv_channels + groups * self.conv_group_channels
+        steps = self.conv_steps
+        if self.drafts_lengthen_conv and channels:
+            steps += speculative_tokens
+        conv_elements = _share(channels, tensor_parallel, "convolution channels") * steps
+        heads = _share(self.recurrent_heads, tensor_parallel, "recurrent heads")
+        return conv_elements * conv_element_bytes + heads * self.recurrent_head_elements * recurrent_element_bytes
+
+
+def _share(value: int, parts: int, what: str) -> int:
+    if value % parts:
+        raise KvModelError(f"tensor_parallel {parts} does not divide the {value} {what}", "tensor_parallel")
+    return value // parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ class PageKind(StrEnum):
     SLIDING = "sliding"
     CHUNKED = "chunked"
     STATE = "state"
-    CROSS = "cross"
+    CROSS = "cross_attention"
 
 
 class StateCacheMode(StrEnum):
@@ -37,10 +37,15 @@ TOKEN_GROWING = frozenset({PageKind.FULL, PageKind.MLA})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTerms:
-    """What, besides its length, decides how many blocks the engine sets aside for one request."""
+    """What, besides its length, decides how many blocks the engine plans for a request, and how many it holds.
+
+    `steps_in_flight` is 1 with async scheduling (the default on GPUs) and 0 without (the CPU backend): blocks
+    are freed on the basis of tokens whose step has been processed.
+    """
 
     max_in_flight_tokens: int
-    max_encoder_tokens: int
+    encoder_tokens: int
+    steps_in_flight: int = 0
     decode_context_parallel: int = 1
     state_cache_mode: StateCacheMode = StateCacheMode.NONE
 
@@ -117,7 +122,7 @@ class PageSpec:
                     return ceil_div(tokens, block) + self.speculative_blocks
                 return 1 + self.speculative_blocks
             case PageKind.CROSS:
-                return ceil_div(terms.max_encoder_tokens, block)
+                return ceil_div(terms.encoder_tokens, block)
 
 
 def ceil_div(value: int, parts: int) -> int:

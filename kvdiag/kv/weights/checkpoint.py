@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters
-from kvdiag.kv.weights.quantization import Quantization
+from kvdiag.kv.weights.quantization import SAFETENSORS_BITS, Quantization
 
-# safetensors: the width of each dtype name in bits.
-_SAFETENSORS_BITS = {
-    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16,
-    "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8,
-    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
 _MAX_TENSORS = 1 << 20
 _MAX_RANK = 8
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,4})\.")
@@ -86,10 +80,10 @@ def _tensor(name: str, entry: Fields) -> CheckpointTensor:
     shape = entry.integers("shape", high=1 << 40)
     offsets = entry.integers("data_offsets", high=1 << 50)
     dtype = entry.text("dtype")
-    if shape is None or len(shape) > _MAX_RANK or dtype not in _SAFETENSORS_BITS:
+    if shape is None or len(shape) > _MAX_RANK or dtype is None or dtype not in SAFETENSORS_BITS:
         field = "shape" if shape is None or len(shape) > _MAX_RANK else "dtype"
         raise entry.error(field, "is not that of a safetensors tensor")
-    stored = math.prod(shape) * _SAFETENSORS_BITS[dtype] // 8
+    stored = math.prod(shape) * SAFETENSORS_BITS[dtype] // 8
     if offsets is not None and (not offsets or offsets[-1] - offsets[0] != stored):
         raise entry.error("data_offsets", f"must span {stored:,} bytes: shape {list(shape)} in {dtype}")
     return CheckpointTensor(name=name, stored_bytes=stored)

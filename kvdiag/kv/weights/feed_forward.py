@@ -6,7 +6,7 @@ and counts, so that a name counts only where its model file reads it; the docstr
 with their router, shared experts and narrower space, because all of them take memory, however few a token uses.
 """
 
-from kvdiag.kv.families.base import MAX_LAYERS
+from kvdiag.kv.families.base import CONFIG_NAMES, MAX_LAYERS
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
@@ -213,15 +213,8 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
     if model_type == "llama4_text":
         step = text.integer("interleave_moe_layer_step", default=1, low=0, high=MAX_LAYERS)
         return step > 0 and (index + 1) % step == 0
-    dense_first = text.integer(
-        "first_k_dense_replace",
-        "moe_layer_start_index",
-        "num_dense_layers",
-        default=1 if model_type in TYPES["first_dense"] else 0,
-        low=0,
-        high=MAX_LAYERS,
-    )
-    if index < dense_first:
+    usual = 1 if model_type in TYPES["first_dense"] else 0
+    if index < text.integer(*CONFIG_NAMES["dense_layers_first"], default=usual, low=0, high=MAX_LAYERS):
         return False
     frequency = text.raw("moe_layer_freq")
     if isinstance(frequency, list):
@@ -237,13 +230,7 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
 def _shared_expert_width(text: Fields, model_type: str, width: int) -> int:
     if model_type == "llama4_text":
         return text.integer("intermediate_size")
-    own = text.maybe_integer(
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "moe_shared_expert_intermediate_size",
-        "share_expert_dim",
-        low=0,
-    )
+    own = text.maybe_integer(*CONFIG_NAMES["shared_expert_width"], low=0)
     return width * _shared_experts(text) if own is None else own
 
 

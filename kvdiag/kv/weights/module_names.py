@@ -12,7 +12,7 @@ import functools
 import json
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,44 +40,33 @@ _SPELLINGS: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "module
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleNames:
-    """The linear layers that a list of entries names: by names and parts of names, by wildcards, some of them in layers
-    of one number only, and by expressions, some of which depend on the layer number.
+    """The linear layers that a list of entries names: by names and parts of names, by wildcards in layers of one
+    number or (None) of any, and by expressions that do or do not depend on the layer number.
     """
 
     parts: frozenset[str]
-    wild: tuple[re.Pattern[str], ...]
-    numbered: Mapping[int, tuple[re.Pattern[str], ...]]
-    expressions: tuple[re.Pattern[str], ...]
-    layered: tuple[re.Pattern[str], ...]
+    wild: Mapping[int | None, Sequence[re.Pattern[str]]]
+    expressions: Mapping[bool, Sequence[re.Pattern[str]]]
 
     def match(self, index: int, name: str) -> bool:
         """Whether the linear layer of that name in layer `index` is meant."""
-        return _match_anywhere(self, name) or _match_here(self, index, name)
+        return _match(self, None, name) or _match(self, index, name)
 
 
 # Plans ask the same again and again.
-@functools.lru_cache(maxsize=1 << 10)
-def _match_anywhere(names: ModuleNames, name: str) -> bool:
-    """Whether the layer is meant, with any number."""
-    return any(
-        any(one.match(full) for one in names.wild) or _expressed(names.expressions, full)
-        for full in (f"layers.0.{spelled}" for spelled in spellings(name))
-    )
-
-
 @functools.lru_cache(maxsize=1 << 15)
-def _match_here(names: ModuleNames, index: int, name: str) -> bool:
-    """Whether an entry that may hold a number means the layer."""
-    wild = names.numbered.get(index, ())
-    for full in (f"layers.{index}.{spelled}" for spelled in spellings(name)):
-        if names.parts and not names.parts.isdisjoint(_parts(full)):
+def _match(names: ModuleNames, index: int | None, name: str) -> bool:
+    """Whether an entry for layers of any number (None), or one that may hold the number, means the layer."""
+    wild, expressions = names.wild.get(index, ()), names.expressions[index is not None]
+    for full in (f"layers.{index or 0}.{spelled}" for spelled in spellings(name)):
+        if index is not None and names.parts and not names.parts.isdisjoint(_parts(full)):
             return True
-        if any(one.match(full) for one in wild) or _expressed(names.layered, full):
+        if any(one.match(full) for one in wild) or _expressed(expressions, full):
             return True
     return False
 
 
-def _expressed(expressions: tuple[re.Pattern[str], ...], full: str) -> bool:
+def _expressed(expressions: Sequence[re.Pattern[str]], full: str) -> bool:
     return any(one.match(stem + full) for one in expressions for stem in _STEMS)
 
 
@@ -92,8 +81,7 @@ def _parts(name: str) -> Iterator[str]:
 def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
     """The layers that the entries name. Raises KvModelError for an expression that is none or could take forever."""
     parts: set[str] = set()
-    wild: list[re.Pattern[str]] = []
-    numbered: dict[int, list[re.Pattern[str]]] = {}
+    wild: dict[int | None, list[re.Pattern[str]]] = {None: []}
     expressions: dict[bool, list[re.Pattern[str]]] = {False: [], True: []}
     for entry in dict.fromkeys(entries):
         if entry.startswith("re:"):
@@ -104,11 +92,9 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
         found = _NUMBERED.match(plain)
         if not any(mark in plain for mark in "*?"):
             parts.add(plain)
-        elif found is not None:
-            numbered.setdefault(int(found.group(1)), []).append(_wildcard(plain, field))
         else:
-            wild.append(_wildcard(plain, field))
-    most = max(len(wild), *(len(found) for found in numbered.values()), 0)
+            wild.setdefault(None if found is None else int(found[1]), []).append(_wildcard(plain, field))
+    most = max(map(len, wild.values()))
     if most > _MAX_WILDCARDS:
         raise KvModelError(
             f"{field} has {most} wildcards, at most {_MAX_WILDCARDS} are supported: pass --weights", field
@@ -119,13 +105,7 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
                 f"{field} has {len(expressions[layered])} patterns, too slow to match: pass --weights BYTES",
                 field,
             )
-    return ModuleNames(
-        parts=frozenset(parts - {""}),
-        wild=tuple(wild),
-        numbered={number: tuple(found) for number, found in numbered.items()},
-        expressions=tuple(expressions[False]),
-        layered=tuple(expressions[True]),
-    )
+    return ModuleNames(parts=frozenset(parts - {""}), wild=wild, expressions=expressions)
 
 
 @functools.cache

@@ -55,6 +55,8 @@ _TABLE: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package_
 # with an e8m0 scale per 32, nf4 with an fp32 scale per 64.
 LINEAR_BITS: Mapping[str, float] = _TABLE["linear_bits"]
 _ALIASES: Mapping[str, str | None] = _TABLE["aliases"]
+# The width of each dtype name of safetensors in bits.
+SAFETENSORS_BITS: Mapping[str, int] = _TABLE["safetensors_bits"]
 # ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
 # of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
 _ALGORITHMS: Mapping[str, tuple[int, int, int]] = _TABLE["modelopt_algorithms"]
@@ -168,10 +170,9 @@ def _declared(declared: Fields) -> Quantization:
 
 def _unquantized(declared: Fields) -> Iterator[FormatOverride]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
-    for holder in (declared, declared.child("quantization")):
+    for holder in filter(None, (declared, declared.child("quantization"))):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
-            entries = None if holder is None else holder.strings(key, most=_MAX_NAMES)
-            if holder is not None and entries:
+            if entries := holder.strings(key, most=_MAX_NAMES):
                 yield FormatOverride(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
 
 
@@ -217,10 +218,10 @@ def _per_layer(declared: Fields) -> Iterator[FormatOverride]:
     """GPTQModel's `dynamic` ("-:EXPRESSION" leaves layers alone, "+:EXPRESSION" has settings of its own) and
     AutoRound's `extra_config`, which has settings for names.
     """
-    dynamic, extra = declared.child("dynamic"), declared.child("extra_config")
     own = _integer_bits(declared, "bits", "w_bit")
     group = declared.maybe_integer("group_size", low=-1, high=1 << 20) or _USUAL_GROUP
-    for holder in filter(None, (dynamic, extra)):
+    for key in ("dynamic", "extra_config"):
+        holder = declared.child(key) or Fields({})
         alike: dict[float, list[str]] = {}
         for name in holder.names():
             if name.startswith("-:"):
@@ -236,8 +237,7 @@ def _per_layer(declared: Fields) -> Iterator[FormatOverride]:
                 bits = _grouped(settings, zeros=True, default_bits=own, default_group=group)
             alike.setdefault(bits, []).append(entry)
         for bits, entries in alike.items():
-            field = declared.path("dynamic" if holder is dynamic else "extra_config")
-            yield FormatOverride(names=parse_module_names(entries, field=field), bits=bits)
+            yield FormatOverride(names=parse_module_names(entries, field=declared.path(key)), bits=bits)
 
 
 def _bitsandbytes_bits(declared: Fields) -> float:
@@ -270,13 +270,13 @@ def _compressed(declared: Fields, unquantized: tuple[FormatOverride, ...]) -> Qu
     """compressed-tensors: groups of layers with settings of their own; a target is a class of layers, a name or an
     expression.
     """
-    groups = declared.child("config_groups")
+    groups = declared.child("config_groups") or Fields({})
     whole: float | None = None
     named: list[FormatOverride] = []
-    for name in () if groups is None else groups.names():
-        group = groups.child(name) if groups is not None else None
-        weights = None if group is None else group.child("weights")
-        if group is None or weights is None:
+    for name in groups.names():
+        group = groups.child(name) or Fields({})
+        weights = group.child("weights")
+        if weights is None:
             continue
         bits = _compressed_bits(weights)
         targets = group.strings("targets") or ("Linear",)

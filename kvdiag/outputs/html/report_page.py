@@ -34,7 +34,7 @@ from kvdiag.outputs.presentation import (
 COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = (
     ("blocks", lambda one: one.blocks, format_count),
     ("bytes", lambda one: one.bytes, format_bytes),
-    ("device used", lambda one: one.device_used_bytes, format_bytes),
+    ("device used, at most", lambda one: one.device_used_bytes, format_bytes),
     ("blocks kept", lambda one: one.blocks_kept, format_count),
     ("highest blocks", lambda one: one.highest_blocks, format_count),
     ("other salt hit ratio", lambda one: one.other_salt_hit_ratio, format_ratio),
@@ -191,11 +191,11 @@ def _fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) ->
         yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
     called = problems_of(result.fleet.findings)
     if called:
-        yield element("h2", "All replicas compared")
+        yield element("h2", "Comparison of replicas")
         yield from map(kit.finding_card, called)
     left = [one for one in result.fleet.findings if one.status == "unknown"]
     if left and len(result.judged) > 1:
-        yield element("h2", "All replicas compared: unknown")
+        yield element("h2", "Comparison of replicas: unknown")
         yield kit.unknown_rows(left)
     if result.gaps:
         yield element("h2", "Not assigned to a replica")

@@ -115,7 +115,7 @@ def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Itera
     yield element("h2", f"Last {format_duration(now_seconds - start_seconds)} ", element("small", "UTC"))
     timeline = Timeline(samples=recent)
     engines = report_series.engines(timeline, facts)
-    titles = (("usage ", ""), (IDLE_USAGE, ", idle"))
+    titles = (("usage ", ""), (IDLE_USAGE, ", when last idle"))
     usage = {
         name: f"engine {name.removeprefix(figure)}{state}"
         for figure, state in titles

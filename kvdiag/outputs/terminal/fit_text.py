@@ -77,7 +77,7 @@ def render_fit(
 
 
 def _too_large(budget: Budget) -> str:
-    sizes = f"{format_bytes(budget.weights_bytes)} of weights, {format_bytes(budget.usable_bytes)} usable"
+    sizes = f"{format_bytes(budget.weights_bytes)} of weights per GPU, {format_bytes(budget.usable_bytes)} usable"
     if budget.weights_bytes > budget.usable_bytes:
         return sizes
     return f"the weights fit, but not the engine's overheads: {sizes}"
@@ -115,13 +115,17 @@ def _cache_figures(scenario: Scenario, plan: Plan) -> list[tuple[str, str]]:
     if not pool.num_blocks:
         return [("KV pool", "none: weights and overheads leave no memory for it, so the engine does not start")]
     concurrency = format_number(pool.max_concurrency)
-    reported = "capacity" if scenario.overheads.source == RULE_OF_THUMB else "vLLM will report"
+    blocks = f"{plural(pool.num_blocks, 'block')}, one of them the null block"
+    starts = pool.admits_one and scenario.overheads.source != RULE_OF_THUMB
     limit = " (the model's limit)" if plan.max_context_tokens == scenario.architecture.max_context_tokens else ""
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
         ("max context", f"{plural(plan.max_context_tokens, 'token')}{limit}, with {requests} at once"),
-        ("KV pool", f"{plural(pool.num_blocks, 'block')}, {format_count(pool.blocks_per_request)} per request"),
-        (reported, f"{plural(pool.capacity_tokens, 'token')}, concurrency {concurrency}x"),
+        ("KV pool", f"{blocks}; {format_count(pool.blocks_per_request)} per request"),
+        (
+            "vLLM will report" if starts else "capacity",
+            f"{plural(pool.capacity_tokens, 'token')}, concurrency {concurrency}x",
+        ),
     ]
 
 

@@ -78,10 +78,10 @@ def versions(fleet: Fleet) -> list[RenderableType]:
     if fleet.changes:
         shown += [heading("Growth per hour, compared with the version before"), _changes(fleet.changes)]
     for finding in problems_of(fleet.findings):
-        shown += [heading(f"All replicas compared: {finding.title}"), problem(finding)]
+        shown += [heading(f"Comparison of replicas: {finding.title}"), problem(finding)]
     left: list[Finding] = [one for one in fleet.findings if one.status == "unknown"]
     if left:
-        shown += [heading("All replicas compared: unknown"), unknowns(left)]
+        shown += [heading("Comparison of replicas: unknown"), unknowns(left)]
     return shown
 
 

@@ -85,11 +85,12 @@ def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_repor
         max_num_batched_tokens=reported["max_num_batched_tokens"],
         block_size_tokens=asked_blocks(architecture, reported),
     )
-    layout, serving = deployed_layout(architecture, deployment), deployment.serving_terms(architecture)
+    layout = deployed_layout(architecture, deployment)
+    serving = deployment.request_terms(architecture, encoder_tokens=0)
 
     for prompt_tokens, steps in reported["steps"].items():
         decoding = [(tokens, held) for tokens, held in steps if tokens > int(prompt_tokens)]
-        predicted = [(tokens, decode_blocks(layout, resident_tokens=tokens, serving=serving)) for tokens, _ in decoding]
+        predicted = [(tokens, decode_blocks(layout, resident_tokens=tokens, terms=serving)) for tokens, _ in decoding]
         assert len(decoding) > 10
         assert decoding == predicted
 

@@ -32,7 +32,7 @@ from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Timeline
 from kvdiag.sources import host
-from kvdiag.sources.prometheus_text import series
+from kvdiag.sources.prometheus_text import Series
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
 from tests.builders.values import pool
@@ -78,7 +78,7 @@ class _Drawn:
 
     async def lengths(self) -> Lengths | None:
         """The lengths of finished requests, from histograms that grow."""
-        lines = tuple(series({"le": bound}, self._readings * share) for bound, share in (("100", 0.5), ("+Inf", 1.0)))
+        lines = tuple(Series({"le": bound}, self._readings * share) for bound, share in (("100", 0.5), ("+Inf", 1.0)))
         return ENGINE.parse_lengths(dict.fromkeys(ENGINE.length_metrics, lines))
 
     async def read(self) -> tuple[tuple[Engine, ...], tuple[Gap, ...]]:

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 
 def full(index: int, kv_heads: int = 8) -> AttentionLayer:
@@ -23,8 +22,7 @@ def chunked(index: int) -> AttentionLayer:
 
 def latent(index: int, indexer: int | None = None) -> LatentLayer:
     """A latent row of 576, of which DeepSeek-V3 has 61."""
-    kind = LayerKind.MLA if indexer is None else LayerKind.MLA_DSA
-    return LatentLayer(index=index, kind=kind, latent_size=576, indexer_row_bytes=indexer)
+    return LatentLayer(index=index, latent_size=576, indexer_row_bytes=indexer)
 
 
 def state(index: int, elements: int) -> StateLayer:

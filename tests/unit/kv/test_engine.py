@@ -58,10 +58,10 @@ def test_blocks_held_equal_the_schedulers_own(record: dict[str, Any]) -> None:
     architecture = parse_architecture(RECORDS["configs"][record["config"]])
     deployment = deployment_of(record)
     layout = deployed_layout(architecture, deployment)
-    serving = deployment.serving_terms(architecture)
+    serving = deployment.request_terms(architecture, encoder_tokens=0)
 
     actual = [
-        (tokens, decode_blocks(layout, resident_tokens=tokens, serving=serving))
+        (tokens, decode_blocks(layout, resident_tokens=tokens, terms=serving))
         for first, last, _ in record["decode"]
         for tokens in range(first, last + 1)
     ]

@@ -179,10 +179,10 @@ def test_no_request_ever_holds_more_than_was_planned(config: dict[str, Any], len
     architecture = parse_architecture(config)
     deployment = Deployment(max_num_batched_tokens=batch, async_scheduling=False)
     layout = deployed_layout(architecture, deployment)
-    serving = deployment.serving_terms(architecture)
+    serving = deployment.request_terms(architecture, encoder_tokens=0)
     planned = layout.admission_blocks(length, deployment.request_terms(architecture))
 
-    assert decode_blocks(layout, resident_tokens=length, serving=serving) <= planned
+    assert decode_blocks(layout, resident_tokens=length, terms=serving) <= planned
 
 
 @given(configs, st.integers(1, 4096), st.integers(20, 400), st.integers(1, 64))

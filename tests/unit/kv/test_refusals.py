@@ -12,14 +12,15 @@ from kvdiag.kv.calibration.profiles import ModelKey, Profile
 from kvdiag.kv.families.base import Heads, ModelLayers
 from kvdiag.kv.fit.plan import Budget, Demand, Traffic
 from kvdiag.kv.layout.deployment import Deployment
+from kvdiag.kv.layout.layers import StateShape
 from kvdiag.kv.layout.pages import PageKind, PageSpec
-from kvdiag.kv.layout.state_layers import StateShape
 from tests.unit.kv.refused import refused
 
 STATE = StateShape(
     conv_channels=1, conv_steps=1, drafts_lengthen_conv=False, recurrent_heads=1, recurrent_head_elements=1
 )
 SIZES = ("context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes")
+BUDGET: dict[str, Any] = {"total_bytes": 1, "weights_bytes": 0, **dict.fromkeys(SIZES, 0)}
 PROFILE: dict[str, Any] = {
     "gpu_total_bytes": 1, "model": ModelKey(digest="d", name="m"), "tensor_parallel": 1, "pipeline_parallel": 1,
     "context_bytes": 0, "activation_bytes": 0, "date": "2026-01-01", "source": "log",
@@ -69,7 +70,7 @@ EDGES = [
     ),
     *edges(
         Budget,
-        {"total_bytes": 1, "memory_fraction_ratio": 1.0, "weights_bytes": 0, **dict.fromkeys(SIZES, 0)},
+        {"memory_fraction_ratio": 1.0, **BUDGET},
         {"total_bytes": (1, MAX_BYTES)},
         total_bytes="gpu",
     ),
@@ -156,10 +157,8 @@ def test_every_constructor_refuses_its_edges(edge: Edge) -> None:
     ("make", "field"),
     [
         (lambda: Deployment(tensor_parallel=4, decode_context_parallel=3), "decode_context_parallel"),
-        (lambda: Budget(**(dict.fromkeys((*SIZES, "weights_bytes"), 0)), total_bytes=1, memory_fraction_ratio=0),
-         "memory_fraction"),
-        (lambda: Budget(**(dict.fromkeys((*SIZES, "weights_bytes"), 0)), total_bytes=1, memory_fraction_ratio=1.001),
-         "memory_fraction"),
+        (lambda: Budget(**BUDGET, memory_fraction_ratio=0), "memory_fraction"),
+        (lambda: Budget(**BUDGET, memory_fraction_ratio=1.001), "memory_fraction"),
         (lambda: PageSpec(kind=PageKind.FULL, block_size_tokens=2, heads=1, row_bytes=MAX_BYTES), "row_bytes"),
         (lambda: StateShape(conv_channels=1, conv_steps=0, drafts_lengthen_conv=False, recurrent_heads=1,
                             recurrent_head_elements=0), "recurrent_heads"),

@@ -16,7 +16,7 @@ def test_capacity_equals_the_engines_own(vector: dict[str, Any]) -> None:
     pages = parse_page_specs(vector)
     terms = RequestTerms(
         max_in_flight_tokens=vector["max_in_flight_tokens"],
-        max_encoder_tokens=vector["max_in_flight_tokens"],
+        encoder_tokens=vector["max_in_flight_tokens"],
         state_cache_mode=StateCacheMode(vector.get("mode", "none")),
     )
 
@@ -40,7 +40,7 @@ def test_a_request_as_large_as_the_pool_is_refused_as_the_engine_refuses_it() ->
     vector = next(vector for vector in vectors() if "refused" in vector)
     block_bytes = vector["available_bytes"] // (vector["max_model_len"] // 16)
     page = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=block_bytes // 16)
-    terms = RequestTerms(max_in_flight_tokens=vector["max_in_flight_tokens"], max_encoder_tokens=0)
+    terms = RequestTerms(max_in_flight_tokens=vector["max_in_flight_tokens"], encoder_tokens=0)
 
     capacity = pool_capacity(
         plan_layout([page]), pool_bytes=vector["available_bytes"], context_tokens=vector["max_model_len"], terms=terms

@@ -40,7 +40,7 @@ READERS: dict[str, Callable[[Change], object]] = {
     "status page": lambda change: without_rows(status_page.page(change(SHOWN), (), 1_001.0)),
     "report": lambda change: without_rows(report_page.render(change(SHOWN.diagnosis), TIMELINE, MAKING)),
     "baseline": lambda change: baseline_of(TIMELINE, change(SHOWN.diagnosis)),
-    "fleet": lambda change: piped(Group(*versions(change(FLEET)))).partition("All replicas compared")[0],
+    "fleet": lambda change: piped(Group(*versions(change(FLEET)))).partition("Comparison of replicas")[0],
     "fleet document": lambda change: {**compared(change(FLEET)), "findings": ()},
 }
 

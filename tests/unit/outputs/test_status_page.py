@@ -211,7 +211,7 @@ def test_minutes_that_were_thinned_do_not_break_the_line() -> None:
         retention.add(Sample(at_seconds=NOW - 1200 + second, engines=(reading,), devices=(device(),)))
     reader = read(shown(), retention.samples())
     assert [1, 1] == [path.count("M") for path in reader.lines("s0")]
-    assert "engine 0, idle: 0 %, at most 0 %" in reader.text
+    assert "last idle: 0 %, at most 0 %" in reader.text
     assert "6 %" in reader.text
 
 

@@ -1,17 +1,19 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, encode, parse_completion, tokenize
+from kvdiag.sim.completions import ApiError, Completion, decode, encode, parse_completion, tokenize
+from kvdiag.sim.scenarios import THREE_B, Scenario
 
-LIMITS = ModelLimits(name="drill", vocab=1000, max_model_len_tokens=100)
+SERVED = Scenario(name="", summary="", model=replace(THREE_B, vocab=1000), max_model_len_tokens=100)
 
 
 def completion(**fields: Any) -> Completion:
     """The completion that these fields ask for."""
-    return parse_completion(json.dumps({"prompt": [1, 2, 3], **fields}).encode(), LIMITS)
+    return parse_completion(json.dumps({"prompt": [1, 2, 3], **fields}).encode(), SERVED)
 
 
 def test_a_plain_request_has_openai_s_defaults() -> None:
@@ -107,13 +109,13 @@ def test_bad_requests_are_refused_in_vllm_s_words(golden: Callable[[str, str], N
 def test_bodies_that_are_no_object_are_refused(body: bytes) -> None:
     """Anything but a JSON object is the client's error."""
     with pytest.raises(ApiError) as refused:
-        parse_completion(body, LIMITS)
+        parse_completion(body, SERVED)
     assert 400 == refused.value.code
 
 
 def test_tokenize_counts_bytes() -> None:
     """Each byte of a text is a token, and decoding gives printable ones back."""
-    actual = tokenize(b'{"prompt": "Hi"}', LIMITS)
+    actual = tokenize(b'{"prompt": "Hi"}', SERVED)
     assert {"count": 2, "max_model_len": 100, "tokens": [75, 108], "token_strs": None} == actual
     assert ("Hi", "<x1>") == ("".join(decode(token) for token in encode("Hi")), decode(1))
 
@@ -121,4 +123,4 @@ def test_tokenize_counts_bytes() -> None:
 def test_tokenize_needs_a_prompt() -> None:
     """Without a text there is nothing to count."""
     with pytest.raises(ApiError, match="Field required"):
-        tokenize(b"{}", LIMITS)
+        tokenize(b"{}", SERVED)

@@ -107,7 +107,6 @@ def test_cached_segments_go_back_before_memory_is_out() -> None:
     subject = allocator(gpu())
     subject.free(subject.allocate(600 * MIB))
     subject.allocate(800 * MIB)
-    assert (1, 0) == (subject.alloc_retries_total, subject.ooms_total)
     assert 800 * MIB == subject.reserved_bytes
 
 
@@ -130,7 +129,6 @@ def test_holes_do_not_add_up(golden: Callable[[str, str], None]) -> None:
 
     assert 150 * MIB < device.free_bytes + subject.reserved_bytes - subject.allocated_bytes
     golden("sim/out_of_memory.txt", f"{raised.value}\n")
-    assert (1, 1) == (subject.alloc_retries_total, subject.ooms_total)
 
 
 def test_the_driver_gives_whole_pages_of_what_is_free() -> None:

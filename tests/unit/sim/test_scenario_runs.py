@@ -1,5 +1,6 @@
 """Each scenario's effect as its user sees it: through the metrics endpoint, the answers and NVML alone."""
 
+import math
 import os
 import re
 from itertools import pairwise
@@ -121,7 +122,8 @@ def test_duplicate_model_holds_the_weights_twice(serve: Serve) -> None:
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(0)
     assert process.usedGpuMemory is not None
     beyond_pool = process.usedGpuMemory - int(client.config()["kv_cache_memory_bytes"])
-    assert 2 < beyond_pool / SCENARIOS["duplicate-model"].model.weights_bytes < 2.2
+    parameters = sum(math.prod(shape) for _, shape in SCENARIOS["duplicate-model"].model.tensors())
+    assert 2 < beyond_pool / (2 * parameters) < 2.2
 
 
 def test_concurrency_thrash_preempts_and_waits(serve: Serve) -> None:

@@ -179,3 +179,13 @@ def test_block_waste_is_the_share_that_holds_no_token(capsys: pytest.CaptureFixt
 
     assert 8 / 1008 == pytest.approx(document["block_waste_ratio"])
     assert "0.8 %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_wider_plan_is_the_same_as_a_lever(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Context and activation are those of the wider deployment: a lever's headroom is what it gives if it is taken."""
+    model = ("llama_70b", "--gpu", "h100")
+    _, document = answer(capsys, *model, "--tp", str(ranks))
+    _, wider = answer(capsys, *model, "--tp", str(2 * ranks))
+    gained = {one["change"]: one["gained_bytes"] for one in document["levers"]}
+    assert wider["headroom_bytes"] - document["headroom_bytes"] == gained[f"--tensor-parallel-size {2 * ranks}"]

@@ -313,7 +313,7 @@ def test_a_stage_that_tells_no_pool_is_compared_by_the_blocks() -> None:
 @pytest.mark.parametrize(
     ("ranks", "deployment", "expected"),
     [
-        ((rank("w0", weights=100), rank("w1", weights=100)), Deployment(), [(90, 100, "2 ranks")]),
+        ((rank("w0", weights=100), rank("w1", weights=100)), Deployment(), [(90, 100, "all 2 ranks")]),
         ((rank("w0", weights=100), rank("w1", weights=101)), Deployment(), [(90, 100, "w0"), (90, 101, "w1")]),
         ((rank("w0", stage=5, weights=100),), Deployment(), [(90, 100, "w0")]),
         ((rank("w0", stage=1, weights=100),), STAGES, [(95, 100, "w0")]),

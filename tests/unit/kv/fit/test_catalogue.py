@@ -21,11 +21,11 @@ def test_the_catalogue_holds_the_forty_most_served() -> None:
 SMALL = {"model_type": "llama"}
 SHELF = Catalogue(
     entries=(
-        CatalogueEntry(name="red_7b", aliases=("acme/red-7b", "acme/rouge"), config=SMALL),
-        CatalogueEntry(name="red_13b", aliases=(), config=SMALL),
-        CatalogueEntry(name="red_70b", aliases=(), config=SMALL),
-        CatalogueEntry(name="red_140b", aliases=(), config=SMALL),
-        CatalogueEntry(name="blue-9b", aliases=(), config=SMALL),
+        CatalogueEntry(name="red_7b", aliases=["acme/red-7b", "acme/rouge"], config=SMALL),
+        CatalogueEntry(name="red_13b", config=SMALL),
+        CatalogueEntry(name="red_70b", config=SMALL),
+        CatalogueEntry(name="red_140b", config=SMALL),
+        CatalogueEntry(name="blue-9b", config=SMALL),
     )
 )
 

@@ -11,7 +11,7 @@ from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms
 
-TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=0)
+TERMS = RequestTerms(max_in_flight_tokens=2048, encoder_tokens=0)
 
 
 def llama(layers: int, *, kv_heads: int = 8, heads: int = 64, head_size: int = 128) -> dict[str, Any]:

@@ -12,7 +12,7 @@ PIB = 1 << 50
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512)
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=1024)
 STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=8, heads=1, row_bytes=65_536, dcp_sharded=False)
-TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
+TERMS = RequestTerms(max_in_flight_tokens=2048, encoder_tokens=1500)
 PAGE_BYTES = 65_536
 DENSE = plan_layout([FULL] * 2)
 CAPACITY = Capacity(num_blocks=101, bytes_per_block=(131_072,), context_tokens=160, blocks_per_request=10)
@@ -112,12 +112,6 @@ def test_the_longest_context_of_so_many_requests(blocks: int, most: int, request
     assert expected == longest_context_tokens(
         DENSE, num_blocks=blocks, most_tokens=most, terms=TERMS, requests=requests
     )
-
-
-def test_of_nobody_there_is_no_longest_context() -> None:
-    """At least one request."""
-    with refused("concurrency"):
-        longest_context_tokens(DENSE, num_blocks=10, most_tokens=100, terms=TERMS, requests=0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Settings and what follows from them: tokens in flight, the terms of a request, layers and heads of each rank."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout, stage_ends
 from kvdiag.kv.layout.layers import Architecture, Layer, StateLayer
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
-from kvdiag.kv.layout.residency import ServingTerms
 from tests.unit.kv.by_hand import DENSE, HYBRID, full, latent, model, state
 from tests.unit.kv.refused import refused
 
@@ -54,18 +54,16 @@ def test_what_is_planned_and_what_is_held_have_the_settings_terms() -> None:
         tensor_parallel=8, decode_context_parallel=2, max_num_batched_tokens=4096, state_cache_mode=StateCacheMode.ALL
     )
 
-    assert deployment.request_terms(DENSE) == RequestTerms(
+    planned = RequestTerms(
         max_in_flight_tokens=8192,
-        max_encoder_tokens=4096,
-        decode_context_parallel=2,
-        state_cache_mode=StateCacheMode.ALL,
-    )
-    assert deployment.serving_terms(DENSE, encoder_tokens=1500) == ServingTerms(
+        encoder_tokens=4096,
         steps_in_flight=1,
-        encoder_tokens=1500,
         decode_context_parallel=2,
         state_cache_mode=StateCacheMode.ALL,
     )
+
+    assert planned == deployment.request_terms(DENSE)
+    assert replace(planned, encoder_tokens=1500) == deployment.request_terms(DENSE, encoder_tokens=1500)
 
 
 @pytest.mark.parametrize(

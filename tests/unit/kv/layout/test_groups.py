@@ -10,7 +10,7 @@ from kvdiag.kv.layout.groups import PageGroup, group_pages
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
 from tests.unit.kv.refused import refused
 
-TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
+TERMS = RequestTerms(max_in_flight_tokens=2048, encoder_tokens=1500)
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="bf16 128 128")
 WIDE = replace(FULL, heads=16, row_bytes=256, variant="bf16 64 64")
 """Of the same size, and another shape."""

@@ -2,15 +2,22 @@
 
 from dataclasses import replace
 
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import (
+    Architecture,
+    AttentionLayer,
+    CachelessLayer,
+    LatentLayer,
+    LayerKind,
+    StateLayer,
+    StateShape,
+)
 
 STATE = StateShape(
     conv_channels=12, conv_steps=3, drafts_lengthen_conv=True, recurrent_heads=2, recurrent_head_elements=4
 )
 FULL = AttentionLayer(index=0, kind=LayerKind.FULL, kv_heads=2, head_size=64, head_size_v=64)
 SLIDING = replace(FULL, kind=LayerKind.SLIDING, window_tokens=128)
-LATENT = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=576)
+LATENT = LatentLayer(index=0, latent_size=576)
 MODEL = Architecture(model_type="llama", depth=3, attention_heads=4, layers=(FULL,), dtype="bfloat16")
 
 

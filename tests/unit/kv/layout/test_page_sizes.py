@@ -9,7 +9,7 @@ from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheM
 from tests.unit.kv.refused import refused
 
 PAGE = PageSpec(kind=PageKind.FULL, block_size_tokens=1, heads=8, row_bytes=512)
-TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
+TERMS = RequestTerms(max_in_flight_tokens=2048, encoder_tokens=1500)
 SLIDING = replace(PAGE, kind=PageKind.SLIDING, window_tokens=1024)
 CHUNKED = replace(PAGE, kind=PageKind.CHUNKED, chunk_tokens=8192)
 

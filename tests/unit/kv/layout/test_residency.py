@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.layout.capacity import plan_layout
-from kvdiag.kv.layout.pages import PageKind, PageSpec, StateCacheMode
-from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks, wasted_ratio
+from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
+from kvdiag.kv.layout.residency import content_bytes, decode_blocks, wasted_ratio
 from tests.unit.kv.refused import refused
 
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=128)
 CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=256)
 STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=512, dcp_sharded=False)
-SERVING = ServingTerms()
+SERVING = RequestTerms(max_in_flight_tokens=0, encoder_tokens=0)
 
 
 CROSS = replace(FULL, kind=PageKind.CROSS)
@@ -63,19 +63,19 @@ def test_blocks_that_a_decoding_request_holds(
     """By the tokens that have a slot, as each kind's manager frees and allocates them."""
     terms = replace(SERVING, **serving)
 
-    assert held == {tokens: decode_blocks(plan_layout(pages), resident_tokens=tokens, serving=terms) for tokens in held}
+    assert held == {tokens: decode_blocks(plan_layout(pages), resident_tokens=tokens, terms=terms) for tokens in held}
 
 
 def test_waste_of_a_short_request_is_its_block_tail() -> None:
     """One token in a block of 16 wastes 15/16 of it."""
-    assert 15 / 16 == wasted_ratio(plan_layout([FULL] * 4), resident_tokens=1, serving=SERVING)
+    assert 15 / 16 == wasted_ratio(plan_layout([FULL] * 4), resident_tokens=1, terms=SERVING)
 
 
 def test_waste_of_padding_layers() -> None:
     """Groups of 10 with 8 padding layers of 70 waste at least those when blocks are full."""
     layout = plan_layout([FULL] * 10 + [replace(SLIDING, window_tokens=1 << 20)] * 52)
 
-    assert 8 / 70 == pytest.approx(wasted_ratio(layout, resident_tokens=1600, serving=SERVING))
+    assert 8 / 70 == pytest.approx(wasted_ratio(layout, resident_tokens=1600, terms=SERVING))
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_nothing_held_is_nothing_wasted() -> None:
     """A decoder whose encoder has had no input has no blocks, and wastes none."""
     layout = plan_layout([replace(FULL, kind=PageKind.CROSS)])
 
-    assert 0.0 == wasted_ratio(layout, resident_tokens=10, serving=SERVING)
+    assert 0.0 == wasted_ratio(layout, resident_tokens=10, terms=SERVING)
 
 
 @pytest.mark.parametrize("tokens", [0, 2**30 + 1])
 def test_tokens_are_at_least_one_and_at_most_a_gi(tokens: int) -> None:
     """Asking for no tokens, or for more than there can be, is an error that says so."""
     with refused("tokens"):
-        decode_blocks(plan_layout([FULL]), resident_tokens=tokens, serving=SERVING)
-    assert 2**26 == decode_blocks(plan_layout([FULL]), resident_tokens=2**30, serving=SERVING)
+        decode_blocks(plan_layout([FULL]), resident_tokens=tokens, terms=SERVING)
+    assert 2**26 == decode_blocks(plan_layout([FULL]), resident_tokens=2**30, terms=SERVING)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.layout.layers import StateShape
 from tests.unit.kv.refused import refused
 
 # Qwen3-Next: K and Q of 16 heads and V of 32, all of 128, and a matrix of 128 x 128 for each of the 32.
