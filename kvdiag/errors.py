@@ -6,14 +6,9 @@ from __future__ import annotations
 class KvdiagError(Exception):
     """A one-line message for the user: what failed, the value, and the fix.
 
-    The command line prints it to stderr and exits with `exit_code` (3, unknown, by default). Other failures are not
-    dressed up as one: a bug stays a traceback.
+    The command line prints it to stderr and exits with 3 (unknown). Other failures are not dressed up as one: a bug
+    stays a traceback.
     """
-
-    def __init__(self, message: str, exit_code: int = 3) -> None:
-        """Keep the one-line message and the exit code it leads to."""
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class KvModelError(KvdiagError):

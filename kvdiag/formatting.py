@@ -103,9 +103,9 @@ def format_p_value(p_value: float) -> str:
     return f"{p_value:.3f}" if p_value >= _MIN_P_VALUE else f"< {_MIN_P_VALUE}"
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, instead: str = " ") -> str:
     """Text from outside as it may stand in a sentence: nothing in it ends the line or moves a terminal's cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)
 
 
 def format_time(epoch_seconds: float) -> str:

@@ -24,25 +24,20 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular
 NOTHING: Mapping[str, str] = {}
 
 
-class Seldom:
-    """Caches the JSON of document parts: encoding unchanged parts again would take most of a publication."""
+def encoded(kept: dict[str, tuple[dict[str, Any], str]], name: str, value: dict[str, Any] | None) -> str:
+    """A part of a document as JSON, `kept` until it changes: encoding it again would take most of a publication.
 
-    def __init__(self) -> None:
-        """Cache nothing yet."""
-        self._kept: dict[str, tuple[dict[str, Any], str]] = {}
+    Its inner values must be replaced, never modified.
 
-    def encoded(self, name: str, value: dict[str, Any] | None) -> str:
-        """A part as JSON; its inner values must be replaced, never modified.
-
-        Raises:
-            TypeError, ValueError: the value is not JSON.
-        """
-        if value is None:
-            return "null"
-        kept = self._kept.get(name)
-        if kept is None or kept[0] != value:
-            kept = self._kept[name] = (dict(value), encode(value))
-        return kept[1]
+    Raises:
+        TypeError, ValueError: the value is not JSON.
+    """
+    if value is None:
+        return "null"
+    known = kept.get(name)
+    if known is None or known[0] != value:
+        known = kept[name] = (dict(value), encode(value))
+    return known[1]
 
 
 class Folder:

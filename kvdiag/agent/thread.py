@@ -20,13 +20,14 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 from . import say
 from .black_box import BlackBox
 from .document import Document
 from .driver import Driver
 from .process import identity
-from .publication import Folder, Seldom
+from .publication import Folder, encoded
 
 PERIOD_SECONDS = 1.0
 NAME = "kvdiag-agent"
@@ -49,7 +50,7 @@ class Agent:
         self.period_seconds = period_seconds
         self._folder = Folder(directory)
         self._document = Document(Driver())
-        self._seldom = Seldom()
+        self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
         self._asked_at: int | None = None
@@ -106,9 +107,9 @@ class Agent:
         reported.update(
             sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds
         )
-        encoded = {name: self._seldom.encoded(name, reported.pop(name)) for name in SELDOM}
-        encoded["memory_stats"] = self._document.memory_stats_json
-        self._folder.put(f"agent-{self._name}.json", reported, encoded)
+        parts = {name: encoded(self._kept, name, reported.pop(name)) for name in SELDOM}
+        parts["memory_stats"] = self._document.memory_stats_json
+        self._folder.put(f"agent-{self._name}.json", reported, parts)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):

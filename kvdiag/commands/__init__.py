@@ -188,7 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("interrupted")
     except KvdiagError as error:
         _complain(str(error))
-        return error.exit_code
     except SystemExit:
         # click exits with 1 when the reader of stdout has exited (`kvdiag run | head`), which would read as a verdict.
         close_stdout()

@@ -11,15 +11,7 @@ from kvdiag.commands.connect import agent_reader, connect
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.sampling import (
-    AGENT_SECONDS,
-    DRIVER_SECONDS,
-    AllocatorReading,
-    Clock,
-    DeviceReading,
-    driver_absent,
-    read_agents,
-)
+from kvdiag.feeds.live import sampling
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
 from kvdiag.outputs.documents import diagnosis_document
@@ -61,23 +53,23 @@ def command(url: str | None, access: ServerAccess, agent_dir: Path | None, outpu
 
 
 async def _look(
-    url: str | None, access: ServerAccess, agents: ThreadedReader[AllocatorReading] | None
+    url: str | None, access: ServerAccess, agents: ThreadedReader[sampling.AllocatorReading] | None
 ) -> tuple[Facts, Sample]:
     allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
     facts, engines = Facts(), None
     engine_gaps: tuple[Gap, ...] = ()
     if url is None:
-        nvml: ThreadedReader[DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
+        nvml: ThreadedReader[sampling.DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
         devices, device_gaps = await _devices(nvml)
     else:
-        async with connect(url, access) as connection:
-            facts = connection.facts
-            engines, engine_gaps = await connection.engine.read()
-            devices, device_gaps = await _devices(connection.nvml)
-    if driver_absent(devices, device_gaps):
+        async with connect(url, access) as (_, server):
+            facts = server.facts
+            engines, engine_gaps = await server.engine.read()
+            devices, device_gaps = await _devices(server.nvml)
+    if sampling.driver_absent(devices, device_gaps):
         devices = devices_inside(allocators)
     return facts, Sample(
-        at_seconds=Clock().now_seconds(),
+        at_seconds=sampling.Clock().now_seconds(),
         engines=engines,
         devices=devices,
         allocators=allocators,
@@ -85,22 +77,22 @@ async def _look(
     )
 
 
-async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
+async def _devices(nvml: ThreadedReader[sampling.DeviceReading]) -> sampling.DeviceReading:
     try:
-        return await nvml.ask(DRIVER_SECONDS * 5, processes=True)
+        return await nvml.ask(sampling.DRIVER_SECONDS * 5, processes=True)
     except ReadTimeout as busy:
         return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)
 
 
-async def _allocators(agents: ThreadedReader[AllocatorReading]) -> AllocatorReading:
+async def _allocators(agents: ThreadedReader[sampling.AllocatorReading]) -> sampling.AllocatorReading:
     """Return what the agents report, once they have broken down reserved memory or the time for that is over.
 
     The first read requests the breakdown; a request within ten seconds of another gets the previous one.
     """
-    allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
+    allocators, gaps = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
     for _ in range(round(SPLIT_SECONDS / SPLIT_POLL_SECONDS)):
         if all(each.split and each.split.reserved_bytes == each.reserved_bytes for each in allocators or ()):
             break
         await asyncio.sleep(SPLIT_POLL_SECONDS)
-        allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
+        allocators, gaps = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
     return allocators, gaps

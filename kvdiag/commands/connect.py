@@ -14,7 +14,7 @@ import importlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,12 +24,11 @@ import kvdiag
 from kvdiag.commands.options.addresses import pasted, without_user
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import recognise
-from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
-from kvdiag.model import Facts, Gap
+from kvdiag.model import Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.host import PORTS, candidates
@@ -63,19 +62,11 @@ def without_credentials(url: str) -> str:
     return urlunsplit(without_user(urlsplit(url)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A server that answers, its identity, and the NVML that shows its GPU."""
-
-    client: httpx2.AsyncClient
-    engine: EngineClient
-    facts: Facts
-    nvml: ThreadedReader[DeviceReading]
-
-
 @asynccontextmanager
-async def connect(url: str, access: ServerAccess, *, forced: bool = False) -> AsyncIterator[Connection]:
-    """Connect to the server and identify it.
+async def connect(
+    url: str, access: ServerAccess, *, forced: bool = False
+) -> AsyncIterator[tuple[httpx2.AsyncClient, FoundServer]]:
+    """Connect to the server and identify it; the client sends it requests.
 
     Raises:
         KvdiagError: it cannot be reached, or is not a supported server.
@@ -86,8 +77,7 @@ async def connect(url: str, access: ServerAccess, *, forced: bool = False) -> As
         # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
         with contextlib.suppress(ReadTimeout):
             await found.nvml.ask(DRIVER_START_SECONDS, processes=False)
-        client = finder.client(base_url(url))
-        yield Connection(client=client, engine=found.engine, facts=replace(found.facts, forced=forced), nvml=found.nvml)
+        yield finder.client(base_url(url)), replace(found, facts=replace(found.facts, forced=forced))
     finally:
         await finder.close()
 

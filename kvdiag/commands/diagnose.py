@@ -1,32 +1,60 @@
-"""`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or the artifacts of a crash."""
+"""`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or the artifacts of a crash.
+
+The history in a Prometheus is read and judged replica by replica, several at a time. In this order: one survey finds
+all replicas; portions of them are read and diagnosed by as many processes as there are processors; each replica's
+diagnosis and summary are kept and its samples are dropped, which bounds the memory; the summaries are then compared by
+version. If no replica of a portion can be read, the rest is not read either, so that a Prometheus in trouble is not
+queried for hundreds more: those replicas are unknown with that reason. It is an error only if no replica at all has
+samples. A report reads the history of the replicas that it draws again.
+"""
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvdiag.commands.fleet_history import examine_history, show
 from kvdiag.commands.options.common import collected, given_by, output_option
-from kvdiag.commands.options.prometheus_options import PrometheusOptions, prometheus_options
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions, prometheus_options
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
+from kvdiag.commands.printing import EXIT_CODES, print_json, print_text, show_replicas
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem import postmortem
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.history.columns import JOIN_SECONDS
+from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE, Survey, Window, read, survey
+from kvdiag.feeds.history.series_join import Replica, image_of
 from kvdiag.feeds.postmortem_inputs import gather, recognise
 from kvdiag.feeds.recording.folder_timeline import read_recorded
 from kvdiag.feeds.recording.trace import NotATraceError
-from kvdiag.model import Facts, Timeline
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
+from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.outputs.documents import fleet_document
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
+from kvdiag.outputs.html import report_page
+from kvdiag.outputs.terminal import fleet_text
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_answers import SOURCE
+
+Results = tuple[list[Judged], list[ReplicaSummary], str | None]
+"""Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
 
 _PATH = click.Path(path_type=Path)
 _SEVERAL: dict[str, Any] = {"type": _PATH, "multiple": True}
@@ -123,3 +151,144 @@ def _instead(path: Path) -> str:
         return ""
     hints = {"log": "if it is an engine log", "black box": "to read an agent's black box"}
     return f"; {hints[kind]}, add --postmortem" if kind in hints else ""
+
+
+def examine_history(
+    access: PrometheusAccess, match: str, window: Window, limits: Limits, page: ReportFile, output: str
+) -> int:
+    """Diagnose every replica in a Prometheus' history, write and print the result, and return the exit code.
+
+    Raises:
+        KvdiagError: there is no answer, no such API, or no replica.
+    """
+    try:
+        found = asyncio.run(_survey(access, match, window))
+    except Unreadable as error:
+        raise KvdiagError(f"{access.url.rstrip('/')}: {error}") from error
+    if not found.replicas:
+        whom = f" that match {{{match}}}" if match else ""
+        raise KvdiagError(
+            f"{access.url.rstrip('/')} has no metrics of vLLM, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this time: "
+            "check --match, --window and what is scraped"
+        )
+    judged, summaries, problem = _all(access, found.replicas, window, limits)
+    if problem is not None and not any(one.diagnosis.samples for one in judged):
+        raise KvdiagError(f"{access.url.rstrip('/')}: no samples could be read: {problem}")
+    result = FleetDiagnosis(
+        source=Source(
+            url=access.url.rstrip("/"),
+            match=match,
+            start_seconds=window.start_seconds,
+            end_seconds=window.end_seconds,
+            join_seconds=JOIN_SECONDS,
+        ),
+        judged=tuple(sorted(judged, key=Judged.order)),
+        fleet=compare(summaries, limits),
+        gaps=found.gaps,
+    )
+    replicas = {one.key: one for one in found.replicas}
+    return show(result, output, page, lambda worst: asyncio.run(_timeline(access, replicas[worst.key], window)))
+
+
+def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Callable[[Judged], Timeline]) -> int:
+    """Write and print the diagnosis of many replicas, and return the exit code.
+
+    `timeline_of` reads a replica's history again: all of them together would be too much to keep.
+    """
+    try:
+        page.write(lambda making: report_page.render_fleet(result, timeline_of, making))
+    finally:  # the verdict is printed even if the report cannot be written
+        if output == "json":
+            print_json(fleet_document.document(result))
+        else:
+            print_text(fleet_text.render(result))
+    return EXIT_CODES[result.worst]
+
+
+async def _timeline(access: PrometheusAccess, replica: Replica, window: Window) -> Timeline:
+    async with access.source() as source:
+        async for _, timeline, _ in read(source, (replica,), window):
+            return timeline
+    return Timeline(samples=())
+
+
+async def _survey(access: PrometheusAccess, match: str, window: Window) -> Survey:
+    async with access.source() as source:
+        return await survey(source, match, window)
+
+
+def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits) -> Results:
+    portions = [replicas[at : at + REPLICAS_AT_ONCE] for at in range(0, len(replicas), REPLICAS_AT_ONCE)]
+    judged: list[Judged] = []
+    summaries: list[ReplicaSummary] = []
+    problem: str | None = None
+    with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as show_progress:
+        for diagnosed, summarised, problem in results:
+            judged += diagnosed
+            summaries += summarised
+            show_progress(len(judged), len(replicas))
+            if problem is not None:
+                # A Prometheus that no longer answers is not queried for hundreds of further replicas.
+                break
+    known = {one.key for one in judged}
+    judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]
+    return judged, summaries, problem
+
+
+@contextmanager
+def _several(
+    work: Callable[[Sequence[Replica]], Results], portions: Sequence[Sequence[Replica]]
+) -> Iterator[Iterator[Results]]:
+    """The results in any order, made by as many processes as there are processors."""
+    processors = len(os.sched_getaffinity(0))
+    if len(portions) == 1 or processors == 1:
+        yield map(work, portions)
+        return
+    # Forked before anything here has a thread: nothing is imported again, and what was surveyed is shared.
+    pool = ProcessPoolExecutor(
+        min(processors, len(portions)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=signal.signal,  # Ctrl-C is left to the process that waits for the others
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        yield (done.result() for done in as_completed([pool.submit(work, portion) for portion in portions]))
+    except BrokenProcessPool as error:
+        raise KvdiagError("a process that read the history was killed: is there too little memory?") from error
+    finally:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:
+    """Read and judge some replicas."""
+    # Half a million samples are as many small lists and values without a cycle among them: looking for cycles again and
+    # again takes a third of the time.
+    gc.disable()
+    try:
+        return asyncio.run(_judge(access, window, limits, replicas))
+    finally:
+        gc.enable()
+
+
+async def _judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:
+    judged, summaries = [], []
+    problems: list[str] = []
+    async with access.source() as source:
+        async for replica, timeline, facts in read(source, tuple(replicas), window):
+            diagnosis = diagnose(timeline, facts, limits)
+            judged.append(Judged(key=replica.key, subject=replica.subject, diagnosis=diagnosis))
+            if facts.engine_name is not None:
+                # A GPU that no server is known of is no replica of any version.
+                version = facts.engine_version or image_of(replica)
+                summaries.append(summarise(timeline, facts, limits, replica=replica.key, version=version))
+            problems += [gap.reason for gap in facts.gaps if gap.source == SOURCE and gap.kind == "failed"]
+    nothing = not any(one.diagnosis.samples for one in judged)
+    return judged, summaries, problems[0] if nothing and problems else None
+
+
+def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:
+    gap = Gap(source=SOURCE, kind="failed", reason=f"not read: Prometheus had stopped answering ({problem}); try again")
+    facts = Facts(gaps=(*replica.gaps, gap))
+    return Judged(key=replica.key, subject=replica.subject, diagnosis=diagnose(Timeline(samples=()), facts, limits))

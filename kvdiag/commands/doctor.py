@@ -22,14 +22,7 @@ import psutil
 
 from kvdiag.checks import agent_check, engine_check, gpu_check, prometheus_check
 from kvdiag.checks.check import Check, Outcome, clock_check, skipped, worst
-from kvdiag.commands.connect import (
-    DRILL_HEADER,
-    agent_reader,
-    base_url,
-    device_reader,
-    open_client,
-    without_credentials,
-)
+from kvdiag.commands import connect
 from kvdiag.commands.options.common import ServerAccess, agent_option, collected, given_by, output_option, server_access
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
@@ -103,7 +96,7 @@ async def _look(
     url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
     own_port = int(LISTEN.rpartition(":")[2])
-    address = base_url(url) if url is not None else next(iter(candidates(own_port)), None)
+    address = connect.base_url(url) if url is not None else next(iter(candidates(own_port)), None)
     drill = False
     if address is None:
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
@@ -111,14 +104,14 @@ async def _look(
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
-        async with open_client(address, known) as client:
-            server, drill = await _engine(without_credentials(address), HttpReader(client))
+        async with connect.open_client(address, known) as client:
+            server, drill = await _engine(connect.without_credentials(address), HttpReader(client))
     gpus = await _gpus(address, drill=drill)
     return [*gpus, *server, *await _agents(agent_dir), *await _prometheus(history)]
 
 
 async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
-    reader = device_reader(url, drill=drill)
+    reader = connect.device_reader(url, drill=drill)
     try:
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
         # The first read starts the driver's library, which is no measure of the others.
@@ -181,7 +174,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         engine_check.processes(pids, len(readable or ()), gaps[0].reason if gaps else None),
         engine_check.clock(None if whole is None else whole.date, now_seconds),
     ]
-    return checks, identity.server_header == DRILL_HEADER
+    return checks, identity.server_header == connect.DRILL_HEADER
 
 
 async def _answer(http: HttpReader, path: str, names: tuple[str, ...]) -> tuple[Answer | None, float]:
@@ -194,7 +187,7 @@ async def _answer(http: HttpReader, path: str, names: tuple[str, ...]) -> tuple[
 
 
 async def _agents(folder: Path | None) -> list[Check]:
-    reader = agent_reader(folder)
+    reader = connect.agent_reader(folder)
     if folder is None or reader is None:
         found = "no --agent-dir: torch's memory statistics are not read"
         return [*skipped(found, "agent.publications"), *skipped("no --agent-dir", "agent.permission")]
@@ -215,8 +208,7 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
         return skipped("no --prometheus", "prometheus.answers")
     url = history.url.rstrip("/")
     try:
-        async with history.client() as client:
-            source = PrometheusSource(client, history.options.timeout)
+        async with history.source() as source:
             now_seconds = await source.number("time()")
             apart_seconds = None if now_seconds is None else time.time() - now_seconds
             found = [(title, *await _scraped(source, names)) for title, names in sources.items()]

@@ -16,18 +16,7 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.fitting.fit_inputs import (
-    DEFAULT_CONTEXT_TOKENS,
-    architecture_of,
-    check_options,
-    check_settings,
-    context_of,
-    demand_of,
-    deployment_of,
-    overheads_of,
-    profile_of,
-    weights_of,
-)
+from kvdiag.commands.fitting import fit_inputs
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
@@ -82,7 +71,7 @@ def command(model: str | None, options: FitOptions) -> int:
         return 0
     if model is not None and not model.strip():
         raise click.UsageError("MODEL is empty: pass a folder, a config.json, a Hub id, or a name from --list")
-    check_options(options)
+    fit_inputs.check_options(options)
     if options.calibrate is not None or options.from_log is not None:
         calibrate = importlib.import_module("kvdiag.commands.fitting.calibrate")
         result: int = calibrate.calibrate(model, options)
@@ -100,7 +89,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
     """The capacity model alone: a pool's blocks, tokens and concurrency."""
     notes: Iterable[str] = ()
     if is_spec_document(files.config):
-        deployment = deployment_of(None, options)
+        deployment = fit_inputs.deployment_of(None, options)
         layout = plan_layout(
             parse_page_specs(files.config), hybrid_manager=options.hybrid_kv_cache_manager is not False
         )
@@ -111,16 +100,16 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
             decode_context_parallel=deployment.decode_context_parallel,
             state_cache_mode=StateCacheMode.NONE if mode is None else StateCacheMode(mode),
         )
-        context = DEFAULT_CONTEXT_TOKENS if options.context is None else options.context
+        context = fit_inputs.DEFAULT_CONTEXT_TOKENS if options.context is None else options.context
     else:
-        architecture = architecture_of(files, options)
-        deployment = deployment_of(architecture, options)
-        check_settings(architecture, deployment, options)
+        architecture = fit_inputs.architecture_of(files, options)
+        deployment = fit_inputs.deployment_of(architecture, options)
+        fit_inputs.check_settings(architecture, deployment, options)
         layout = deployed_layout(architecture, deployment)
         if not layout.groups:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
         terms = deployment.request_terms(architecture)
-        context = context_of(architecture, options)
+        context = fit_inputs.context_of(architecture, options)
         notes = filter(None, [block_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
@@ -147,28 +136,30 @@ def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
-    architecture = architecture_of(files, options)
+    architecture = fit_inputs.architecture_of(files, options)
     total = gpu_bytes(gpu)
     chosen = options
-    profile = profile_of(files, architecture, deployment_of(architecture, options), options, gpu)
+    asked = fit_inputs.deployment_of(architecture, options)
+    profile = fit_inputs.profile_of(files, architecture, asked, options, gpu)
     if chosen.max_num_batched_tokens is None and chosen.max_in_flight_tokens is None:
         measured_with = None if profile is None else profile.max_num_batched_tokens
         batched = measured_with or default_batched_tokens(total, gpu)
         chosen = replace(options, max_num_batched_tokens=batched)
-    deployment = deployment_of(architecture, chosen)
-    check_settings(architecture, deployment, options)
+    deployment = fit_inputs.deployment_of(architecture, chosen)
+    fit_inputs.check_settings(architecture, deployment, options)
     fraction = options.memory_fraction
     if fraction is None:
         fraction = 1.0 if options.engine == GENERIC_ENGINE else DEFAULT_MEMORY_FRACTION
+    overheads = fit_inputs.overheads_of(files, deployment, options) if profile is None else profile.overheads
     scenario = Scenario(
         architecture=architecture,
         deployment=deployment,
         gpu_bytes=total if profile is None else profile.gpu_total_bytes,
         memory_fraction_ratio=fraction,
-        weights=weights_of(files, architecture, options),
-        overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
-        estimate=partial(overheads_of, files, options=options) if profile is None else None,
-        demand=demand_of(architecture, options),
+        weights=fit_inputs.weights_of(files, architecture, options),
+        overheads=overheads,
+        estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
+        demand=fit_inputs.demand_of(architecture, options),
         unsupported_levers=unsupported_levers(gpu),
         most_context_tokens=architecture.max_context_tokens,
     )

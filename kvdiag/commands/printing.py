@@ -64,11 +64,25 @@ def spinner_of(console: Console) -> str:
 
 
 @contextmanager
-def _spinner_or_lines(begin: str, print_line: Callable[[str], None]) -> Iterator[Callable[[str, str], None]]:
-    """Yield a function that shows progress on stderr: text and detail at a terminal's spinner, else lines of text."""
+def _spinner_or_lines(begin: str, pause_seconds: float = 0.0) -> Iterator[Callable[[str, str], None]]:
+    """Yield a function that shows progress on stderr: text and detail at a terminal's spinner, else lines of text.
+
+    A line is printed once, and at least `pause_seconds` after the one before.
+    """
     console = Console(stderr=True, highlight=False)
+    shown: set[str] = set()
+    last_seconds = time.monotonic()
+
+    def print_line(text: str, _: str) -> None:
+        nonlocal last_seconds
+        if text not in shown and time.monotonic() - last_seconds >= pause_seconds:
+            last_seconds = time.monotonic()
+            shown.add(text)
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
     if not console.is_terminal:
-        yield lambda text, _: print_line(text)
+        yield print_line
         return
     with console.status(begin, spinner=spinner_of(console)) as status:
         yield lambda text, detail: status.update(", ".join(filter(None, (text, detail))))
@@ -80,7 +94,6 @@ def show_progress(total_seconds: float) -> Iterator[Callable[[Progress], None]]:
 
     `total_seconds` is about how long all steps take; a terminal also shows the time since the first.
     """
-    shown: set[str] = set()
     began_seconds, about = time.monotonic(), f"about {format_duration(total_seconds)}"
 
     def tell(show: Callable[[str, str], None], step: Progress) -> None:
@@ -88,28 +101,14 @@ def show_progress(total_seconds: float) -> Iterator[Callable[[Progress], None]]:
         passed = f"{format_duration(time.monotonic() - began_seconds)} of {about}"
         show(f"step {step.number} of {step.steps}{total}  {step.title}", ", ".join(filter(None, (step.detail, passed))))
 
-    def print_line(text: str) -> None:
-        if text not in shown:
-            shown.add(text)
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
-
-    with _spinner_or_lines("checking for other traffic", print_line) as show:
+    with _spinner_or_lines("checking for other traffic") as show:
         yield lambda step: tell(show, step)
 
 
 @contextmanager
 def show_replicas() -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many replicas are diagnosed: a spinner, or lines off a terminal."""
-    last_seconds = time.monotonic()
-
-    def print_line(text: str) -> None:
-        nonlocal last_seconds
-        if time.monotonic() - last_seconds >= REPLICAS_SECONDS:
-            last_seconds = time.monotonic()
-            sys.stderr.write(f"{text}\n")
-
-    with _spinner_or_lines("reading", print_line) as show:
+    with _spinner_or_lines("reading", REPLICAS_SECONDS) as show:
         yield lambda done, total: show(f"{done} of {total} replicas", "")
 
 

@@ -178,8 +178,8 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 async def _run(
     url: str, options: RunOptions, recording: _Recording, other_headers: dict[str, str] | None
 ) -> tuple[Timeline, Facts] | None:
-    async with connect(url, options.access, forced=options.force) as connection:
-        facts = connection.facts
+    async with connect(url, options.access, forced=options.force) as (client, server):
+        facts, engine = server.facts, server.engine.engine
         soak = (
             None if options.soak is None else partial(plan_soak, options.soak, facts, cycle_seconds=options.soak_cycle)
         )
@@ -198,12 +198,12 @@ async def _run(
             agents = agent_reader(options.agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
-            tokens = await token_ids(connection.client, facts.model)
-            requests = Requests(connection.client, facts.model, tokens, engine=connection.engine.engine)
+            tokens = await token_ids(client, facts.model)
+            requests = Requests(client, facts.model, tokens, engine=engine)
             recorder = TimelineBuilder()
             sampler = Sampler(
-                engine=connection.engine,
-                nvml=connection.nvml,
+                engine=server.engine,
+                nvml=server.nvml,
                 agents=agents,
                 facts=facts,
                 record=recorder.add,
@@ -213,8 +213,8 @@ async def _run(
             )
             probe = None
             if options.isolation:
-                if not connection.engine.engine.has_salt:
-                    title = connection.engine.engine.title
+                if not engine.has_salt:
+                    title = engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = IsolationFeed(
                     sampler=sampler,

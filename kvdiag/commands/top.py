@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlunsplit
@@ -72,35 +72,29 @@ SUFFIXES = (
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Feed:
-    """Where frames come from: `run` until cancelled keeps `newest` new, which has no trends yet.
+    """Where views come from, which remember what the ones before showed.
 
-    `before` are the samples from before the view began.
+    `run` until cancelled keeps `newest` new, which has no trends yet. `before` are the samples from before the view
+    began.
     """
 
     run: Callable[[], Awaitable[None]]
     newest: Callable[[], View]
-    before: tuple[Sample, ...] = ()
-
-
-@dataclass(slots=True, kw_only=True)
-class Viewer:
-    """Makes views of a feed, which remember what the ones before showed."""
-
-    feed: Feed
+    before: InitVar[tuple[Sample, ...]] = ()
     _points: tuple[Point, ...] = ()
     _newest_at_seconds: float = 0.0
     _advanced_seconds: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, before: tuple[Sample, ...]) -> None:
         """Begin with the daemon's samples."""
-        for sample in self.feed.before:
+        for sample in before:
             self._points = longer(self._points, point(sample))
 
     def view(self) -> View:
         """What is to be shown now."""
-        view, now_seconds = self.feed.newest(), time.monotonic()
+        view, now_seconds = self.newest(), time.monotonic()
         at_seconds = view.snapshot.newest.at_seconds
         # By our own clock: the daemon's may be another machine's.
         if at_seconds != self._newest_at_seconds:
@@ -194,7 +188,6 @@ def command(options: TopOptions) -> int:
 
 
 async def _live(feed: Feed, console: Console) -> int:
-    viewer = Viewer(feed=feed)
     running = asyncio.ensure_future(feed.run())
     try:
         with Screen(console) as screen:
@@ -202,7 +195,7 @@ async def _live(feed: Feed, console: Console) -> int:
                 if running.done():
                     await running
                 columns, rows = screen.size
-                screen.draw(frame(viewer.view(), Room(columns=columns, rows=rows, ascii_only=is_ascii_only())))
+                screen.draw(frame(feed.view(), Room(columns=columns, rows=rows, ascii_only=is_ascii_only())))
                 await screen.wait(REFRESH_SECONDS)
     finally:
         await _stopped(running)
@@ -211,8 +204,7 @@ async def _live(feed: Feed, console: Console) -> int:
 
 async def _once(feed: Feed, *, at_once: bool) -> int:
     """Print one frame, once there is a verdict or there has been time for one."""
-    viewer = Viewer(feed=feed)
-    view = viewer.view()
+    view = feed.view()
     if not at_once:
         running = asyncio.ensure_future(feed.run())
         try:
@@ -223,7 +215,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
                 if time.monotonic() - begun_seconds > (NO_SERVER_SECONDS if no_server else ONCE_SECONDS):
                     break
                 await asyncio.wait((running,), timeout=0.1)
-                view = viewer.view()
+                view = feed.view()
         finally:
             await _stopped(running)
     columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH

@@ -10,20 +10,24 @@ from __future__ import annotations
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.readings import (
     ENGINE_COUNTS,
+    INSIDE,
+    NATIVE,
+    Allocator,
     Device,
     Engine,
+    FailedAllocation,
     Gap,
     GapKind,
     HostProcess,
     Memory,
     Process,
+    ReservedSplit,
     cuda_uuid,
     without_mig_parents,
 )
 from kvdiag.model.request_lengths import Lengths
 from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, SourceHealth
 from kvdiag.model.timeline import PARTS, Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
-from kvdiag.model.torch_memory import INSIDE, NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import (
     Diagnosis,

@@ -12,6 +12,7 @@ import dataclasses
 import sys
 import types
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
     """
     if not isinstance(plain, Mapping):
         raise ValueError(f"{kind.__name__} must be an object, not {type(plain).__name__}")  # noqa: TRY004 - as the rest
-    hints = _FIELDS.get(kind) or _FIELDS.setdefault(kind, _fields(kind))
+    hints = _fields(kind)  # type: ignore[arg-type]  # mypy takes a class for unhashable
     unknown = sorted(str(name) for name in plain if name not in hints)
     if unknown and not lenient:
         raise ValueError(f"{kind.__name__} has no field {unknown[0][:40]!r}")
@@ -67,11 +68,9 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
         raise ValueError(f"{kind.__name__.lstrip('_')}: {f'{missing} missing' if missing else error}") from error
 
 
-_FIELDS: dict[type[Any], Mapping[str, Any]] = {}
-"""Resolved annotations by class: resolving them for each of 86,400 samples would take a minute."""
-
-
+@cache
 def _fields(kind: type[Any]) -> Mapping[str, Any]:
+    """Resolved annotations by class: resolving them for each of 86,400 samples would take a minute."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 

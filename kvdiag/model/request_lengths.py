@@ -49,6 +49,7 @@ class Lengths:
         """The mean length."""
         return self.beyond_tokens(0.0, most_tokens)
 
+    @lru_cache(maxsize=16)  # noqa: B019 - the same for all calls between two samples
     def peak_growth_tokens(self, held_tokens: float, most_tokens: int) -> float:
         """How much more a running request will hold than now, at the worst moment, on average over many of them.
 
@@ -56,7 +57,12 @@ class Lengths:
         writes t tokens or more with probability R(t), the mean length beyond t over the mean length (the residual life
         of renewal theory; Feller, vol. 2, XI.4): together they hold (held + t) R(t) each after t steps.
         """
-        return _peak_growth_tokens(self, held_tokens, most_tokens)
+        mean_tokens = self.mean_tokens(most_tokens)
+        if mean_tokens <= 0.0:
+            return 0.0
+        moments = (most_tokens * (number / GRID) ** 2 for number in range(1, GRID))
+        held = ((held_tokens + t) * self.beyond_tokens(t, most_tokens) / mean_tokens for t in moments)
+        return max(max(held) - held_tokens, 0.0)
 
     def beyond_tokens(self, tokens: float, most_tokens: int) -> float:
         """The mean tokens that a request writes after its first `tokens`: the integral of the share that is longer."""
@@ -69,14 +75,3 @@ class Lengths:
                 total += (first + longer - count) / 2.0 * (end - begin)
             lower, longer = max(lower, end), longer - count
         return total / self.finished if self.finished else max(most_tokens - tokens, 0.0)
-
-
-@lru_cache(maxsize=16)
-def _peak_growth_tokens(lengths: Lengths, held_tokens: float, most_tokens: int) -> float:
-    """Cached: it is the same for all calls between two samples."""
-    mean_tokens = lengths.mean_tokens(most_tokens)
-    if mean_tokens <= 0.0:
-        return 0.0
-    moments = (most_tokens * (number / GRID) ** 2 for number in range(1, GRID))
-    held = ((held_tokens + t) * lengths.beyond_tokens(t, most_tokens) / mean_tokens for t in moments)
-    return max(max(held) - held_tokens, 0.0)

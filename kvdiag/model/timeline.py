@@ -15,8 +15,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
 from kvdiag.model.facts import Facts
-from kvdiag.model.readings import Device, Engine, Gap, HostProcess
-from kvdiag.model.torch_memory import Allocator
+from kvdiag.model.readings import Allocator, Device, Engine, Gap, HostProcess
 from kvdiag.model.validation import Checked
 
 Made = TypeVar("Made")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import ClassVar
+from functools import cache
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is an error."""
@@ -18,16 +17,13 @@ MAX_INDEX = 1024
 _MOST = {"bytes": MAX_BYTES, "ratio": 1, "seconds": MAX_COUNT, "pid": MAX_PID, "pids": MAX_PID, "index": MAX_INDEX}
 """The largest value of a figure by the last word of its name; other whole numbers are counts."""
 
-_FIGURES: dict[type[Checked], tuple[tuple[str, int], ...]] = {}
-"""The fields of a class that have bounds, each with its largest value."""
-
 
 class Checked:
     """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing figure.
 
     The last word of a field's name is its unit: `used_bytes` is at most 1 PiB, `kv_usage_ratio` at most 1, other whole
-    numbers are counts. A subclass sets `MOST` where a name allows another one, and overrides `_problem` for figures
-    that contradict each other. A source that reads an impossible figure returns a `Gap` instead.
+    numbers are counts. A subclass overrides `_problem` for figures that contradict each other. A source that reads an
+    impossible figure returns a `Gap` instead.
 
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
@@ -35,13 +31,10 @@ class Checked:
 
     __slots__ = ()
 
-    MOST: ClassVar[Mapping[str, int]] = {}
-    """The largest value of fields whose names allow another one."""
-
     def __post_init__(self) -> None:
         """Refuse impossible figures."""
         kind = type(self)
-        for name, most in _FIGURES.get(kind) or _FIGURES.setdefault(kind, _figures(kind)):
+        for name, most in _figures(kind):  # type: ignore[arg-type]  # mypy takes a class for unhashable
             value = getattr(self, name)
             if value is None or (type(value) is not tuple and 0 <= value <= most):
                 continue
@@ -62,10 +55,12 @@ class Checked:
         return None if value is None or value <= most else f"{name} is {value}, not within 0..{most}"
 
 
+@cache
 def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
+    """The fields of a class that have bounds, each with its largest value."""
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
-        most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
+        most = _MOST.get(field.name.rpartition("_")[2])
         if most is not None or str(field.type).startswith(("int", "tuple[int")):
             found.append((field.name, MAX_COUNT if most is None else most))
     return tuple(found)

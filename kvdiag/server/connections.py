@@ -16,7 +16,7 @@ import re
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Literal
@@ -95,33 +95,25 @@ class _Connection:
             self.transport.abort()
 
 
+@dataclass(slots=True, eq=False)
 class WebServer:
-    """Listens on one address within a running event loop."""
+    """Listens on one address within a running event loop, and answers with `pages`; `start` opens the port."""
 
-    def __init__(
-        self,
-        pages: Pages,
-        *,
-        request_seconds: float = REQUEST_SECONDS,
-        slow_seconds: float = SLOW_SECONDS,
-        idle_seconds: float = IDLE_SECONDS,
-        most_connections: int = MAX_CONNECTIONS,
-    ) -> None:
-        """Answer with `pages`; `start` opens the port. The limits are those of the constants above."""
-        self._pages = pages
-        self.access = Access()
-        """Who may read from now on; anyone unless set."""
-        self._request_seconds = request_seconds
-        self._slow_seconds = slow_seconds
-        self._idle_seconds = idle_seconds
-        self._most_connections = most_connections
-        self._connections: list[_Connection] = []
-        self._server: asyncio.Server | None = None
-        self._tls: ssl.SSLContext | None = None
-        self._loopback_name: str | None = None
-        """The name that the port was opened by if it is a loopback port, else `None`."""
-        self._broken_handshakes = 0
-        """Since the last garbage collection, including those in progress."""
+    pages: Pages
+    _: KW_ONLY
+    request_seconds: float = REQUEST_SECONDS
+    slow_seconds: float = SLOW_SECONDS
+    idle_seconds: float = IDLE_SECONDS
+    most_connections: int = MAX_CONNECTIONS
+    access: Access = field(default_factory=Access)
+    """Who may read from now on; anyone unless set."""
+    _connections: list[_Connection] = field(init=False, default_factory=list)
+    _server: asyncio.Server | None = field(init=False, default=None)
+    _tls: ssl.SSLContext | None = field(init=False, default=None)
+    _loopback_name: str | None = field(init=False, default=None)
+    """The name that the port was opened by if it is a loopback port, else `None`."""
+    _broken_handshakes: int = field(init=False, default=0)
+    """Since the last garbage collection, including those in progress."""
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Open the port, any free one for 0, and return its number.
@@ -132,7 +124,7 @@ class WebServer:
         # Not with the server's own TLS: connections whose handshake does not end would not be counted.
         self._tls = tls
         if tls is not None:
-            self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
+            self.most_connections = min(self.most_connections, MAX_TLS_CONNECTIONS)
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
         addresses = [each.getsockname() for each in self._server.sockets]
         if all(ipaddress.ip_address(address[0]).is_loopback for address in addresses):
@@ -165,7 +157,7 @@ class WebServer:
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
             return problem(HTTPStatus.UNAUTHORIZED, "authentication required", challenge)
-        return self._pages.answer(request)
+        return self.pages.answer(request)
 
     def _is_rebound(self, request: Request) -> bool:
         """Return whether a request to a loopback port without passwords or TLS names another host.
@@ -190,7 +182,7 @@ class WebServer:
         task = asyncio.current_task()
         address = str(writer.get_extra_info("peername", ("",))[0])
         if task is None or not self._has_room(address):
-            self._pages.refused_total += 1
+            self.pages.refused_total += 1
             writer.transport.abort()
             return
         connection = _Connection(task, writer.transport, address)
@@ -198,16 +190,16 @@ class WebServer:
         try:
             if self._tls is not None:
                 self._broken_handshakes += 1
-                await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self.request_seconds)
                 self._broken_handshakes -= 1
                 connection.transport = writer.transport
             begun = b""
             while await self._exchange(connection, begun, reader, writer):
                 connection.become("idle")
-                async with asyncio.timeout(self._idle_seconds):
+                async with asyncio.timeout(self.idle_seconds):
                     begun = await reader.readexactly(1)
                 connection.become("receiving")
-            async with asyncio.timeout(self._request_seconds):
+            async with asyncio.timeout(self.request_seconds):
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -229,19 +221,19 @@ class WebServer:
 
         If none is, an address that has more than half of all places makes room for another address.
         """
-        if len(self._connections) < self._most_connections:
+        if len(self._connections) < self.most_connections:
             return True
-        slow_seconds = asyncio.get_running_loop().time() - self._slow_seconds
+        slow_seconds = asyncio.get_running_loop().time() - self.slow_seconds
         idle = [one for one in self._connections if one.state == "idle"]
         slow = [one for one in self._connections if one.state == "receiving" and one.since_seconds <= slow_seconds]
         unread = [one for one in self._unread() if one.since_seconds <= slow_seconds]
         crowd, count = Counter(one.address for one in self._connections).most_common(1)[0]
         receiving = [one for one in self._connections if one.state == "receiving" and one.address == crowd]
-        crowding = receiving if crowd != address and 2 * count > self._most_connections else []
+        crowding = receiving if crowd != address and 2 * count > self.most_connections else []
         longest = min(idle or slow or unread or crowding, key=lambda one: one.since_seconds, default=None)
         if longest is None:
             return False
-        self._pages.refused_total += longest.state == "receiving"
+        self.pages.refused_total += longest.state == "receiving"
         longest.hang_up()
         self._connections.remove(longest)
         return True
@@ -266,7 +258,7 @@ class WebServer:
     ) -> bool:
         """Answer a request whose first bytes were read; return whether the connection can serve another one."""
         keeps = bodiless = False
-        async with asyncio.timeout(self._request_seconds):
+        async with asyncio.timeout(self.request_seconds):
             try:
                 head = begun + await reader.readuntil(b"\r\n\r\n")
                 connection.become("answering")
@@ -286,7 +278,7 @@ class WebServer:
         sent = _head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body)
         self._drop_unread(len(sent))
         writer.write(sent)
-        async with asyncio.timeout(self._request_seconds):
+        async with asyncio.timeout(self.request_seconds):
             await writer.drain()
             # A client that pipelines many requests must not be answered all of them before others have a turn.
             await asyncio.sleep(0)

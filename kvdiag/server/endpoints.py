@@ -4,17 +4,18 @@ Nothing here samples, diagnoses or waits, so that no client can delay the daemon
 can be changed over HTTP), then the path; an answer that does not exist yet is 503 with its reason. Metrics, diagnosis,
 ledger, snapshot and history are kept until the snapshot is another object; the status page, which shows ages, is kept
 for `STATUS_SECONDS`. What took long to make is kept for longer, so that a server with hundreds of engines and a client
-that asks again and again do not hold the event loop. Admission advice is computed for each request. Health needs only
-this code to run, readiness a first sample. Passwords and the limits on connections are decided before a request gets
-here.
+that asks again and again do not hold the event loop. Admission advice is computed for each request, from the newest
+snapshot and the room promised since. Health needs only this code to run, readiness a first sample. Passwords and the
+limits on connections are decided before a request gets here.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from time import time
 from typing import Any
@@ -23,16 +24,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
+from kvdiag.admission import Wish, advise
 from kvdiag.alert_files import runbooks
 from kvdiag.ledger import ledger
-from kvdiag.model import Facts, Sample, Snapshot
+from kvdiag.model import MAX_COUNT, Facts, Sample, Snapshot
 from kvdiag.model.codec import to_plain
 from kvdiag.outputs.current_verdict import as_of_now
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.html import status_page
 from kvdiag.outputs.metrics.exporter import registry
 from kvdiag.outputs.terminal.sparkline_history import history_samples
-from kvdiag.server.admission_api import Admissions
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 from kvdiag.sources.daemon_client import DaemonReading
 
@@ -50,6 +51,56 @@ STATUS_HEADERS = (
     ("Cache-Control", "no-store"),
 )
 """The page has no script, loads nothing, and cannot be framed."""
+
+ADMISSION_VERSION = 1
+"""Of the document of an advice."""
+
+ON_ITS_WAY_SECONDS = 1.0
+"""From the advice until the request shows in the engine's metrics."""
+
+MAX_PROMISES = 10_000
+"""Open promises; more requests for advice within that time are answered with `wait`."""
+
+
+class Admissions:
+    """Admissions since the engines were last read, so that the same room is not promised twice."""
+
+    def __init__(self) -> None:
+        """Start without promises."""
+        self._promised: deque[tuple[float, int]] = deque()
+
+    def answer(self, query: Mapping[str, Sequence[str]], now: Snapshot, now_seconds: float) -> dict[str, Any]:
+        """The advice for the request of a query, as a document.
+
+        Raises:
+            ValueError: the query does not give the sizes of the request.
+        """
+        wish = Wish(prompt_tokens=_tokens(query, "prompt_tokens"), max_tokens=_tokens(query, "max_tokens"))
+        read_seconds = now.engines_seconds
+        while self._promised and read_seconds is not None and self._promised[0][0] < read_seconds - ON_ITS_WAY_SECONDS:
+            self._promised.popleft()
+        reported = advise(
+            wish,
+            engines=now.newest.engines if now.state == "serving" else None,
+            age_seconds=0.0 if read_seconds is None else max(now_seconds - read_seconds, 0.0),
+            facts=now.facts,
+            lengths=now.lengths,
+            promised=[blocks for _, blocks in self._promised],
+        )
+        if reported.decision == "admit" and len(self._promised) >= MAX_PROMISES:
+            reason = "too many requests admitted since the last sample"
+            return {"schema_version": ADMISSION_VERSION, "decision": "wait", "reason": reason}
+        if reported.decision == "admit":
+            self._promised.append((now_seconds, reported.request_blocks or 0))
+        finished = None if now.lengths is None else now.lengths.finished
+        return {"schema_version": ADMISSION_VERSION, **asdict(reported), "lengths_of": finished}
+
+
+def _tokens(query: Mapping[str, Sequence[str]], name: str) -> int:
+    values = query.get(name, ())
+    if len(values) != 1 or not values[0].isascii() or not values[0].isdecimal() or len(values[0]) > len(str(MAX_COUNT)):
+        raise ValueError(f"give {name} once, as a whole number of tokens")
+    return int(values[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +146,9 @@ class Pages:
             if diagnosis is None:
                 return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
             return self._once((request.path, False), lambda: _json(diagnosis_document.document(diagnosis)))
-        if request.path == "/api/v1/snapshot":
-            return self._once((request.path, False), self._snapshot)
-        if request.path == "/api/v1/history":
-            return self._once((request.path, False), self._history_samples)
-        if request.path == "/api/v1/ledger":
-            return self._once((request.path, False), self._ledger)
+        documents = {"snapshot": self._snapshot, "history": self._history_samples, "ledger": self._ledger}
+        if (made := documents.get(request.path.removeprefix("/api/v1/"))) is not None:
+            return self._once((request.path, False), made)
         if request.path == "/api/v1/admission":
             try:
                 return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)

@@ -7,8 +7,10 @@ setting that Python's `ssl` does not support is refused by name, never ignored s
 
 from __future__ import annotations
 
+import json
+import pkgutil
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,23 +22,16 @@ from kvdiag.server.passwords import HASH, Passwords, needed
 
 MAX_FILE_BYTES = 2**20
 
-KNOWN: Mapping[str, frozenset[str]] = {
-    "tls_server_config": frozenset(
-        {
-            *("cert_file", "key_file", "client_auth_type", "client_ca_file", "client_ca", "min_version", "max_version"),
-            "prefer_server_cipher_suites",
-        }
-    ),
-    "http_server_config": frozenset({"http2", "headers"}),
-}
-REFUSED: Mapping[str, str] = {
-    "cert": "put the certificate into a file and set cert_file",
-    "key": "put the key into a file and set key_file",
-    "client_allowed_sans": "check client names in a reverse proxy",
-    "cipher_suites": "the names are specific to Go; set min_version: TLS13, whose suites are all secure",
-    "curve_preferences": "remove it",
-    "rate_limit": "remove it: requests are already limited in time and number",
-}
+_FORMAT: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "web_config.json") or b"")
+KNOWN: Mapping[str, Sequence[str]] = _FORMAT["known"]
+"""The keys of each section that are supported."""
+
+REFUSED: Mapping[str, str] = _FORMAT["refused"]
+"""Those that are not, with what to do instead."""
+
+HEADERS: Mapping[str, Sequence[str]] = _FORMAT["headers"]
+"""The headers that can be set, with the values that each may have; any if none is named."""
+
 CLIENT_AUTH: Mapping[str, ssl.VerifyMode] = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -47,13 +42,6 @@ CLIENT_AUTH: Mapping[str, ssl.VerifyMode] = {
 VERSIONS: Mapping[str, ssl.TLSVersion] = {
     "TLS12": ssl.TLSVersion.TLSv1_2,
     "TLS13": ssl.TLSVersion.TLSv1_3,
-}
-HEADERS: Mapping[str, tuple[str, ...]] = {
-    "Content-Security-Policy": (),
-    "Strict-Transport-Security": (),
-    "X-Content-Type-Options": ("nosniff",),
-    "X-Frame-Options": ("deny", "sameorigin"),
-    "X-XSS-Protection": (),
 }
 MAX_COST = 14
 """Of a bcrypt hash; 14 takes about a second of CPU per wrong password, 10 is usual."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, coll
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.sources.http import no_cookies
+from kvdiag.sources.prometheus_api import PrometheusSource
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
@@ -35,8 +37,6 @@ SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1",
 DEFAULT_WINDOW = "24h"
 MIN_WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
-
-NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
 
@@ -49,13 +49,14 @@ class PrometheusAccess:
     headers: tuple[tuple[str, str], ...]
     options: PrometheusOptions
 
-    def client(self) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
-        """A client for the server's API.
+    @asynccontextmanager
+    async def source(self) -> AsyncIterator[PrometheusSource]:
+        """The server's API.
 
         Raises:
             KvdiagError: a certificate cannot be used.
         """
-        return httpx2.AsyncClient(
+        async with httpx2.AsyncClient(
             base_url=self.url,
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
@@ -63,7 +64,8 @@ class PrometheusAccess:
             timeout=httpx2.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
-        )
+        ) as client:
+            yield PrometheusSource(client, self.options.timeout)
 
     def _trust(self) -> ssl.SSLContext:
         options = self.options
@@ -190,14 +192,12 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _moment(option: str, text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(seconds := float(text)):
+            return seconds
     try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError as error:
-            raise KvdiagError(f"{option} {text[:40]!r} {NO_TIME}") from error
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(seconds):
-        raise KvdiagError(f"{option} {text[:40]!r} {NO_TIME}")
-    return seconds
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        refusal = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
+        raise KvdiagError(f"{option} {text[:40]!r} {refusal}") from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
-from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
+from kvdiag.outputs.documents import Json, fields_of, plain
 
 SCHEMA_VERSION = 2
 """Of the documents of diagnoses, audits and fleets; docs/json-schema-2.md lists what changed."""

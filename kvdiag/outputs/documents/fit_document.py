@@ -8,7 +8,7 @@ from kvdiag.kv.fit.plan import Budget, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
 from kvdiag.kv.layout.capacity import CacheLayout, Capacity
 from kvdiag.kv.layout.deployment import Deployment
-from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
+from kvdiag.outputs.documents import Json, fields_of, plain
 
 SCHEMA_VERSION = 1
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from kvdiag.diagnosis.fleet import Fleet, VersionChange, VersionGrowth, VersionReplicas
-from kvdiag.outputs.documents import diagnosis_document
+from kvdiag.outputs.documents import Json, diagnosis_document, fields_of, plain
 from kvdiag.outputs.documents.diagnosis_document import SCHEMA_VERSION
-from kvdiag.outputs.documents.plain_values import Json, fields_of, plain
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.stats import Interval
 

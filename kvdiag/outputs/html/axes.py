@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 from kvdiag.formatting import LAST_SECONDS, UNITS, format_count
 
@@ -47,9 +48,7 @@ class Scale:
 def counts(low: float, high: float) -> Scale:
     """An axis of whole things: blocks, requests."""
     high = max(high, low + 1.0)
-    rough = (high - low) / MAX_TICKS
-    size = 10.0 ** math.floor(math.log10(max(rough, 1.0)))
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= max(rough, 1.0))
+    step = _decimal(max((high - low) / MAX_TICKS, 1.0))
     return Scale(low=low, high=high, ticks=tuple((value, format_count(value)) for value in _multiples(low, high, step)))
 
 
@@ -74,13 +73,17 @@ def shares(low: float, high: float) -> Scale:
     spare = (high - low) / 8
     low = max(low - spare, 0.0) if low > high / 2 else 0.0
     high = 1.0 if high + spare >= NEAR_RATIO else high + spare
-    rough = (high - low) / MAX_TICKS
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    step = _decimal((high - low) / MAX_TICKS)
     digits = max(-math.floor(math.log10(step * 100.0) + 1e-9), 0)
     return Scale(
         low=low, high=high, ticks=tuple((at, f"{100 * at:.{digits}f} %") for at in _multiples(low, high, step))
     )
+
+
+def _decimal(least: float) -> float:
+    """The least step of 1, 2 or 5, or these times a power of ten."""
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= least)
 
 
 def _multiples(low: float, high: float, step: float) -> Iterator[float]:
@@ -101,13 +104,8 @@ def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str]
     """The ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
     span = max(end_seconds - start_seconds, 1.0)
     step = next((one for one in STEPS_SECONDS if span / one <= MAX_MOMENTS), STEPS_SECONDS[-1])
-    first = math.ceil(start_seconds / step)
-    found = []
-    for number in range(first, first + MAX_MOMENTS + 1):
-        if number * step > end_seconds:
-            break
-        found.append((float(number * step), _moment(number * step, step)))
-    return tuple(found)
+    found = islice(_multiples(start_seconds, end_seconds, step), MAX_MOMENTS + 1)
+    return tuple((float(at), _moment(round(at), step)) for at in found)
 
 
 def _moment(seconds: int, step: int) -> str:

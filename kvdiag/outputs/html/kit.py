@@ -1,11 +1,13 @@
-"""The parts that every HTML page is built of: document, verdict, finding, table, ledger. Pure but for one style sheet.
+"""The parts that every HTML page is built of: document, verdict, finding, table, ledger. Pure but for its data.
 
 A page is one file without scripts that loads nothing, which its content security policy enforces. `page.css` is shipped
-with the package and read once; it holds every colour, light and dark, of statuses, lines and ledger components.
+with the package and read once; it holds every colour, light and dark, of statuses, lines and ledger components, as
+`page.json` does the icons and links.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -22,22 +24,12 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 HATCHED = ("torch_stranded", "unaccounted")
 """Components that should be zero are striped as well as coloured."""
 
-_DISC = "M8 0a8 8 0 1 0 0 16A8 8 0 0 0 8 0z"
+_DATA = json.loads(files("kvdiag.outputs.html").joinpath("page.json").read_text(encoding="utf-8"))
+LINKS: Mapping[str, str] = _DATA["links"]
+"""The pages of the daemon, and what is there."""
 
-ICONS: Mapping[Status, str] = {
-    "ok": f"{_DISC}M6.9 11.6 3.4 8.1l1.3-1.3 2.2 2.2 4.5-4.6 1.3 1.3z",
-    "suspect": "M8 .8 16 15H0zM7.1 5.8v4.7h1.8V5.8zm0 5.8v1.8h1.8v-1.8z",
-    "fault": (
-        "M4.7 0h6.6L16 4.7v6.6L11.3 16H4.7L0 11.3V4.7z"
-        "M5.4 4 4 5.4 6.6 8 4 10.6 5.4 12 8 9.4l2.6 2.6 1.4-1.4L9.4 8 12 5.4 10.6 4 8 6.6z"
-    ),
-    "unknown": (
-        f"{_DISC}M7.1 11.2h1.8V13H7.1zM8 3.2c2 0 3.2 1.1 3.2 2.7 0 1.9-2.3 2-2.3 3.9H7.1"
-        "c0-2.4 2.2-2.5 2.2-3.8 0-.7-.5-1.2-1.3-1.2s-1.4.5-1.4 1.4H4.8C4.8 4.4 6 3.2 8 3.2z"
-    ),
-}
+ICONS: Mapping[Status, str] = _DATA["icons"]
 """A shape of its own for each status: it can be read without colour."""
-
 
 FLAG = re.compile(r"((?<![\w-])--[a-z][\w-]{1,60})")
 """A command-line flag. Its name in prose is a span of its own that does not wrap."""

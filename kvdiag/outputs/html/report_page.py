@@ -13,29 +13,16 @@ from dataclasses import dataclass
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, format_time, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Diagnosis, Status, StepFigures, StepResult, Timeline
-from kvdiag.outputs.html.kit import (
-    definitions,
-    document,
-    finding_card,
-    gap_rows,
-    ledger_cards,
-    lives_table,
-    mark,
-    prose,
-    row,
-    table,
-    unknown_rows,
-    verdict,
-    verdict_rows,
-)
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
+from kvdiag.outputs.html import kit
 from kvdiag.outputs.html.markup import Html, element, joined
-from kvdiag.outputs.html.report_figure import Unit
-from kvdiag.outputs.html.report_plots import draw
+from kvdiag.outputs.html.report_plots import Unit, draw
 from kvdiag.outputs.presentation import (
     NOT_REPORTED,
     UNKNOWN,
     engine_of,
     pool_title,
+    problems_of,
     problems_shown,
     sections,
     sentence,
@@ -54,6 +41,9 @@ COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = 
     ("other unsalted hit ratio", lambda one: one.other_unsalted_hit_ratio, format_ratio),
 )
 """The figures of a step that have an expectation, and how they are written."""
+
+MAX_ROWS = 500
+"""Of the table, the worst first; the JSON document lists every replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +72,7 @@ def report(worst: Status, summary: str, subject: str, making: Making, *content: 
     written = format_time(making.made_seconds)
     parts = (
         element("header", element("h1", "kvdiag report"), element("span", f"{subject}, {written}", class_="dim")),
-        verdict(worst, summary, shown),
+        kit.verdict(worst, summary, shown),
         element("main", *content),
         element(
             "footer",
@@ -91,31 +81,31 @@ def report(worst: Status, summary: str, subject: str, making: Making, *content: 
         ),
     )
     generator = element("meta", name="generator", content=f"kvdiag {making.version}")
-    return document(worst, f"{subject} - kvdiag report", parts, generator, shown=shown)
+    return kit.document(worst, f"{subject} - kvdiag report", parts, generator, shown=shown)
 
 
 def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     """Everything in a diagnosis below its verdict."""
     devices = {device.uuid: device for sample in timeline.samples for device in sample.devices or ()}
     yield _about(diagnosis, list(devices.values()))
-    yield from lives_table(diagnosis)
+    yield from kit.lives_table(diagnosis)
     problems = problems_shown(diagnosis)
     if problems:
         yield element("h2", "Findings")
-        yield from (finding_card(one, time_span(one, diagnosis)) for one in problems)
+        yield from (kit.finding_card(one, time_span(one, diagnosis)) for one in problems)
     if diagnosis.steps:
         yield element("h2", "Test steps")
         yield _steps(diagnosis.steps)
     yield element("h2", "Memory ledger")
-    yield ledger_cards(diagnosis.ledger, devices)
+    yield kit.ledger_cards(diagnosis.ledger, devices)
     yield element("h2", "Over time ", element("small", "UTC; a break in a line is time without samples"))
     yield from draw(diagnosis, timeline)
     for title, findings in sections(diagnosis):
         yield element("h2", title)
-        yield unknown_rows(findings) if title == UNKNOWN else verdict_rows(findings)
+        yield kit.unknown_rows(findings) if title == UNKNOWN else kit.verdict_rows(findings)
     if diagnosis.gaps:
         yield element("h2", "Missing data")
-        yield gap_rows(diagnosis.gaps)
+        yield kit.gap_rows(diagnosis.gaps)
 
 
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
@@ -125,7 +115,7 @@ def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
     sizes = ["" if device.memory is None else format_bytes(device.memory.total_bytes) for device in devices]
     names = [", ".join(filter(None, (device.name, size))) for device, size in zip(devices, sizes, strict=True)]
     context = facts.max_model_len_tokens
-    return definitions(
+    return kit.definitions(
         (
             ("model", facts.model or NOT_REPORTED),
             ("server", facts.url or NOT_REPORTED),
@@ -154,11 +144,12 @@ def _window(diagnosis: Diagnosis) -> str:
 def _steps(steps: Iterable[StepResult]) -> Html:
     rows = []
     for number, step in enumerate(steps, start=1):
+        name = f"{number} {spaced(step.id)}"
         notes = [element("p", note, class_="dim") for note in step.notes]
-        result, compared = joined(prose(step.summary), *notes), joined(*_compared(step))
-        rows.append(row(mark(step.status), f"{number} {spaced(step.id)}", result, (compared, "figures dim"), header=1))
+        result, compared = joined(kit.prose(step.summary), *notes), joined(*_compared(step))
+        rows.append(kit.row(kit.mark(step.status), name, result, (compared, "figures dim"), header=1))
     titles = (("", ""), ("step", ""), ("result", ""), ("expected / measured", "figures"))
-    return table(titles, rows, "steps")
+    return kit.table(titles, rows, "steps")
 
 
 def _compared(step: StepResult) -> Iterator[Html]:
@@ -167,3 +158,51 @@ def _compared(step: StepResult) -> Iterator[Html]:
         if pair != (None, None):
             expected, measured = (NOT_REPORTED if one is None else unit(one) for one in pair)
             yield element("div", f"{title}: {expected} / {measured}")
+
+
+def render_fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline], making: Making) -> str:
+    """The report of many replicas: a table with the worst first, the comparison of all, then the worst in full.
+
+    `timeline_of` gives the history of the one replica that is shown in full.
+    """
+    source = result.source
+    subject = "recorded traces" if source is None else source.url + (f" {{{source.match}}}" if source.match else "")
+    return report(result.worst, result.sentence, subject, making, *_fleet(result, timeline_of))
+
+
+def _fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) -> Iterator[Html]:
+    source = result.source
+    if source is not None:
+        window = f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"
+        yield element("p", f"{window}; {source.joined}", class_="dim")
+    yield element("h2", "Replicas")
+    rows = [
+        kit.row(
+            kit.mark(one.diagnosis.worst),
+            one.name,
+            (format_count(one.hours), "number"),
+            kit.prose(one.summary),
+            header=1,
+        )
+        for one in result.judged[:MAX_ROWS]
+    ]
+    yield kit.table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")
+    if len(result.judged) > MAX_ROWS:
+        yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
+    called = problems_of(result.fleet.findings)
+    if called:
+        yield element("h2", "Comparison of replicas")
+        yield from map(kit.finding_card, called)
+    left = [one for one in result.fleet.findings if one.status == "unknown"]
+    if left and len(result.judged) > 1:
+        yield element("h2", "Comparison of replicas: unknown")
+        yield kit.unknown_rows(left)
+    if result.gaps:
+        yield element("h2", "Not assigned to a replica")
+        yield kit.gap_rows(result.gaps)
+    if result.judged:
+        worst = result.judged[0]
+        yield element("h2", f"In full: {worst.name}")
+        yield kit.verdict(worst.diagnosis.worst, sentence(worst.diagnosis), word(worst.diagnosis))
+        timeline = timeline_of(worst) if worst.diagnosis.samples else Timeline(samples=())
+        yield from body(worst.diagnosis, timeline)

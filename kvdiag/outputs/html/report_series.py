@@ -45,16 +45,6 @@ class Readings:
         return replace(self, figures=figures)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A device as first observed; `total_bytes` is `None` if it was never reported."""
-
-    uuid: str
-    who: str
-    name: str
-    total_bytes: int | None
-
-
 class _Rows:
     """Samples while they are collected: a million of them for a day of eight GPUs.
 
@@ -100,27 +90,22 @@ class _Rows:
         return Readings(times=tuple(self._times), figures=figures, breaks=pauses(self._times))
 
 
-def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
-    """The GPUs that were observed, and the used bytes of each by its UUID."""
+def devices(timeline: Timeline) -> tuple[tuple[Device, ...], Readings]:
+    """The GPUs that were observed, as their memory was first read, and the used bytes of each by its UUID."""
     rows = _Rows()
     first: dict[str, Device] = {}
-    totals: dict[str, int] = {}
+    known: set[str] = set()
     for sample in rows.read(timeline, "nvml"):
         found = without_mig_parents(sample.devices or ())
         names = tuple([device.uuid for device in found])
         memories = [device.memory for device in found]
         rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in memories])
-        if not first.keys() >= set(names):
-            first = {device.uuid: device for device in found} | first
-        if not totals.keys() >= set(names):
-            totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
+        if not known.issuperset(names):
+            first |= {device.uuid: device for device in found if device.uuid not in known}
+            known |= {device.uuid for device in found if device.memory is not None}
     readings = rows.whole()
-    gpus = [
-        Gpu(uuid=device.uuid, who=device.who, name=device.name, total_bytes=totals.get(device.uuid))
-        for device in sorted(first.values(), key=lambda device: (device.index, device.uuid))
-        if device.uuid in readings.figures
-    ]
-    return tuple(gpus), readings
+    listed = sorted(first.values(), key=lambda device: (device.index, device.uuid))
+    return tuple(device for device in listed if device.uuid in readings.figures), readings
 
 
 def allocators(timeline: Timeline, facts: Facts) -> Readings:
@@ -191,7 +176,7 @@ def host(timeline: Timeline) -> Readings:
     """Anonymous memory of each of the server's processes; resident memory if only that is reported."""
     rows = _Rows()
     for sample in rows.read(timeline, "host"):
-        names = tuple([f"{one.name} {one.pid}" for one in sample.host or ()])
+        names = tuple([one.who for one in sample.host or ()])
         sizes = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host or ()]
         rows.add(sample.at_seconds, names, [held if own is None else own for held, own in sizes])
     return rows.whole()

@@ -16,27 +16,12 @@ from kvdiag.formatting import format_count, format_duration, format_ratio, forma
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, PressureThresholds, Sample, ServerState, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import as_of_now, current_verdict
-from kvdiag.outputs.html import report_series
+from kvdiag.outputs.html import kit, report_series
 from kvdiag.outputs.html.axes import shares
 from kvdiag.outputs.html.downsample import pauses, runs
-from kvdiag.outputs.html.kit import (
-    document,
-    finding_card,
-    gap_rows,
-    ledger_cards,
-    lives_table,
-    prose,
-    row,
-    table,
-    unknown_rows,
-    unobserved,
-    verdict,
-    verdict_rows,
-)
 from kvdiag.outputs.html.markup import Html, element
-from kvdiag.outputs.html.report_figure import extremes, numbered
 from kvdiag.outputs.html.report_series import IDLE_USAGE, Readings
-from kvdiag.outputs.html.svg_plots import Level, Line, Plot, figure
+from kvdiag.outputs.html.svg_plots import Level, Line, Plot, extremes, figure, numbered
 from kvdiag.outputs.presentation import engine_of, problems_shown, time_span, unknown_of
 from kvdiag.pressure import UNKNOWN, pressures
 
@@ -51,18 +36,6 @@ THINNED_SECONDS = 120.0
 MAX_DEVICES = 64
 MAX_PROBLEMS = 32
 
-LINKS = (
-    ("/metrics", "metrics for Prometheus"),
-    ("/api/v1/diagnosis", "the newest diagnosis"),
-    ("/api/v1/ledger", "the memory ledger now"),
-    ("/api/v1/snapshot", "the data that `kvdiag top` shows"),
-    ("/api/v1/history", "the last ten minutes"),
-    ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
-    ("/runbooks", "what to do about each verdict and alert: /runbooks/ID"),
-    ("/-/healthy", "liveness"),
-    ("/-/ready", "readiness: a first sample has been read"),
-)
-
 SERVER: Mapping[ServerState, str] = {
     "starting": "has not answered yet",
     "serving": "answers",
@@ -75,11 +48,12 @@ def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> s
     now = current_verdict(snapshot, now_seconds)
     facts = snapshot.facts
     subject = ", ".join(part for part in (facts.model, engine_of(facts), facts.url) if part) or "no server found yet"
-    links = [element("li", element("a", path, href=path), " ", prose(text)) for path, text in LINKS]
+    pages = kit.LINKS.items()
+    links = [element("li", element("a", path, href=path), " ", kit.prose(text)) for path, text in pages]
     version = f"kvdiag {kvdiag.__version__}, {format_time(now_seconds)}; refreshes every {REFRESH_SECONDS} s"
     parts = (
         element("header", element("h1", "kvdiag"), element("span", subject, class_="dim")),
-        verdict(now.status, now.sentence, now.word),
+        kit.verdict(now.status, now.sentence, now.word),
         *_findings(snapshot),
         *_memory(snapshot),
         *_hours(history, facts, now_seconds),
@@ -87,7 +61,7 @@ def page(snapshot: Snapshot, history: Sequence[Sample], now_seconds: float) -> s
         element("footer", element("ul", *links), element("p", version)),
     )
     refresh = element("meta", http_equiv="refresh", content=str(REFRESH_SECONDS))
-    return document(now.status, "kvdiag", parts, refresh, shown=now.word)
+    return kit.document(now.status, "kvdiag", parts, refresh, shown=now.word)
 
 
 def _findings(snapshot: Snapshot) -> Iterator[Html]:
@@ -95,17 +69,18 @@ def _findings(snapshot: Snapshot) -> Iterator[Html]:
     if diagnosis is None:
         return
     findings = diagnosis.findings
-    yield from lives_table(diagnosis)
+    yield from kit.lives_table(diagnosis)
     problems = problems_shown(diagnosis)
-    yield from (finding_card(one, time_span(one, diagnosis)) for one in problems[:MAX_PROBLEMS])
+    yield from (kit.finding_card(one, time_span(one, diagnosis)) for one in problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         yield element("p", f"and {plural(len(problems) - MAX_PROBLEMS, 'more finding')}")
     unknown = unknown_of(findings)
     healthy = [one for one in findings if one.status == "ok"]
     if unknown:
-        yield element("details", element("summary", f"Unknown: {len(unknown)}"), unknown_rows(unknown))
+        yield element("details", element("summary", f"Unknown: {len(unknown)}"), kit.unknown_rows(unknown))
     if healthy:
-        yield element("details", element("summary", f"Checked, not found: {len(healthy)}"), verdict_rows(healthy))
+        passed = element("summary", f"Checked, not found: {len(healthy)}")
+        yield element("details", passed, kit.verdict_rows(healthy))
 
 
 def _memory(snapshot: Snapshot) -> Iterator[Html]:
@@ -116,7 +91,8 @@ def _memory(snapshot: Snapshot) -> Iterator[Html]:
         uuid: _pressure(ratio, snapshot.pressure_thresholds)
         for uuid, ratio in pressures(snapshot.newest, snapshot.facts, lines).items()
     }
-    yield ledger_cards([line for line in lines if line.uuid is None or line.uuid in devices], devices, notes)
+    shown = [line for line in lines if line.uuid is None or line.uuid in devices]
+    yield kit.ledger_cards(shown, devices, notes)
 
 
 def _pressure(ratio: float | None, thresholds: PressureThresholds | None) -> Html:
@@ -151,7 +127,7 @@ def _hours(history: Sequence[Sample], facts: Facts, now_seconds: float) -> Itera
         chart("KV pool in use", engines, usage, start_seconds, now_seconds),
         chart(
             "Device memory used",
-            used.divided({gpu.uuid: gpu.total_bytes for gpu in gpus}),
+            used.divided({gpu.uuid: None if gpu.memory is None else gpu.memory.total_bytes for gpu in gpus}),
             {gpu.uuid: gpu.who for gpu in gpus},
             start_seconds,
             now_seconds,
@@ -166,7 +142,8 @@ def chart(title: str, readings: Readings, names: Mapping[str, str], start_second
     found = (_line(text, readings.times, readings.figures[name], breaks) for name, text in names.items())
     lines, more = numbered([line for line in found if line.runs])
     if not lines:
-        return element("figure", element("figcaption", title), unobserved("Not observed in this time."), class_="chart")
+        missing = kit.unobserved("Not observed in this time.")
+        return element("figure", element("figcaption", title), missing, class_="chart")
     scale = shares(*extremes(lines))
     plot = Plot(
         key=title.lower().replace(" ", "-"),
@@ -196,7 +173,7 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
             ages.append(f"Last {what} {format_duration(max(now_seconds - at_seconds, 0.0))} ago.")
     yield element("p", " ".join(ages))
     rows = [
-        row(
+        kit.row(
             one.source,
             ("up", "ok") if one.up else ("down", "unknown"),
             (format_count(one.errors_total), "number"),
@@ -205,6 +182,6 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
         for one in snapshot.sources
     ]
     titles = (("source", ""), ("state", ""), ("errors", "number"), ("last read took", "number"))
-    yield table(titles, rows, "sources") if rows else unobserved("No source has been read yet.")
+    yield kit.table(titles, rows, "sources") if rows else kit.unobserved("No source has been read yet.")
     if snapshot.newest.gaps:
-        yield gap_rows(snapshot.newest.gaps)
+        yield kit.gap_rows(snapshot.newest.gaps)

@@ -7,7 +7,7 @@ size. Missing samples break a line; they are never drawn as zero. Colours and li
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from kvdiag.outputs.html.axes import Scale, moments
@@ -23,6 +23,8 @@ TOP = 16
 
 COMPASS = 2000
 """The nested view box: fine enough for integer coordinates."""
+
+MAX_LINES = 8
 
 CHARACTER_SHARE = 1.35
 """Per cent of the width that a character of a band's name takes where two plots stand side by side."""
@@ -269,3 +271,15 @@ def bar(key: str, title: str, parts: Sequence[tuple[str, float, str]], whole: fl
 def figure(plot: Plot, *more: str) -> Html:
     """A plot with its title and its legend, and what else belongs to it."""
     return element("figure", element("figcaption", plot.title), legend(plot), svg(plot), joined(*more), class_="chart")
+
+
+def extremes(lines: Sequence[Line]) -> tuple[float, float]:
+    """The lowest and the highest value of all lines."""
+    values = [values for line in lines for _, values in line.runs]
+    return min(map(min, values), default=0.0), max(map(max, values), default=0.0)
+
+
+def numbered(lines: Sequence[Line], style: str = "") -> tuple[list[Line], str]:
+    """The first lines in the colours of their places, and how many they are if not all are drawn."""
+    shown = [replace(line, style=f"s{place}{style}") for place, line in enumerate(lines[:MAX_LINES])]
+    return shown, f" ({MAX_LINES} of {len(lines)})" if len(lines) > MAX_LINES else ""

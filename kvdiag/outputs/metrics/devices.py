@@ -17,7 +17,7 @@ def device_figures(newest: Sample) -> Figures:
         "gpu_info": [((*gpu_labels(device), device.name), 1.0) for device in devices],
         "device memory": [(gpu_labels(device), device.memory) for device in devices],
         "device process": [((*gpu_labels(device), one.who), one) for device in devices for one in _largest(device)],
-        "host process": [((_of_host(process),), process) for process in _resident(newest)],
+        "host process": [((process.who,), process) for process in _resident(newest)],
         "process_info": _process_rows(newest),
     }
 
@@ -73,10 +73,6 @@ def _resident(newest: Sample) -> list[HostProcess]:
     return sorted(newest.host or (), key=lambda process: -process.resident_bytes)[:MAX_PROCESSES]
 
 
-def _of_host(process: HostProcess) -> str:
-    return f"{process.name} {process.pid}"
-
-
 def _process_rows(newest: Sample) -> Iterator[Row]:
     """The rank of each process that other series name by the label `process`."""
     allocators = bounded(newest.allocators)
@@ -84,7 +80,7 @@ def _process_rows(newest: Sample) -> Iterator[Row]:
     named: list[tuple[str, int, Allocator | None]] = [(one.who, one.pid, one) for one in allocators]
     for device in bounded(newest.devices):
         named += [(one.who, one.pid, ranks.get(one.pid)) for one in _largest(device)]
-    named += [(_of_host(one), one.pid, ranks.get(one.pid)) for one in _resident(newest)]
+    named += [(one.who, one.pid, ranks.get(one.pid)) for one in _resident(newest)]
     listed: set[str] = set()
     for name, pid, one in named:
         if name not in listed:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from kvdiag.formatting import one_line
 from kvdiag.model import Device
 
 MAX_LABEL_CHARACTERS = 128
@@ -41,10 +42,7 @@ def contract() -> dict[str, Any]:
 
 def label(text: object) -> str:
     """A label's value: printable, and bounded in length."""
-    shown = str(text)[:MAX_LABEL_CHARACTERS]
-    if shown.isprintable():
-        return shown
-    return "".join(character if character.isprintable() else "?" for character in shown)
+    return one_line(str(text)[:MAX_LABEL_CHARACTERS], "?")
 
 
 def family(name: str, figures: Figures) -> Metric:

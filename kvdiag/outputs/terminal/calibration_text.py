@@ -19,7 +19,7 @@ from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
-from kvdiag.outputs.documents.plain_values import Json, fields_of
+from kvdiag.outputs.documents import Json, fields_of
 from kvdiag.outputs.presentation import spaced
 from kvdiag.outputs.terminal.cells import columns, grid, heading, plain
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kvdiag.baseline_comparison import Baseline, Change, Outcome, changed_settings
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
-from kvdiag.outputs.documents.plain_values import Json, fields_of
+from kvdiag.outputs.documents import Json, fields_of
 from kvdiag.outputs.presentation import spaced
 from kvdiag.outputs.terminal.cells import columns, plain
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.checks.check import Check, Outcome, worst
-from kvdiag.outputs.documents.plain_values import Json, fields_of
+from kvdiag.outputs.documents import Json, fields_of
 from kvdiag.outputs.terminal.cells import grid, heading, plain
 
 SCHEMA_VERSION = 1

@@ -27,10 +27,8 @@ def one(verdict: str, entry: Entry) -> dict[str, Any]:
 
 def document(known: Mapping[str, Entry]) -> dict[str, Any]:
     """The document of them all."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "verdicts": [{"id": verdict, **asdict(entry)} for verdict, entry in known.items()],
-    }
+    verdicts = [{"id": verdict, **asdict(entry)} for verdict, entry in known.items()]
+    return {"schema_version": SCHEMA_VERSION, "verdicts": verdicts}
 
 
 def render(verdict: str, entry: Entry) -> RenderableType:

@@ -25,11 +25,10 @@ POINT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One moment: the share in use of each pool by its engine, and of each device by its UUID."""
+    """One moment: the share in use by an engine's label or a device's UUID, and whether it is of a pool."""
 
     at_seconds: float
-    pools: Mapping[str, float]
-    devices: Mapping[str, float]
+    shares: Mapping[tuple[str, bool], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +65,10 @@ def point(newest: Sample) -> Point | None:
     """The point that a sample of every part adds; `None` if nothing has been read yet."""
     if not newest.at_seconds:
         return None
-    memories = {device.uuid: device.memory for device in newest.devices or ()}
-    return Point(
-        at_seconds=newest.at_seconds,
-        pools={one.engine: one.kv_usage_ratio for one in newest.engines or () if one.kv_usage_ratio is not None},
-        devices={uuid: memory.used_bytes / memory.total_bytes for uuid, memory in memories.items() if memory},
-    )
+    engines, devices = newest.engines or (), newest.devices or ()
+    shares = {(one.engine, True): one.kv_usage_ratio for one in engines if one.kv_usage_ratio is not None}
+    shares |= {(one.uuid, False): one.memory.occupied_ratio for one in devices if one.memory is not None}
+    return Point(at_seconds=newest.at_seconds, shares=shares)
 
 
 def longer(points: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
@@ -90,17 +87,12 @@ def longer(points: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
 
 def trends(points: Sequence[Point]) -> tuple[Trend, ...]:
     """The trends of everything in the newest point: pools first, then devices."""
-    if not points:
-        return ()
-    pools = [(one.at_seconds, one.pools) for one in points]
-    devices = [(one.at_seconds, one.devices) for one in points]
-    found = [_trend(name, pools, is_pool=True) for name in points[-1].pools]
-    return (*found, *(_trend(uuid, devices, is_pool=False) for uuid in points[-1].devices))
+    return tuple(_trend(of, points, is_pool=is_pool) for of, is_pool in points[-1].shares) if points else ()
 
 
-def _trend(name: str, points: Sequence[tuple[float, Mapping[str, float]]], *, is_pool: bool) -> Trend:
-    times = [at_seconds for at_seconds, ratios in points if name in ratios]
-    values = tuple(ratios[name] for _, ratios in points if name in ratios)
+def _trend(name: str, points: Sequence[Point], *, is_pool: bool) -> Trend:
+    seen = [(one.at_seconds, one.shares[name, is_pool]) for one in points if (name, is_pool) in one.shares]
+    times, values = [at_seconds for at_seconds, _ in seen], tuple(ratio for _, ratio in seen)
     watched = times[-1] - times[0]
     known = Trend(of=name, is_pool=is_pool, recent=values, watched_seconds=watched)
     per_second = clear_rate(times, values, max_p=LIMITS.recent_p, min_seconds=LIMITS.recent_min_seconds)

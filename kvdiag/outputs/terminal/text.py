@@ -43,10 +43,7 @@ STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red",
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """Render a diagnosis for rich, at any width: verdict and server, steps, problems, checks, ledger, missing data.
-
-    Text from a server is escaped: it acts neither as markup nor as control characters.
-    """
+    """The whole diagnosis, at any width."""
     parts: list[RenderableType] = [
         headed(diagnosis.worst, sentence(diagnosis), word(diagnosis)),
         _subject(diagnosis.facts, sampled=bool(diagnosis.samples)),

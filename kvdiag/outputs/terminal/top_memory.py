@@ -276,8 +276,6 @@ def _spark(trend: Trend, room: Room) -> Text:
     marks = ASCII_SPARK if room.ascii_only else SPARK
     cells = 24 if room.columns >= WIDE_COLUMNS else 16
     count = min(len(trend.recent), cells)
-    if count == 0:
-        return Text()
     edges = [round(place * len(trend.recent) / count) for place in range(count + 1)]
     values = [max(trend.recent[start:end]) for start, end in pairwise(edges)]
     low, high = (0.0, 1.0) if trend.is_pool else (min(values), max(values))

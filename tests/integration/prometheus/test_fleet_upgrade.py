@@ -98,7 +98,7 @@ def test_report_of_a_history_has_every_replica_and_the_worst_in_full(
     page = report.read_text(encoding="utf-8")
     assert 2 == said.code
     assert f"{2 * REPLICAS} replicas: " in page
-    assert "All replicas" in page
+    assert "Comparison of replicas" in page
     assert all(f"upgrade/vllm-0-10-0-{number}<" in page for number in range(REPLICAS))
     assert "In full: upgrade/vllm-" in page
     assert "GPU 0 memory" in page

@@ -8,8 +8,7 @@ from kvdiag.diagnosis.fleet import compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Device, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
-from kvdiag.outputs.html import report_fleet
-from kvdiag.outputs.html.report_page import Making, render
+from kvdiag.outputs.html.report_page import Making, render, render_fleet
 from tests.builders.runs import run
 from tests.builders.soak_timeline import SOAKS, facts_of, soak
 from tests.builders.values import GIB, NO_NVML, OOM, device, engine, process
@@ -107,7 +106,7 @@ def fleet() -> tuple[FleetDiagnosis, Mapping[str, Timeline]]:
 
 def _fleet() -> str:
     result, timelines = fleet()
-    return report_fleet.render(result, lambda worst: timelines[worst.key], MAKING)
+    return render_fleet(result, lambda worst: timelines[worst.key], MAKING)
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

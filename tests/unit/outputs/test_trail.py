@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvdiag.commands.top import Feed, Viewer
+from kvdiag.commands.top import Feed
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Sample, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, current_verdict
@@ -37,7 +37,7 @@ async def unused() -> None:
 def of(*usages: float, every_seconds: float = 1.0) -> tuple[Point, ...]:
     """The trail of a pool of these shares."""
     return tuple(
-        Point(at_seconds=1000.0 + every_seconds * place, pools={"0": usage}, devices={})
+        Point(at_seconds=1000.0 + every_seconds * place, shares={("0", True): usage})
         for place, usage in enumerate(usages)
     )
 
@@ -68,7 +68,7 @@ def test_a_view_begins_with_what_the_daemon_has_seen() -> None:
 def test_a_point_holds_what_was_seen() -> None:
     """Shares by engine and bytes by device; nothing where nothing has been read."""
     newest = Sample(at_seconds=5.0, engines=(engine(usage=0.5), engine(usage=None, label="1")), devices=(device(),))
-    assert Point(at_seconds=5.0, pools={"0": 0.5}, devices={"GPU-0": 20 / 24}) == point(newest)
+    assert Point(at_seconds=5.0, shares={("0", True): 0.5, ("GPU-0", False): 20 / 24}) == point(newest)
     assert point(Sample(at_seconds=0.0)) is None
 
 
@@ -78,23 +78,22 @@ def test_what_another_process_used_is_no_trend() -> None:
     seen = [Sample(at_seconds=100.0 + at, engines=(engine(usage=0.0 if at < 60 else 0.5),)) for at in range(120)]
     shown = Snapshot(state="serving", facts=lives.KNOWN, newest=seen[-1], sources=(), diagnosis=diagnosis)
 
-    viewer = Viewer(
-        feed=Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test"), before=tuple(seen))
-    )
-    assert [None] == [one.per_minute_ratio for one in viewer.view().trends]
-    assert [(60.0, 0.5)] == [(one.watched_seconds + 1.0, min(one.recent)) for one in viewer.view().trends]
+    feed = Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test"), before=tuple(seen))
+    assert [None] == [one.per_minute_ratio for one in feed.view().trends]
+    assert [(60.0, 0.5)] == [(one.watched_seconds + 1.0, min(one.recent)) for one in feed.view().trends]
 
 
 @pytest.mark.parametrize("silent_seconds", [SILENT_SECONDS - 10, SILENT_SECONDS + 1])
 def test_what_a_starved_daemon_showed_stays_for_a_minute(silent_seconds: float) -> None:
     """Then nothing is shown, and why."""
     shown = Snapshot(state="serving", facts=lives.KNOWN, newest=Sample(at_seconds=5.0), sources=())
-    viewer = Viewer(
-        feed=Feed(run=unused, newest=lambda: View(snapshot=shown, lines=(), origin="test")),
+    feed = Feed(
+        run=unused,
+        newest=lambda: View(snapshot=shown, lines=(), origin="test"),
         _newest_at_seconds=5.0,
         _advanced_seconds=time.monotonic() - silent_seconds,
     )
-    assert (viewer.view().problem is None) == (silent_seconds < SILENT_SECONDS)
+    assert (feed.view().problem is None) == (silent_seconds < SILENT_SECONDS)
 
 
 def test_it_keeps_ten_minutes() -> None:
@@ -182,6 +181,6 @@ def test_a_device_that_is_about_to_be_full_is_not_healthy() -> None:
 def test_what_is_gone_has_no_trend() -> None:
     """A device that is not in the newest sample has no trend."""
     (before,) = of(0.5)
-    now = Point(at_seconds=2000.0, pools={}, devices={"GPU-0": 0.5})
+    now = Point(at_seconds=2000.0, shares={("GPU-0", False): 0.5})
     assert [("GPU-0", (0.5,))] == [(one.of, one.recent) for one in trends((before, now))]
     assert () == trends(())

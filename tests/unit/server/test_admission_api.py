@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server.admission_api import MAX_PROMISES, ON_ITS_WAY_SECONDS, Admissions
+from kvdiag.server.endpoints import MAX_PROMISES, ON_ITS_WAY_SECONDS, Admissions
 from tests.builders.answers import containing
 from tests.builders.values import holding, pool
 from tests.unit.server.shell import shell

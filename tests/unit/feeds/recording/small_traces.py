@@ -48,7 +48,6 @@ def refusal(path: Path) -> str:
     """The error for a trace that cannot be read, without the file's name."""
     with pytest.raises(KvdiagError) as caught:
         read_trace(path)
-    assert 3 == caught.value.exit_code
     return str(caught.value).replace(str(path), "TRACE")
 
 
