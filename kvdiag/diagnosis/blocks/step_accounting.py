@@ -250,13 +250,6 @@ def _failures(outcome: Outcome, reason: str) -> str:
     return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
 
 
-def nominal_blocks(facts: Facts, span: Span) -> ExpectedBlocks | None:
-    """Blocks that a span's requests need when all of them are finished."""
-    if span.workload is None:
-        return None
-    return blocks_needed([span.workload.tokens_per_request] * span.workload.requests, facts)
-
-
 def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
     """The most blocks in use at any time of a span's load, prefill included, beyond the floor before it."""
     floor = floor_before(timeline, facts, span, limits)
