@@ -113,7 +113,7 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
 
 
 def _facts(case: Case) -> Facts:
-    if case.facts != Facts() or case.report is None:
+    if case.facts != Facts() or not case.has_report:
         return replace(case.facts, engine_name=case.facts.engine_name or case.engine_name)
     settings = case.report.settings
     return Facts(
