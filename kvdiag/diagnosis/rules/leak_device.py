@@ -91,11 +91,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
         hours = format_duration(limits.growth.window_hours[0] * HOUR_SECONDS)
         short = f"no test run was made, and less than {hours} of device samples is usable"
-        how = (
-            "pause traffic for the run"
-            if timeline.spans(CYCLES)
-            else f"run the test steps (`kvdiag run`), or sample for {hours}"
-        )
+        run = f"run the test steps (`kvdiag run`), or sample for {hours}"
+        how = "pause traffic for the run" if timeline.spans(CYCLES) else run
         return _both("unknown", f"{few if timeline.marks else short}; {how}")
     # The server's own leak on one GPU is not to be hidden by another process's faster growth on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
