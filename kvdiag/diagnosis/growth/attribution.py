@@ -160,18 +160,16 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     key = (found[0].device_uuid, found[0].who)
     # The newest publication of the process, which may be on several devices.
     published = (each for sample in reversed(timeline.samples) for each in sample.allocators or ())
-    last = next((one for one in published if (one.device_uuid.lower(), one.who) == key), None)
-    stranded = None if last is None else stranded_bytes(last)
-    releasable = None if last is None else releasable_bytes(last)
+    last = next(one for one in published if (one.device_uuid.lower(), one.who) == key)
+    stranded, releasable = stranded_bytes(last), releasable_bytes(last)
     if releasable is not None and stranded is not None and releasable >= stranded:
         return None
-    unallocated = None if last is None else last.unallocated_bytes
     growing = memory.finding(
         verdict,
         found,
         Part.TORCH_UNUSED,
         memory.excluded("live_growth_per_hour", Part.TORCH_LIVE, found[0]),
-        Evidence("reserved_but_unallocated", unallocated, "bytes", "torch"),
+        Evidence("reserved_but_unallocated", last.unallocated_bytes, "bytes", "torch"),
         Evidence("stranded", stranded, "bytes", "torch"),
         Evidence("releasable", releasable, "bytes", "torch"),
     )
