@@ -169,9 +169,8 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         and (peak := measure(timeline, facts, span, floor)) is not None
     ]
     if first is None or last is None or not peaks:
-        return unknown(
-            "single_request", "the pool did not settle between the requests; pause other traffic", judged[-1]
-        )
+        unsettled = "the pool did not settle between the requests; pause other traffic"
+        return unknown("single_request", unsettled, judged[-1])
     peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
     status, sentence = compare(peak, limits)
     kept = last - first

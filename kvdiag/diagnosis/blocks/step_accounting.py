@@ -213,9 +213,8 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     floor = floor_before(timeline, facts, span, limits)
     peak = None if floor is None else measure(timeline, facts, span, floor)
     if peak is None:
-        return unknown(
-            step, "the pool's usage before or under the load is not reported; check the engine's /metrics", span
-        )
+        missing = "the pool's usage before or under the load is not reported; check the engine's /metrics"
+        return unknown(step, missing, span)
     status, sentence = compare(peak, limits)
     expected, measured = load_figures(facts, peak)
     measured = replace(measured, samples_of_whole_load=peak.samples)

@@ -51,9 +51,8 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     if failure.phase != "graph_capture":
         return Finding(CAPTURE, "ok", "the failure was not during graph capture")
     if foreign(case, limits) is not None:
-        return Finding(
-            CAPTURE, "suspect", f"{asked_for(case)}; other processes use enough to explain it", evidence(case)
-        )
+        summary = f"{asked_for(case)}; other processes use enough to explain it"
+        return Finding(CAPTURE, "suspect", summary, evidence(case))
     rank, short = case.rank, failure.shortage.short_bytes
     estimate = None if rank is None else rank.graphs_estimate
     rest, others = _further_graphs(case)
@@ -106,9 +105,8 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
     if holes(failure, limits).state == "confirmed":
-        return Finding(
-            ACTIVATION, "ok", "free and reserved but unallocated memory together were enough, but no block was"
-        )
+        summary = "free and reserved but unallocated memory together were enough, but no block was"
+        return Finding(ACTIVATION, "ok", summary)
     if shortage.kind == "async" and phase is None:
         missing = "cudaMallocAsync does not report what it caches; use torch's own allocator"
         return Finding(ACTIVATION, "unknown", missing)
