@@ -41,7 +41,8 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlock
     if pool is None or curve_problem(facts) is not None:
         return None
     modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
-    each = [_by_report(one, pool) if modelled is None else _by_model(one, *modelled) for one in resident_tokens]
+    tokens = resident_tokens
+    each = [_by_report(one, pool) if modelled is None else _by_model(one, *modelled) for one in tokens]
     return ExpectedBlocks(
         least_blocks=sum(one.least_blocks for one in each), most_blocks=sum(one.most_blocks for one in each)
     )
@@ -113,7 +114,7 @@ def _by_model(tokens: int, layout: CacheLayout, prompt: ServingTerms) -> Expecte
 
 
 def _modelled(facts: Facts, pool: KvPool) -> tuple[CacheLayout, ServingTerms] | None:
-    """The config's layout, where it meets the engine's own figure for one request to the block; no block is late."""
+    """The config's layout, where it meets the engine's own figure for one request; no block is late."""
     model = served(facts, pool)
     if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
         return None

@@ -35,7 +35,7 @@ _FILLED_PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that is known of one crash. `report` is the memory report in the engine's log before it, else empty.
+    """All that is known of one crash. `report` is the engine's memory report in the log, else empty.
 
     `engine_name` is the engine that wrote the log, `flags` are its settings' command-line flags; `has_log` is whether a
     log, or a part of one, was given, `clean_logs` those of them without a failure.

@@ -238,8 +238,8 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
         return Finding(HOLES, "unknown" if found.state == "unknown" else "ok", summary, evidence(case))
     expandable = failure.allocator is not None and failure.allocator.expandable_segments is True
     change = (
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and restart (a "
-        "restart alone frees the fragmented memory only for now)"
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and "
+        "restart (a restart alone frees the fragmented memory only for now)"
     )
     if failure.phase == "wake":
         change = "restart the server (with sleep mode vLLM does not start with expandable_segments:True)"

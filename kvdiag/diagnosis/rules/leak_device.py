@@ -115,18 +115,19 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
 def _of_processes(
     verdict: str, climbs: Sequence[tuple[AllocatorGrowth, Climb]], part: MemoryComponent, limit_bytes: int
 ) -> Finding:
-    """Torch's allocated bytes, exact to the 512 bytes that it counts by, or what NVML shows inside beyond torch's."""
+    """Torch's allocated bytes, exact to the 512 bytes that it counts by, or memory outside torch."""
     most, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
     evidence = _climb(most, climb, part.removeprefix("torch_"))
     if climb.leaking:
         summary = f"{format_holder(most.who)}: {part.label} {_grows(climb.bytes_per_cycle)}"
         return Finding(verdict, "fault", summary, evidence, holder=most.who)
-    if climb.rose and climb.rising_cycles == 1 and verdict == TORCH:
+    if not climb.rose:
+        return Finding(verdict, "ok", _flat(f"{part.label} is", climb.judged_cycles, limit_bytes), evidence)
+    if climb.rising_cycles == 1 and verdict == TORCH:
         # To the 512 bytes, most runs allocate some table or workspace late.
-        return Finding(TORCH, "ok", f"{part.label} rose once, {_amount(climb)}: an event, not a leak", evidence)
-    if climb.rose:
-        return Finding(verdict, "unknown", f"{part.label} rose {_amount(climb)}, {UNSTEADY}", evidence)
-    return Finding(verdict, "ok", _flat(f"{part.label} is", climb.judged_cycles, limit_bytes), evidence)
+        summary = f"{part.label} rose once, {_amount(climb)}: an event, not a leak"
+        return Finding(TORCH, "ok", summary, evidence)
+    return Finding(verdict, "unknown", f"{part.label} rose {_amount(climb)}, {UNSTEADY}", evidence)
 
 
 def _outside_torch_by_device(
