@@ -188,7 +188,7 @@ class Daemon:
             self._agents = agent_reader(options.agent_dir)
             self._watch.read_agents(self._agents)
         if self._recorder is not None and options.record_max_size != old.record_max_size:
-            self._recorder.resize(options.record_max_size)
+            self._recorder.order(SegmentStore.resize, options.record_max_size)
         self._watch.limits = options.limits
         self._options = replace(options, **old.fixed)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.blocks.expected import grows_with_every_token
+from kvdiag.diagnosis.blocks.expected import blocks_needed, grows_with_every_token
 from kvdiag.diagnosis.blocks.step_accounting import (
     CUT_SHORT,
     NOT_RUN,
@@ -31,7 +31,6 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     last_span,
     load_figures,
     measure,
-    nominal_blocks,
     refused,
     unknown,
 )
@@ -170,9 +169,8 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         and (peak := measure(timeline, facts, span, floor)) is not None
     ]
     if first is None or last is None or not peaks:
-        return unknown(
-            "single_request", "the pool did not settle between the requests; pause other traffic", judged[-1]
-        )
+        unsettled = "the pool did not settle between the requests; pause other traffic"
+        return unknown("single_request", unsettled, judged[-1])
     peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
     status, sentence = compare(peak, limits)
     kept = last - first
@@ -235,9 +233,10 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     """
     result = judge_load("long_context", timeline, facts, limits)
     span = last_span(timeline, "long_context")
-    if result.status == "unknown" or span is None or refused(span) is not None:
+    if result.status == "unknown" or span is None or span.workload is None or refused(span) is not None:
         return result
-    highest, most = highest_blocks(timeline, facts, span, limits), nominal_blocks(facts, span)
+    finished = [span.workload.tokens_per_request] * span.workload.requests
+    highest, most = highest_blocks(timeline, facts, span, limits), blocks_needed(finished, facts)
     if highest is None or most is None or not grows_with_every_token(facts):
         return result
     overshoot = highest - most.most_blocks

@@ -141,7 +141,7 @@ def _with_log(case: Case, path: Path) -> Case:
 
 
 def _with_report(case: Case, text: str) -> Case:
-    if case.report is not None:
+    if case.has_report:
         return case
     for engine in ENGINES:
         try:

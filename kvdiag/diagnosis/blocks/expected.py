@@ -31,15 +31,6 @@ class ExpectedBlocks:
     most_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Modelled:
-    """A model's cache as its config lays it out, in the two ways that blocks may be returned."""
-
-    layout: CacheLayout
-    prompt: RequestTerms
-    late: RequestTerms
-
-
 def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlocks | None:
     """Blocks that decoding requests with so many resident tokens each need; `None` where the curve is not known.
 
@@ -51,7 +42,8 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlock
     if pool is None or curve_problem(facts) is not None:
         return None
     modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
-    each = [_by_report(one, pool) if modelled is None else _by_model(one, modelled) for one in resident_tokens]
+    tokens = resident_tokens
+    each = [_by_report(one, pool) if modelled is None else _by_model(one, *modelled) for one in tokens]
     return ExpectedBlocks(
         least_blocks=sum(one.least_blocks for one in each), most_blocks=sum(one.most_blocks for one in each)
     )
@@ -71,8 +63,9 @@ def filled_ratio(resident_tokens: Sequence[int], held_blocks: int, facts: Facts)
     if modelled is None:
         kept = sum(min(tokens, window or tokens) for tokens in resident_tokens)
         return kept / (held_blocks * pool.block_tokens)
-    kept = sum(content_bytes(modelled.layout, tokens, modelled.prompt) for tokens in resident_tokens)
-    return kept / (held_blocks * sum(modelled.layout.bytes_per_block))
+    layout, prompt = modelled
+    kept = sum(content_bytes(layout, tokens, prompt) for tokens in resident_tokens)
+    return kept / (held_blocks * sum(layout.bytes_per_block))
 
 
 def curve_problem(facts: Facts) -> str | None:
@@ -115,20 +108,16 @@ def _by_report(tokens: int, pool: KvPool) -> ExpectedBlocks:
     )
 
 
-def _by_model(tokens: int, modelled: _Modelled) -> ExpectedBlocks:
-    held = [
-        decode_blocks(modelled.layout, resident_tokens=tokens, terms=terms)
-        for terms in (modelled.prompt, modelled.late)
-    ]
+def _by_model(tokens: int, layout: CacheLayout, prompt: RequestTerms) -> ExpectedBlocks:
+    late = replace(prompt, steps_in_flight=1)
+    held = [decode_blocks(layout, resident_tokens=tokens, terms=terms) for terms in (prompt, late)]
     return ExpectedBlocks(least_blocks=min(held), most_blocks=max(held))
 
 
-def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
-    """The config's layout, where it meets the engine's own figure for one request to the block."""
+def _modelled(facts: Facts, pool: KvPool) -> tuple[CacheLayout, RequestTerms] | None:
+    """The config's layout, where it meets the engine's own figure for one request; no block is late."""
     model = served(facts, pool)
     if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
         return None
     terms = model.deployment.request_terms(model.architecture, encoder_tokens=0)
-    return _Modelled(
-        layout=model.layout, prompt=replace(terms, steps_in_flight=0), late=replace(terms, steps_in_flight=1)
-    )
+    return model.layout, replace(terms, steps_in_flight=0)

@@ -213,9 +213,8 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     floor = floor_before(timeline, facts, span, limits)
     peak = None if floor is None else measure(timeline, facts, span, floor)
     if peak is None:
-        return unknown(
-            step, "the pool's usage before or under the load is not reported; check the engine's /metrics", span
-        )
+        missing = "the pool's usage before or under the load is not reported; check the engine's /metrics"
+        return unknown(step, missing, span)
     status, sentence = compare(peak, limits)
     expected, measured = load_figures(facts, peak)
     measured = replace(measured, samples_of_whole_load=peak.samples)
@@ -248,13 +247,6 @@ def _in_short(text: str) -> str:
 
 def _failures(outcome: Outcome, reason: str) -> str:
     return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
-
-
-def nominal_blocks(facts: Facts, span: Span) -> ExpectedBlocks | None:
-    """Blocks that a span's requests need when all of them are finished."""
-    if span.workload is None:
-        return None
-    return blocks_needed([span.workload.tokens_per_request] * span.workload.requests, facts)
 
 
 def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:

@@ -10,11 +10,10 @@ the server's. The finding names how many other ranks grow as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS, Assessment
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
@@ -62,12 +61,10 @@ class _DeviceMemory:
 
     def __init__(self, timeline: Timeline, facts: Facts, limits: Limits) -> None:
         self._timeline, self._limits = timeline, limits.growth
-        self._series = memory_series(timeline, facts, limits)
+        series = memory_series(timeline, facts, limits)
+        self.assessed = series.assessed
         # The server's own bytes on its devices where NVML shows its processes, else the devices'.
-        self.whole = Part.SERVER if self._series.points[Part.SERVER] else Part.DEVICE
-
-    def assessed(self, part: Part) -> Mapping[MemoryOwner, Assessment]:
-        return self._series.assessed(part, self._limits)
+        self.whole = Part.SERVER if series.points[Part.SERVER] else Part.DEVICE
 
     def decisive(self, part: Part) -> Decisive | None:
         return decisive(self.assessed(part), self._limits, self._room_bytes)
@@ -163,18 +160,16 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     key = (found[0].device_uuid, found[0].who)
     # The newest publication of the process, which may be on several devices.
     published = (each for sample in reversed(timeline.samples) for each in sample.allocators or ())
-    last = next((one for one in published if (one.device_uuid.lower(), one.who) == key), None)
-    stranded = None if last is None else stranded_bytes(last)
-    releasable = None if last is None else releasable_bytes(last)
+    last = next(one for one in published if (one.device_uuid.lower(), one.who) == key)
+    stranded, releasable = stranded_bytes(last), releasable_bytes(last)
     if releasable is not None and stranded is not None and releasable >= stranded:
         return None
-    unallocated = None if last is None else last.unallocated_bytes
     growing = memory.finding(
         verdict,
         found,
         Part.TORCH_UNUSED,
         memory.excluded("live_growth_per_hour", Part.TORCH_LIVE, found[0]),
-        Evidence("reserved_but_unallocated", unallocated, "bytes", "torch"),
+        Evidence("reserved_but_unallocated", last.unallocated_bytes, "bytes", "torch"),
         Evidence("stranded", stranded, "bytes", "torch"),
         Evidence("releasable", releasable, "bytes", "torch"),
     )

@@ -188,8 +188,3 @@ def _evidence(
         ("time_to_exhaustion_latest", figures.exhaustion_high_seconds, "seconds", "computed"),
     )
     return tuple(Evidence(*row) for row in rows)
-
-
-def relabelled(one: Finding, status: Status, doubt: str) -> Finding:
-    """The finding with another status and what makes it so."""
-    return replace(one, status=status, summary=f"{one.summary}; {doubt}")

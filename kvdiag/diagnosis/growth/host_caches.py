@@ -118,7 +118,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
     """The fullest cache of a known size limit that is filling while it is watched; `None` where none does."""
     seen = memory_series(timeline, facts, limits)
     part, found = MemoryComponent.HOST_ANONYMOUS, []
-    for owner, assessed in seen.assessed(part, limits.growth).items():
+    for owner, assessed in seen.assessed(part).items():
         limit, growth = size_limit(owner.who, facts), assessed.decides
         if limit is None or not limit.reported or growth is None:
             continue

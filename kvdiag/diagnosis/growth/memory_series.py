@@ -69,13 +69,14 @@ class MemorySeries:
     engines: EngineActivity
     points: Mapping[Part, Mapping[MemoryOwner, Points]]
     started_seconds: float | None
+    limits: GrowthLimits
     _assessed: dict[Part, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
     _activity: dict[float, tuple[float | None, bool]] = field(default_factory=dict)
 
-    def assessed(self, part: Part, limits: GrowthLimits) -> Mapping[MemoryOwner, Assessment]:
+    def assessed(self, part: Part) -> Mapping[MemoryOwner, Assessment]:
         """A component of every owner that was there to the end, judged by the estimator."""
         if part not in self._assessed:
-            self._assessed[part] = self._assess(part, limits)
+            self._assessed[part] = self._assess(part)
         return self._assessed[part]
 
     def grown_bytes(self, part: Part, owner: MemoryOwner) -> int:
@@ -83,7 +84,8 @@ class MemorySeries:
         _, sizes = self.points[part][owner]
         return max(sizes[-1] - sizes[0], 0)
 
-    def _assess(self, part: Part, limits: GrowthLimits) -> dict[MemoryOwner, Assessment]:
+    def _assess(self, part: Part) -> dict[MemoryOwner, Assessment]:
+        limits = self.limits
         group = next(group for group in GROUPS if part in group)
         lines = [line for one in group for line in self.points[one].values()]
         first = min((times[0] for times, _ in lines), default=0.0)
@@ -98,17 +100,17 @@ class MemorySeries:
             # Where its beginning was observed, what comes with a beginning is left out; else the gates have to do.
             begun = self.engines.fresh or times[0] - first > limits.reading_age_seconds
             since = max(times[0] + limits.warmup_seconds if begun else times[0], started)
-            assessed[owner] = assess(self._awake(line, since, part, limits), limits, served)
+            assessed[owner] = assess(self._awake(line, since, part), limits, served)
         return assessed
 
-    def _awake(self, line: Points, since_seconds: float, part: Part, limits: GrowthLimits) -> Series:
+    def _awake(self, line: Points, since_seconds: float, part: Part) -> Series:
         """The samples since a moment with the load at each, without those of engines asleep."""
         first = bisect_left(line[0], since_seconds)
         times, sizes = line[0][first:], line[1][first:]
         known = self._activity
         for seconds in times:
             if seconds not in known:
-                known[seconds] = self.engines.at(seconds, limits)
+                known[seconds] = self.engines.at(seconds, self.limits)
         loads = [known[seconds] for seconds in times]
         awake = [not asleep for _, asleep in loads]
         if not all(awake):
@@ -136,7 +138,7 @@ class _Gathering:
     def __init__(self, timeline: Timeline, facts: Facts, limits: GrowthLimits) -> None:
         self._timeline, self._facts = timeline, facts
         self._own = server_uuids(timeline, facts)
-        self._least_seconds = limits.reading_seconds
+        self._limits = limits
         self._kept: dict[Hashable, float] = {}
         self._points: dict[Part, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
         self._owners: dict[Hashable, MemoryOwner] = {}
@@ -165,6 +167,7 @@ class _Gathering:
             engines=engine_activity(self._timeline),
             points={part: self._by_owner(part) for part in self._points},
             started_seconds=self._facts.started_seconds,
+            limits=self._limits,
         )
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
@@ -207,7 +210,7 @@ class _Gathering:
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
         """Whether a source's sample is far enough from its last for a minute's median to gain by it."""
-        return at_seconds - self._kept.get(source, -math.inf) >= self._least_seconds
+        return at_seconds - self._kept.get(source, -math.inf) >= self._limits.reading_seconds
 
     def _add(self, part: Part, key: Hashable, at_seconds: float, size_bytes: int) -> None:
         times, sizes = self._points[part].setdefault(key, ([], []))

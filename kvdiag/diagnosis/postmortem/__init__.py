@@ -7,7 +7,7 @@ by the usual rules (`diagnose`) and fills in every finding that the failure alon
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
@@ -22,26 +22,22 @@ from kvdiag.oom.message import parse_shortage
 
 __all__ = ["RULES", "Case", "postmortem"]
 
+UNKNOWN_WITHOUT_FAILURE: Mapping[str, Callable[[Case, Limits], Finding]] = {
+    startup.FOREIGN: startup.judge_foreign,
+    startup.CONTEXT: startup.judge_context,
+    transients.HOLES: transients.judge_fragmentation,
+    transients.CAPTURE: transients.judge_capture,
+    transients.ACTIVATION: transients.judge_activation,
+    startup.MISCONFIGURED: startup.judge_misconfigured,
+}
+"""Causes before their consequences: the first fault is the headline. Each is unknown without a failure."""
+
 RULES: tuple[Callable[[Case, Limits], Finding | None], ...] = (
-    startup.judge_foreign,
-    startup.judge_context,
-    transients.judge_fragmentation,
-    transients.judge_capture,
-    transients.judge_activation,
-    startup.judge_misconfigured,
+    *UNKNOWN_WITHOUT_FAILURE.values(),
     transients.judge_torch_growth,
     transients.judge_host_growth,
 )
-"""Causes before their consequences: the first fault is the headline. `None`: the verdict does not apply."""
-
-UNKNOWN_WITHOUT_FAILURE = (
-    startup.FOREIGN,
-    startup.CONTEXT,
-    transients.HOLES,
-    transients.CAPTURE,
-    transients.ACTIVATION,
-    startup.MISCONFIGURED,
-)
+"""Every rule. `None`: the verdict does not apply."""
 
 
 def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
@@ -117,7 +113,7 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
 
 
 def _facts(case: Case) -> Facts:
-    if case.facts != Facts() or case.report is None:
+    if case.facts != Facts() or not case.has_report:
         return replace(case.facts, engine_name=case.facts.engine_name or case.engine_name)
     settings = case.report.settings
     return Facts(

@@ -35,14 +35,14 @@ _FILLED_PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that is known of one crash. `report` is the memory report in the engine's log before it.
+    """All that is known of one crash. `report` is the engine's memory report in the log, else empty.
 
     `engine_name` is the engine that wrote the log, `flags` are its settings' command-line flags; `has_log` is whether a
     log, or a part of one, was given, `clean_logs` those of them without a failure.
     """
 
     accounts: tuple[Account, ...] = ()
-    report: EngineReport | None = None
+    report: EngineReport = field(default_factory=EngineReport)
     engine_name: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     timeline: Timeline | None = None
@@ -53,6 +53,11 @@ class Case:
     clean_logs: tuple[str, ...] = ()
     failed_pool_bytes: int | None = None
     """How far below zero the pool's size is that the log prints."""
+
+    @property
+    def has_report(self) -> bool:
+        """Whether a log has reported anything of the start."""
+        return self.report != EngineReport()
 
     @property
     def failure(self) -> Account:
@@ -102,39 +107,36 @@ class Case:
     @property
     def rank(self) -> RankReport | None:
         """The log's memory report of the failed process; of several that may be it, the one with the least memory."""
-        ranks = self.report.ranks if self.report is not None else ()
         names = {account.process for account in self.accounts} - {""}
-        own = [rank for rank in ranks if rank.name in names]
-        smallest = self.report.deciding_rank if self.report is not None else None
-        return next(iter(own), None) or smallest or next(iter(ranks), None)
+        own = [rank for rank in self.report.ranks if rank.name in names]
+        return next(iter(own), None) or self.report.deciding_rank or next(iter(self.report.ranks), None)
 
     @property
     def missing_log(self) -> str:
         """Which log would fill in what is missing, as the end of a sentence; empty where that log was given."""
         if not self.has_log:
             return "; add the engine's log (--log)"
-        return "; add the log from the engine's start" if self.report is None else "; add the agent's black box"
+        return "; add the agent's black box" if self.has_report else "; add the log from the engine's start"
 
     @property
     def total_bytes(self) -> int | None:
         """The device's memory, from the message or the log."""
         printed = self.failure.shortage.total_bytes if self.accounts else None
-        return printed or (self.report.total_bytes if self.report is not None else None)
+        return printed or self.report.total_bytes
 
     @property
     def pool_bytes(self) -> int | None:
         """The KV pool's size where a setting gives it, by the log of the start or the trace."""
-        if self.report is not None and self.report.settings.pool_bytes is not None:
-            return self.report.settings.pool_bytes
-        return self.facts.pools[0].pool_bytes if self.facts.pools else None
+        known = self.facts.pools[0].pool_bytes if self.facts.pools else None
+        return known if self.report.settings.pool_bytes is None else self.report.settings.pool_bytes
 
     @property
     def fraction_ratio(self) -> float | None:
         """The memory fraction in use; `None` without a log of the start or a trace, or where the pool has a size."""
-        if self.report is None and self.facts.pools and self.pool_bytes is None:
-            return self.facts.pools[0].memory_fraction_ratio
-        if self.report is None or self.pool_bytes is not None:
+        if self.pool_bytes is not None:
             return None
+        if self.facts.pools and not self.has_report:
+            return self.facts.pools[0].memory_fraction_ratio
         settings = self.report.settings
         return settings.fraction_ratio if settings.memory_fraction_ratio or settings.version else None
 

@@ -27,8 +27,8 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
-    short = f"{format_bytes(short_bytes)} was missing, and {format_bytes(headroom)} is headroom"
-    pool, rank = case.pool_bytes, None if case.report is None else case.report.deciding_rank
+    short = f"{format_bytes(short_bytes)} was missing; {format_bytes(headroom)} more as a margin"
+    pool, rank = case.pool_bytes, case.report.deciding_rank
     printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
     taken = pool or printed or None
     total, old = case.total_bytes, case.fraction_ratio
@@ -106,9 +106,8 @@ def _ceil(ratio: float) -> float:
 
 def _cost(case: Case, pool_bytes: int) -> str:
     """The tokens that these bytes of the pool hold, where the log has both."""
-    report = case.report
-    rank = None if report is None else report.deciding_rank
-    if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:
+    report, rank = case.report, case.report.deciding_rank
+    if rank is None or rank.pool is None or not report.tokens or not rank.pool.nominal_bytes:
         return ""
     tokens = min(pool_bytes * report.tokens // rank.pool.nominal_bytes, report.tokens)
     return f", which costs {format_count(tokens)} of the pool's {format_count(report.tokens)} tokens"

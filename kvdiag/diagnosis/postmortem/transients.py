@@ -51,9 +51,8 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
     if failure.phase != "graph_capture":
         return Finding(CAPTURE, "ok", "the failure was not during graph capture")
     if foreign(case, limits) is not None:
-        return Finding(
-            CAPTURE, "suspect", f"{asked_for(case)}; other processes use enough to explain it", evidence(case)
-        )
+        summary = f"{asked_for(case)}; other processes use enough to explain it"
+        return Finding(CAPTURE, "suspect", summary, evidence(case))
     rank, short = case.rank, failure.shortage.short_bytes
     estimate = None if rank is None else rank.graphs_estimate
     rest, others = _further_graphs(case)
@@ -138,8 +137,7 @@ def _remedy(case: Case) -> str:
             "Look for another limit: ulimit -v, the container's or the vGPU's limit, or, on an integrated GPU, how "
             f"much host memory is free. Lower {case.flag('memory_fraction')} where other processes come and go."
         )
-    settings = None if case.report is None else case.report.settings
-    batched = None if settings is None else settings.max_num_batched_tokens
+    batched = case.report.settings.max_num_batched_tokens
     used = None if failure.work is None else failure.work.scheduled_tokens
     tokens = scaled("max_num_batched_tokens", batched or used, case, step=STEP_TOKENS, used=used)
     if failure.phase == "profile":
@@ -238,16 +236,13 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
         summary = f"{found.figures}: {found.reason}" if found.figures else found.reason
         return Finding(HOLES, "unknown" if found.state == "unknown" else "ok", summary, evidence(case))
     expandable = failure.allocator is not None and failure.allocator.expandable_segments is True
-    asleep = "restart the server (with sleep mode vLLM does not start with expandable_segments:True)"
-    remedy = joined(
-        None
-        if expandable
-        else asleep
-        if failure.phase == "wake"
-        else "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and restart (a "
-        "restart alone frees the fragmented memory only for now)",
-        lower_fraction(case, shortage.short_bytes),
+    change = (
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF from torch 2.10) and "
+        "restart (a restart alone frees the fragmented memory only for now)"
     )
+    if failure.phase == "wake":
+        change = "restart the server (with sleep mode vLLM does not start with expandable_segments:True)"
+    remedy = joined(None if expandable else change, lower_fraction(case, shortage.short_bytes))
     full = ", but they are a tiny share of the device: a full device is likelier" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"
     return Finding(HOLES, "suspect" if full else "fault", summary, evidence(case), remedy=remedy)

@@ -27,21 +27,21 @@ class _Listing:
 
     at_seconds: float
     device: Device
-    processes: tuple[Process, ...]
 
     def others(self, facts: Facts) -> tuple[Process, ...]:
         """The processes that are not the server's."""
-        return tuple(process for process in self.processes if process.pid not in (facts.server_pids or ()))
+        listed = self.device.processes or ()
+        return tuple(process for process in listed if process.pid not in (facts.server_pids or ()))
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at every process on the server's devices, and at bytes of no process."""
     histories = _histories(timeline, facts, limits)
     if not histories:
+        missing = "NVML lists no processes here; run kvdiag in the host's PID namespace"
         if newest_devices(timeline) is None:
-            return unknown(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
-        unlisted = "NVML lists no processes here; run kvdiag in the host's PID namespace"
-        return unknown(ID, gap_reason(timeline, facts, "nvml") or unlisted)
+            missing = "no device was read; run kvdiag where NVML works"
+        return unknown(ID, gap_reason(timeline, facts, "nvml") or missing)
     served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
     judged = [_judge_history(history, facts, limits, served=served) for history in histories]
     found = worst(judged)
@@ -65,7 +65,7 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
             continue
         keep = sample.at_seconds >= due
         for device in server_devices(sample.devices, own):
-            one = _Listing(at_seconds=sample.at_seconds, device=device, processes=device.processes or ())
+            one = _Listing(at_seconds=sample.at_seconds, device=device)
             if device.processes is None:
                 dark[device.uuid] = one
             elif not pids or any(process.pid in pids for process in device.processes):
@@ -127,10 +127,12 @@ def _judge_device(
         return Finding(ID, "unknown", f"NVML lists no processes on {where}; run kvdiag in the host's PID namespace")
     if not device.processes and not served and facts.server_pids is None:
         return _nobody(device, limits)
-    others, certain = _others(listing, facts, stay, served=served)
-    if others is None:
+    is_listed = bool(facts.own_processes(device))
+    # Containers see host pids, or none: while a server answers, the only process must be its own.
+    if not is_listed and not (served and len(device.processes) == 1):
         which = f"not known which of {plural(len(device.processes), 'process', 'processes')} on {where}"
         return Finding(ID, "unknown", f"{which} belong to the server; run kvdiag in its PID namespace")
+    others = [process for process in listing.others(facts) if is_listed and process.pid in stay]
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)
     evidence: tuple[Evidence, ...] = (
@@ -157,7 +159,7 @@ def _judge_device(
     if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
         silent = f"which process uses {format_bytes(hidden)} on {where}"
         return Finding(ID, "unknown", f"NVML does not report {silent}; run kvdiag as root on the host", evidence)
-    assumed = "" if certain else " (assumed: the GPU's only process is the server)"
+    assumed = "" if is_listed else " (assumed: the GPU's only process is the server)"
     summary = f"{where}: only the server uses significant memory{assumed}"
     return Finding(ID, "ok", summary, evidence)
 
@@ -178,18 +180,6 @@ def _nobody(device: Device, limits: Limits) -> Finding:
         unlisted = f"{format_bytes(hidden)} used although no process is listed and no server runs"
         return Finding(ID, "suspect", f"{where}: {unlisted}: a zombie, or a process that only the host lists", evidence)
     return Finding(ID, "ok", f"{where}: no significant memory in use", evidence)
-
-
-def _others(
-    listing: _Listing, facts: Facts, stay: frozenset[int], *, served: bool
-) -> tuple[list[Process] | None, bool]:
-    """Processes that are not the server's, and whether that is certain; `None` where the server is not listed."""
-    if facts.own_processes(listing.device):
-        return [process for process in listing.others(facts) if process.pid in stay], True
-    # Containers see host pids, or none: while a server answers, the only process must be its own.
-    if len(listing.processes) == 1 and served:
-        return [], False
-    return None, False
 
 
 def _unattributed_bytes(device: Device) -> int | None:

@@ -39,11 +39,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, gap_reason(timeline, facts, "nvml") or NO_DEVICES)
     growths = device_growths(timeline, facts, limits)
     if not growths:
-        if not timeline.spans(CYCLES):
-            return unknown(
-                ID, "warm-up is judged only over equal requests; run the test steps (`kvdiag run`) after a restart"
-            )
-        return unknown(ID, "device memory was sampled after too few equal requests; pause traffic for the run")
+        if timeline.spans(CYCLES):
+            few = "device memory was sampled after too few equal requests"
+            return unknown(ID, f"{few}; pause traffic for the run")
+        how = "run the test steps (`kvdiag run`) after a restart"
+        return unknown(ID, f"warm-up is judged only over equal requests; {how}")
     floors = floors_after_cycles(timeline, facts, limits)
     baseline = next(iter(timeline.spans(BASELINE)), None)
     start = baseline and floor_within(timeline, baseline.begin_seconds, baseline.end_seconds, facts, limits)

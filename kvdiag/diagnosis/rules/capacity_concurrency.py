@@ -66,9 +66,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if any(span.outcome is not None and span.outcome.failed for span in timeline.spans(STEP)):
         return unknown(ID, "concurrent requests of the run failed; fix the cause and repeat `kvdiag run`")
     if not worked and totals.most_running <= 1:
-        return unknown(
-            ID, "no two requests ran at the same time; run the test steps (`kvdiag run`), or sample under load"
-        )
+        how = "run the test steps (`kvdiag run`), or sample under load"
+        return unknown(ID, f"no two requests ran at the same time; {how}")
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
         return (Finding(ID, "ok", f"no request waited for KV blocks; {paused}", evidence),)

@@ -24,19 +24,18 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Timeline
+from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Process, Timeline
 
 ID = "imbalance.rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A GPU of the server: the bytes its processes use there, in all and each."""
+    """A GPU of the server: the bytes used there, and its processes, the largest first."""
 
     device: Device
     held_bytes: int
-    processes_bytes: tuple[int, ...]
-    pids: frozenset[int] = frozenset()
+    processes: tuple[Process, ...]
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -98,13 +97,8 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
         held = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
     if held is None:
         return None
-    own = facts.own_processes(device)
-    return _Rank(
-        device=device,
-        held_bytes=held,
-        processes_bytes=tuple(sorted((one.used_bytes or 0 for one in own), reverse=True)),
-        pids=frozenset(one.pid for one in own),
-    )
+    own = sorted(facts.own_processes(device), key=lambda one: one.used_bytes or 0, reverse=True)
+    return _Rank(device=device, held_bytes=held, processes=tuple(own))
 
 
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
@@ -113,7 +107,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     others = [rank.held_bytes for rank in ranks if rank is not fullest]
     usual = median_high(others)
     lost_bytes = fullest.held_bytes - usual
-    contexts = fullest.processes_bytes[1:]
+    contexts = [one.used_bytes or 0 for one in fullest.processes[1:]]
     block = block_bytes(facts)
     tokens = min(lost_bytes // block * facts.pools[0].block_tokens, MAX_COUNT) if block and facts.pools else None
     figures = ImbalanceFigures(excess_bytes=lost_bytes, lost_tokens=tokens)
@@ -126,7 +120,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     price = "" if tokens is None else f", which costs the pool {format_count(tokens)} tokens"
     gpu = fullest.device.index
     # Bytes below the smallest CUDA context do not count; two engines on every GPU are no imbalance.
-    further = len(fullest.processes_bytes) > min(len(rank.processes_bytes) for rank in ranks)
+    further = len(fullest.processes) > min(len(rank.processes) for rank in ranks)
     more_bytes = min(sum(contexts), fullest.held_bytes - min(rank.held_bytes for rank in ranks))
     if further and more_bytes >= limits.foreign_suspect_bytes:
         summary = (
@@ -134,7 +128,8 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
             f"{format_bytes(sum(contexts))}: CUDA contexts of other ranks{price}"
         )
         # Processes that have GPUs of their own are ranks: they should use nothing here.
-        ranks_too = len(fullest.pids & frozenset().union(*(one.pids for one in ranks if one is not fullest)))
+        elsewhere = {one.pid for rank in ranks if rank is not fullest for one in rank.processes}
+        ranks_too = len(elsewhere & {one.pid for one in fullest.processes})
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
         return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
     even_bytes = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
@@ -143,7 +138,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     if lost_bytes <= (min(even_bytes, limits.standing_out_bytes) if agree else even_bytes):
         summary = f"no rank stands out: the fullest is {format_bytes(lost_bytes)} above the median of the others"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)
-    hidden = "" if fullest.processes_bytes else "; its processes are not visible here"
+    hidden = "" if fullest.processes else "; its processes are not visible here"
     summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"
     certain = agree and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
     return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)

@@ -236,10 +236,8 @@ OFF = "prefix caching is off, so no request can be answered from another tenant'
 def verdict(found: Isolation, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of the probe, shared by the step and the finding; the module's docstring has the order."""
     if found.counted and found.new.hit:
-        return (
-            "unknown",
-            f"other clients send the same prompts (new prompts hit {found.new.summary}); pause their traffic",
-        )
+        same = f"other clients send the same prompts (new prompts hit {found.new.summary})"
+        return "unknown", f"{same}; pause their traffic"
     if found.counted and found.salted.hit:
         return "fault", (f"cache_salt is ignored: another tenant's cache answered {found.salted.summary}")
     if found.counted and found.unsalted.hit and found.other_key:

@@ -13,6 +13,7 @@ verdict that it mostly is with that engine, and the other one is unknown.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, device_growth, filling, torch_growth, undecided
@@ -76,7 +77,13 @@ def _by_soak(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, Find
 def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     inside = allocator_growths(timeline, facts, limits)
     if inside:
-        return _of_torch(inside, limits), _outside_torch(inside, timeline, facts, limits)
+        live = [(one, one.live) for one in inside]
+        torch = _of_processes(TORCH, live, MemoryComponent.TORCH_LIVE, limits.torch_quantum_bytes)
+        outside = [(one, one.outside) for one in inside if one.outside is not None]
+        if len(outside) < len(inside):
+            return torch, _outside_torch_by_device(inside, timeline, facts, limits)
+        part = MemoryComponent.OUTSIDE_TORCH
+        return torch, _of_processes(NON_TORCH, outside, part, limits.device_quantum_bytes)
     if not first_devices(timeline):
         return _both("unknown", gap_reason(timeline, facts, "nvml") or NO_DEVICES)
     growths = device_growths(timeline, facts, limits)
@@ -84,11 +91,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         few = f"device memory was sampled after fewer than {limits.cycles.judged_cycles + 2} equal requests"
         hours = format_duration(limits.growth.window_hours[0] * HOUR_SECONDS)
         short = f"no test run was made, and less than {hours} of device samples is usable"
-        how = (
-            "pause traffic for the run"
-            if timeline.spans(CYCLES)
-            else f"run the test steps (`kvdiag run`), or sample for {hours}"
-        )
+        run = f"run the test steps (`kvdiag run`), or sample for {hours}"
+        how = "pause traffic for the run" if timeline.spans(CYCLES) else run
         return _both("unknown", f"{few if timeline.marks else short}; {how}")
     # The server's own leak on one GPU is not to be hidden by another process's faster growth on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
@@ -108,35 +112,22 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     return undecided(Finding(NON_TORCH, "fault", summary, evidence), facts)
 
 
-def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
-    """Torch's allocated bytes, exact to the 512 bytes that it counts by."""
-    most = max(inside, key=lambda one: (one.live.leaking, one.live.bytes_per_cycle))
-    climb, what = most.live, "torch's allocated memory"
-    evidence = _climb(most, climb, "live")
-    if climb.leaking:
-        summary = f"{format_holder(most.who)}: {what} {_grows(climb.bytes_per_cycle)}"
-        return Finding(TORCH, "fault", summary, evidence, holder=most.who)
-    if climb.rose and climb.rising_cycles == 1:
-        # To the 512 bytes, most runs allocate some table or workspace late.
-        return Finding(TORCH, "ok", f"{what} rose once, {_amount(climb)}: an event, not a leak", evidence)
-    if climb.rose:
-        return Finding(TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)
-    return Finding(TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.torch_quantum_bytes), evidence)
-
-
-def _outside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
-    """What the server's processes use that torch does not count, by NVML inside them."""
-    climbs = [(one, one.outside) for one in inside if one.outside is not None]
-    if len(climbs) < len(inside):
-        return _outside_torch_by_device(inside, timeline, facts, limits)
+def _of_processes(
+    verdict: str, climbs: Sequence[tuple[AllocatorGrowth, Climb]], part: MemoryComponent, limit_bytes: int
+) -> Finding:
+    """Torch's allocated bytes, exact to the 512 bytes that it counts by, or memory outside torch."""
     most, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
-    evidence, what = _climb(most, climb, "outside_torch"), "memory outside torch"
+    evidence = _climb(most, climb, part.removeprefix("torch_"))
     if climb.leaking:
-        summary = f"{format_holder(most.who)}: {what} {_grows(climb.bytes_per_cycle)}"
-        return Finding(NON_TORCH, "fault", summary, evidence, holder=most.who)
-    if climb.rose:
-        return Finding(NON_TORCH, "unknown", f"{what} rose {_amount(climb)}, {UNSTEADY}", evidence)
-    return Finding(NON_TORCH, "ok", _flat(f"{what} is", climb.judged_cycles, limits.device_quantum_bytes), evidence)
+        summary = f"{format_holder(most.who)}: {part.label} {_grows(climb.bytes_per_cycle)}"
+        return Finding(verdict, "fault", summary, evidence, holder=most.who)
+    if not climb.rose:
+        return Finding(verdict, "ok", _flat(f"{part.label} is", climb.judged_cycles, limit_bytes), evidence)
+    if climb.rising_cycles == 1 and verdict == TORCH:
+        # To the 512 bytes, most runs allocate some table or workspace late.
+        summary = f"{part.label} rose once, {_amount(climb)}: an event, not a leak"
+        return Finding(TORCH, "ok", summary, evidence)
+    return Finding(verdict, "unknown", f"{part.label} rose {_amount(climb)}, {UNSTEADY}", evidence)
 
 
 def _outside_torch_by_device(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, relabelled, too_short
+from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, too_short
 from kvdiag.diagnosis.growth.host_caches import is_container, unreported_bytes, within_its_limit
 from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
 from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
@@ -39,12 +39,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (resident,)
         reason = gap_reason(timeline, facts, "host")
         return unknown(ID, reason or "the server's host memory was not read; run kvdiag in its PID namespace")
-    assessed = series.assessed(Part.HOST_ANONYMOUS, limits.growth)
+    assessed = series.assessed(Part.HOST_ANONYMOUS)
     found = decisive(assessed, limits.growth, lambda _: room)
     part = Part.HOST_ANONYMOUS
     if found is not None and not found[1].grows:
         # What no process shows alone, all of them may: workers that take turns, each too noisy.
-        together = decisive(series.assessed(Part.HOST_TOGETHER, limits.growth), limits.growth, lambda _: room)
+        together = decisive(series.assessed(Part.HOST_TOGETHER), limits.growth, lambda _: room)
         if together is not None and together[1].grows:
             found, part = together, Part.HOST_TOGETHER
         elif resident is not None and resident.status != "unknown":
@@ -73,20 +73,22 @@ def _resident(series: MemorySeries, room: int | None, facts: Facts, limits: Limi
     part = Part.HOST_RESIDENT
     if not series.points[part]:
         return None
-    assessed = series.assessed(part, limits.growth)
+    assessed = series.assessed(part)
     found = decisive(assessed, limits.growth, lambda _: room)
     if found is None:
         (missing,) = unknown(ID, too_short(assessed.values(), "resident host memory", limits.growth))
         return missing
     judged = _finding(series, part, found, room, facts, limits)
+    if found[1].grows:
+        judged = within_its_limit(judged, found[0], series, part, facts, limits)
     doubt = "resident memory includes mapped files; read /proc/PID/smaps_rollup for anonymous memory"
+    doubted = replace(judged, summary=f"{judged.summary}; {doubt}")
     if not found[1].grows:
         # Nothing was found in what is observed: no evidence that leaves the whole undecided.
-        doubted = relabelled(judged, "unknown", doubt) if judged.status == "ok" else judged
-        return replace(doubted, evidence=(), growth=None)
-    judged = within_its_limit(judged, found[0], series, part, facts, limits)
+        known = replace(doubted, status="unknown") if judged.status == "ok" else judged
+        return replace(known, evidence=(), growth=None)
     lasting = assessed[found[0]].lasts(limits.growth.resident_hours) and not is_container(found[0].who)
-    return judged if judged.status != "fault" or lasting else relabelled(judged, "suspect", doubt)
+    return judged if judged.status != "fault" or lasting else replace(doubted, status="suspect")
 
 
 def _room_bytes(timeline: Timeline, facts: Facts) -> int | None:

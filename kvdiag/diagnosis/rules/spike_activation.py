@@ -126,11 +126,8 @@ class _Dip:
 def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
-        how = (
-            "run the test steps (`kvdiag run`)"
-            if assigned_uuids(timeline, facts)
-            else "run kvdiag in the server's PID namespace"
-        )
+        known = assigned_uuids(timeline, facts)
+        how = "run the test steps (`kvdiag run`)" if known else "run kvdiag in the server's PID namespace"
         unread = f"no GPU of the server was sampled while requests ran; {how}"
         if timeline.samples and all(sample.devices is None for sample in timeline.samples):
             return Finding(ID, "unknown", gap_reason(timeline, facts, "nvml") or NO_DEVICES)

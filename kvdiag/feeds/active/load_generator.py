@@ -105,7 +105,7 @@ class Requests:
 
     async def measure(self, prompt_tokens: int, max_tokens: int) -> Speed | str:
         """Send one request to warm the server up and see how fast it is; the error's text where it failed."""
-        done = await self._send(prompt_tokens, max_tokens)
+        done = await self._send(self.new_prompt(prompt_tokens), max_tokens)
         if done.error is not None or done.first_token_seconds is None or done.decode_seconds is None:
             return done.error or "the server answered without a token"
         rate = (done.generated_tokens - 1) / done.decode_seconds if done.decode_seconds > 0 else 1000.0
@@ -117,38 +117,35 @@ class Requests:
 
     async def offer(self, workload: Workload) -> Outcome:
         """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
+        prompts = self._prompts(workload)
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._send(workload.prompt_tokens, workload.max_tokens, prompt))
-                for prompt in self._prompts(workload)
-            ]
-        done = [task.result() for task in tasks]
-        return _outcome(workload.prompt_tokens, *done)
+            tasks = [group.create_task(self._send(prompt, workload.max_tokens)) for prompt in prompts]
+        return _outcome(*(task.result() for task in tasks))
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""
-        done = await self._send(len(prompt.token_ids), max_tokens, prompt)
-        outcome = _outcome(len(prompt.token_ids), done)
+        done = await self._send(prompt, max_tokens)
+        outcome = _outcome(done)
         return outcome if outcome.failed else replace(outcome, first_token_seconds=done.first_token_seconds)
 
-    def _prompts(self, workload: Workload) -> list[Prompt | None]:
-        """A prompt for each request, those of the last repeated workload where it is repeated; `None` for a new one."""
-        if not workload.repeated:
-            return [None] * workload.requests
-        known = [one for one in self._repeated if len(one.token_ids) == workload.prompt_tokens]
-        known += [self.new_prompt(workload.prompt_tokens) for _ in range(workload.requests - len(known))]
-        self._repeated = known
-        return [*known[: workload.requests]]
+    def _prompts(self, workload: Workload) -> list[Prompt]:
+        """A prompt for each request: those of the last repeated workload where this one is repeated, too."""
+        before = self._repeated if workload.repeated else []
+        prompts = [one for one in before if len(one.token_ids) == workload.prompt_tokens]
+        prompts += [self.new_prompt(workload.prompt_tokens) for _ in range(workload.requests - len(prompts))]
+        if workload.repeated:
+            self._repeated = prompts
+        return prompts[: workload.requests]
 
     def new_prompt(self, tokens: int) -> Prompt:
         """A prompt that was never sent before, with a salt of its own."""
         return Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
 
-    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: Prompt | None = None) -> _Request:
-        request = _Request(prompt_tokens=prompt_tokens)
+    async def _send(self, prompt: Prompt, max_tokens: int) -> _Request:
+        request = _Request(prompt_tokens=len(prompt.token_ids))
         self._open.add(request)
         try:
-            await self._stream(request, max_tokens, prompt or self.new_prompt(prompt_tokens))
+            await self._stream(request, max_tokens, prompt)
         except (httpx2.HTTPError, Unreadable) as error:
             request.error = str(error) if isinstance(error, Unreadable) else explain(error)
         finally:
@@ -191,13 +188,12 @@ class Requests:
             request.error = "the stream ended without a token"
 
 
-def _outcome(prompt_tokens: int, *done: _Request) -> Outcome:
+def _outcome(*done: _Request) -> Outcome:
     errors = [one.error for one in done if one.error is not None]
-    completed = len(done) - len(errors)
     return Outcome(
-        completed=completed,
+        completed=len(done) - len(errors),
         failed=len(errors),
-        prompt_tokens=completed * prompt_tokens,
+        prompt_tokens=sum(one.prompt_tokens for one in done if one.error is None),
         generated_tokens=sum(one.generated_tokens for one in done),
         errors=tuple(dict.fromkeys(errors))[:4],
     )

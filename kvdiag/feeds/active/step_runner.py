@@ -115,7 +115,7 @@ class ActiveFeed(MarkedRun):
     begin: Callable[[], None] = lambda: None
     soak: Callable[[Speed | None], SoakPlan] | None = None
     instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
-    _impatient: bool = field(default=False, init=False)
+    _settle_seconds: float = field(default=SETTLE_SECONDS, init=False)
 
     async def run(self) -> Timeline:
         """The timeline of all steps in order, up to the moment at which the server stops answering.
@@ -300,10 +300,6 @@ class ActiveFeed(MarkedRun):
     async def _load(self, workload: Workload) -> Outcome:
         return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)
 
-    @property
-    def _settle_seconds(self) -> float:
-        return IMPATIENT_SECONDS if self._impatient else SETTLE_SECONDS
-
     async def _settle(self, *, publications: bool = False) -> None:
         """Wait until the engine has been idle for some samples, with one sample of the devices among them.
 
@@ -317,10 +313,12 @@ class ActiveFeed(MarkedRun):
         def reported(_: list[Sample]) -> bool:
             return settled([]) or len(engine_samples(self.recorder.since(first))) >= SETTLE_READINGS
 
-        if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
+        is_patient = self._settle_seconds == SETTLE_SECONDS
+        if not await self._checked_wait(settled, self._settle_seconds) and is_patient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
-            # There is other traffic: every further wait would take as long without success.
-            self._impatient = not settled([])
+            if not settled([]):
+                # There is other traffic: every further wait would take as long without success.
+                self._settle_seconds = IMPATIENT_SECONDS
         if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
             await self.sampler.read_devices(processes=True)
         if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):

@@ -113,9 +113,7 @@ class Retention:
 
 
 def _parts(sample: Sample) -> int:
-    return sum(
-        len(part or ()) for part in (sample.engines, sample.devices, sample.host, sample.allocators, sample.gaps)
-    )
+    return sum(len(getattr(sample, part) or ()) for part in (*PARTS.values(), "gaps"))
 
 
 def minute_of(sample: Sample) -> float:

@@ -21,6 +21,7 @@ from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import Finder, FoundServer, ServerTracker
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
+from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Facts, Gap, Lengths, Sample, Snapshot, SourceHealth
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
@@ -166,7 +167,7 @@ class Watch:
             self._retention.load(before.thinned, before.earlier_facts)
             samples = reversed((*before.thinned, *before.tail))
             self._server.restore(before.facts, next((one for one in samples if one.engines is not None), None))
-            self._recorder.clock_was_set(before.clock_set_seconds)
+            self._recorder.order(SegmentStore.clock_was_set, before.clock_set_seconds)
         self._record_lives()
         for sample in () if before is None else before.tail:
             self._keep(sample)
@@ -174,8 +175,8 @@ class Watch:
     def _record_lives(self) -> None:
         """Record the history again, and what follows, with the facts of all lives."""
         if self._recorder is not None:
-            self._recorder.begin(self._server.facts, self._retention.earlier_facts)
-            self._recorder.renew_history(self._retention.thinned)
+            self._recorder.order(SegmentStore.begin, self._server.facts, self._retention.earlier_facts)
+            self._recorder.order(SegmentStore.renew_history, self._retention.thinned)
 
     def _own_health(self) -> tuple[SourceHealth, ...]:
         """The health of the recorder, and of the clock once it has been set."""
@@ -196,7 +197,7 @@ class Watch:
             for dated in (self._clock, self._retention, self._latest, self._diagnoses, self._server):
                 dated.move(seconds)
             if self._recorder is not None:
-                self._recorder.clock_was_set(seconds)
+                self._recorder.order(SegmentStore.clock_was_set, seconds)
             self._record_lives()
             self._clock_set_total += 1
             self._renewed()
@@ -266,7 +267,7 @@ class Watch:
             self._diagnoses.clear()
             self._record_lives()
         elif self._recorder is not None:
-            self._recorder.begin(facts, self._retention.earlier_facts)
+            self._recorder.order(SegmentStore.begin, facts, self._retention.earlier_facts)
         self._renewed()
         if facts.url is not None:
             _log.info("watches", url=facts.url, model=facts.model, version=facts.engine_version, pids=facts.server_pids)

@@ -14,16 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
+from kvdiag.feeds.history import replica_facts
 from kvdiag.feeds.history.columns import JOIN_SECONDS, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
-from kvdiag.feeds.history.replica_facts import (
-    engine_of,
-    host_limit_bytes,
-    longest_request_tokens,
-    pools_of,
-    version_of,
-    weights_bytes,
-)
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, only
@@ -48,23 +41,23 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
     columns = sort_out(replica, history.series)
     labels = replica.labels
     container = container_of(replica)
-    version = version_of(labels, container)
+    version = replica_facts.version_of(labels, container)
     engine = engine_with_metrics(one["__name__"] for one in labels)
-    pools = pools_of(columns, _present(replica, history), version, engine)
+    pools = replica_facts.pools_of(columns, _present(replica, history), version, engine)
     names = names_of(columns)
     samples, gaps = _samples(columns, labels, names, container)
     model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     uuids = {device.uuid for sample in samples for device in sample.devices or ()}
     facts = Facts(
         url=_where(replica),
-        engine_name=engine_of(labels, container) if engine is None else engine.name,
+        engine_name=replica_facts.engine_of(labels, container) if engine is None else engine.name,
         engine_version=version,
         model=model,
-        max_model_len_tokens=longest_request_tokens(pools.pools),
+        max_model_len_tokens=replica_facts.longest_request_tokens(pools.pools),
         pools=pools.pools,
         server_pids=names.server_pids,
-        weights_bytes=weights_bytes(columns),
-        host_limit_bytes=host_limit_bytes(columns, container),
+        weights_bytes=replica_facts.weights_bytes(columns),
+        host_limit_bytes=replica_facts.host_limit_bytes(columns, container),
         host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
         device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,

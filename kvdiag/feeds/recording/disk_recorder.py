@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import TypeVarTuple
 
 import structlog
 
 from kvdiag.feeds.recording.restore import Before
 from kvdiag.feeds.recording.segment_store import SegmentStore
-from kvdiag.model import Facts, Sample
+from kvdiag.model import Sample
 
 _log = structlog.get_logger()
+
+Arguments = TypeVarTuple("Arguments")
 
 RETRY_SECONDS = 1.0
 """After a failure, until the disk is tried again."""
@@ -60,9 +63,9 @@ class DiskRecorder:
             return f"{self._segments.folder} cannot be written to: its disk hangs"
         return self._problem
 
-    def begin(self, facts: Facts, earlier: tuple[tuple[float, Facts], ...] = ()) -> None:
-        """Record the next samples with these facts, and those of earlier lives."""
-        self._orders.put(lambda: self._segments.begin(facts, earlier))
+    def order(self, write: Callable[[SegmentStore, *Arguments], None], *arguments: *Arguments) -> None:
+        """Have the thread call a method of the store, after all that was ordered before."""
+        self._orders.put(lambda: write(self._segments, *arguments))
 
     def add(self, sample: Sample) -> None:
         """Record one sample."""
@@ -74,19 +77,7 @@ class DiskRecorder:
     def keep(self, samples: Sequence[Sample]) -> None:
         """Record a thinned minute, for the next start; while the disk hangs it is dropped, and not counted as lost."""
         if samples and self._orders.qsize() < MAX_WAITING:
-            self._orders.put(lambda: self._segments.keep(samples))
-
-    def renew_history(self, samples: Sequence[Sample]) -> None:
-        """Replace the recorded history."""
-        self._orders.put(lambda: self._segments.renew_history(samples))
-
-    def clock_was_set(self, seconds: float) -> None:
-        """Note that the clock was set: times are not in one order with those before."""
-        self._orders.put(lambda: self._segments.clock_was_set(seconds))
-
-    def resize(self, max_bytes: int) -> None:
-        """Change the size limit."""
-        self._orders.put(lambda: self._segments.resize(max_bytes))
+            self.order(SegmentStore.keep, samples)
 
     def drained(self) -> None:
         """Wait until everything so far has been written, or a second."""
@@ -97,7 +88,7 @@ class DiskRecorder:
 
     def close(self) -> None:
         """Write what is queued, and end; do not wait for a disk that hangs."""
-        self._orders.put(self._segments.close)
+        self.order(SegmentStore.close)
         self._orders.put(None)
         self._hurry.set()
         self._thread.join(LAST_SECONDS)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, TooLongError
 from kvdiag.feeds.recording.segment_store import NAME
-from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
+from kvdiag.feeds.recording.trace import CUT_OFF, read_header, read_trace
 from kvdiag.formatting import format_duration
 from kvdiag.model import Facts, Gap, GapKind, Timeline
 
@@ -62,15 +62,14 @@ def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeli
     problems: list[KvdiagError] = []
     listed = _paths(folder)
     paths = [path for path in listed if path.exists()]
-    begun = {path for path in paths if is_begun(path)}
-    late_seconds = behind(path for path in paths if path in begun)
+    late_seconds = behind(paths)
     budget = Budget() if budget is None else budget
     ahead_seconds = 0.0
     for older, path in reversed([*enumerate(paths)]):
-        if path not in begun:
-            gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))
-            continue
         try:
+            if read_header(path) is None:
+                gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))
+                continue
             timeline, facts = read_trace(path, budget=budget)
         except TooLongError as error:
             problems.append(error)
@@ -134,7 +133,8 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
     for path in reversed(list(paths)):
         found[path] = seconds
         with contextlib.suppress(KvdiagError):
-            seconds += read_header(path).clock_set_seconds
+            header = read_header(path)
+            seconds += 0.0 if header is None else header.clock_set_seconds
     return found
 
 

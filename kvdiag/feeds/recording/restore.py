@@ -21,7 +21,7 @@ from kvdiag.feeds.daemon.retention import MAX_LIVES, minute_of
 from kvdiag.feeds.recording.budget import Budget, TooLongError
 from kvdiag.feeds.recording.folder_timeline import behind, moved, of_it
 from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files, number_of
-from kvdiag.feeds.recording.trace import Header, is_begun, read_header, read_trace
+from kvdiag.feeds.recording.trace import Header, read_header, read_trace
 from kvdiag.model import Facts, Gap, GapKind, Sample, Timeline
 
 _log = structlog.get_logger()
@@ -156,7 +156,7 @@ def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
 def _header(path: Path, lost: dict[str, Gap]) -> Header | None:
     """The header of a segment that was begun."""
     try:
-        return read_header(path) if is_begun(path) else None
+        return read_header(path)
     except KvdiagError as error:
         _leave_out(path, error, lost)
     return None

@@ -212,16 +212,6 @@ def read_trace(
         raise TooLongError(f"{path} is too long: {error}") from error
 
 
-def is_begun(path: Path) -> bool:
-    """Whether a trace's first line is whole, or cannot be read: a recorder killed before that has recorded nothing."""
-    try:
-        with _unpacked(path) as file:
-            first = next(_lines(file), (b"", False))
-            return first[1] or len(first[0]) == MAX_LINE_BYTES
-    except KvdiagError:
-        return True
-
-
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
     """The file's content, unpacked where it is packed; the name does not matter."""
@@ -309,14 +299,15 @@ def _before(line: bytes, seconds: float) -> bool:
         return False
 
 
-def read_header(path: Path) -> Header:
-    """A trace's first line.
+def read_header(path: Path) -> Header | None:
+    """A trace's first line; `None` where that is not whole: a recorder killed before has recorded nothing.
 
     Raises:
         KvdiagError: as `read_trace`, for what stands there.
     """
     with _unpacked(path) as file:
-        return _header(next(_lines(file), (b"", False))[0], path)
+        line, whole = next(_lines(file), (b"", False))
+    return _header(line, path) if whole or len(line) == MAX_LINE_BYTES else None
 
 
 def _header(line: bytes, path: Path) -> Header:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.recording.segment_store import SegmentStore, files
-from kvdiag.feeds.recording.trace import is_begun, read_header
+from kvdiag.feeds.recording.trace import read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
 from tests.stand_ins.nvml.stand_in import Gpu, Running
 
@@ -74,11 +74,9 @@ class _Pages(BaseHTTPRequestHandler):
 def facts_of(folder: Path, url: str) -> Facts | None:
     """What a daemon has recorded about its server."""
     for path in reversed(files(folder)):
-        if not is_begun(path):
-            continue
-        facts = read_header(path)[0]
-        if facts.url == url:
-            return facts
+        header = read_header(path)
+        if header is not None and header.facts.url == url:
+            return header.facts
     return None
 
 

@@ -17,7 +17,6 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     last_span,
     load_figures,
     measure,
-    nominal_blocks,
     other_tokens,
     refused,
 )
@@ -169,12 +168,6 @@ def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
     assert highest_blocks(seen(*WHOLE[:2]), KNOWN, SPAN, DEFAULT_LIMITS) is None
     blind = under_load(22.0, 99, usage=False)
     assert 64 == highest_blocks(seen(*WHOLE[:3], blind), KNOWN, SPAN, DEFAULT_LIMITS)
-
-
-def test_finished_requests_need_all_but_their_last_token() -> None:
-    """512 + 65 - 1 = 576 tokens are 36 blocks, of two requests 72."""
-    assert ExpectedBlocks(least_blocks=72, most_blocks=72) == nominal_blocks(KNOWN, SPAN)
-    assert nominal_blocks(KNOWN, replace(SPAN, workload=None)) is None
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def judged_seconds(
         for seconds in (30.0 * step for step in range(int(last / 30.0) + 1))
     ]
     merged = sorted([*engines, *samples], key=lambda one: one.at_seconds)
-    assessed = series(*merged, known=known).assessed(Part.HOST_ANONYMOUS, GROWTH)
+    assessed = series(*merged, known=known).assessed(Part.HOST_ANONYMOUS)
     return sorted(one.seconds for one in assessed.values())
 
 

@@ -185,7 +185,7 @@ def test_what_each_rule_says(golden: Callable[[str, str], None]) -> None:
         "\n".join(of_finding(finding(verdict, account(kind, phase=phase, max_num_seqs=512, **figures), report=start)))
         for verdict, rows in STATUSES.items()
         for kind, phase, figures, _ in rows
-        for start in (None, report)
+        for start in (EngineReport(), report)
     )
     golden("diagnosis/postmortem_rules.txt", "\n".join([*dict.fromkeys(lines), ""]))
 
@@ -203,7 +203,7 @@ def test_another_limit_is_suspected_where_a_segment_more_was_free(free_bytes: in
         pytest.param("prefill", {}, None, id="known"),
         pytest.param(None, {}, "--log", id="no log"),
         pytest.param(None, {"has_log": True}, "engine's start", id="the end of a log"),
-        pytest.param(None, {"has_log": True, "report": EngineReport()}, "black box", id="a log from its start"),
+        pytest.param(None, {"has_log": True, "report": EngineReport(tokens=1)}, "black box", id="log from its start"),
     ],
 )
 def test_log_that_would_show_the_phase_is_named(phase: str | None, parts: dict[str, Any], missing: str | None) -> None:

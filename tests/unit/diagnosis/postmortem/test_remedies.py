@@ -17,6 +17,8 @@ TOTAL = 100 * GIB
 HEADROOM = 300 * 10**6
 """What stays free beyond what was missing."""
 
+NO_REPORT = EngineReport()
+
 
 def report_of(fraction: float | None = 0.9, *, pool_gib: int = 50, tokens: int | None = 500_000) -> EngineReport:
     """An engine's log with a pool of so many GiB."""
@@ -24,7 +26,7 @@ def report_of(fraction: float | None = 0.9, *, pool_gib: int = 50, tokens: int |
     return EngineReport(settings=EngineSettings(memory_fraction_ratio=fraction), ranks=(rank,), tokens=tokens)
 
 
-def case_with(report: EngineReport | None = None, **figures: Any) -> Case:
+def case_with(report: EngineReport = NO_REPORT, **figures: Any) -> Case:
     """A failure on a device of 100 GiB."""
     return Case(accounts=(account(**{"total_bytes": TOTAL, **figures}),), report=report)
 
@@ -108,7 +110,7 @@ def test_fraction_is_raised_by_what_is_missing(
     missing_bytes: int | None, fraction: float | None, expected: tuple[float | None, ...] | None
 ) -> None:
     """Up to the next hundredth, and to 0.97 at most, beyond which libraries find no room."""
-    actual = raise_fraction(case_with(None if fraction is None else report_of(fraction)), missing_bytes)
+    actual = raise_fraction(case_with(NO_REPORT if fraction is None else report_of(fraction)), missing_bytes)
     assert expected == (None if actual is None else figures_of(actual))
 
 

@@ -224,7 +224,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     monkeypatch.setattr(disk_recorder, "LAST_SECONDS", 60.0)
     now, came = [0.0], readings(4)
     recorder = DiskRecorder(SegmentStore(tmp_path / "record", max_bytes=MIB), clock=lambda: now[0])
-    recorder.begin(FACTS)
+    recorder.order(SegmentStore.begin, FACTS)
     recorder.add(came[0])
     recorder.drained()
     return recorder, now, came
@@ -260,7 +260,7 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path, watched: Re
     """Samples that cannot be written are counted and reported; when there is room again, recording resumes."""
     folder, (recorder, now, came) = tmp_path / "record", watched
     folder.rename(tmp_path / "gone")
-    recorder.begin(replace(FACTS, model="other"))
+    recorder.order(SegmentStore.begin, replace(FACTS, model="other"))
 
     recorder.add(came[1])
     recorder.add(came[2])
