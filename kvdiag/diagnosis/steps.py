@@ -107,8 +107,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        more = f"at least {format_bytes(used - explained)} of it neither pool nor weights nor usual overhead"
-        parts.append(f"{format_bytes(used)} of GPU memory used, {more}")
+        most = f"pool, weights and usual overhead explain at most {format_bytes(explained)}"
+        parts.append(f"{format_bytes(used)} of GPU memory used; {most}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)

@@ -209,7 +209,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
     return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
 
 
-GROWN = "whether it had grown, only a recording shows (--trace)"
+GROWN = "not known whether its memory had grown: that needs a recording (--trace)"
 
 
 def _more_memory(case: Case, limits: Limits) -> str:

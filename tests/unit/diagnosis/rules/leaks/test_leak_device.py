@@ -156,7 +156,7 @@ AGENTS = World(agents=True, device_growth_bytes=6 * MIB)
         (
             World(agents=True, torch_growth_bytes=100 * KIB),
             ("fault", "100 KiB with each request"),
-            ("ok", "flat over 6 equal requests"),
+            ("ok", "flat over the last 6"),
         ),
         (replace(AGENTS, torch_growth_bytes=6 * MIB, nvml=NO_NVML), ("fault", "6.00 MiB"), ("ok", "flat")),
         (replace(AGENTS, cache_growth_bytes=6 * MIB), ("ok", "flat"), ("ok", "flat")),
