@@ -2,7 +2,7 @@
 
 In this order: the test steps that the timeline's marks name; every rule, for each life of the server by itself, and the
 knowledge of each finding; faults that rest on unverified agent files alone are lowered to suspects (`trust`). The
-status is the worst of steps and findings, in the order of `_worst`; a fault or suspect of an earlier life remains the
+status is the worst of steps and findings, in the order of `_status`; a fault or suspect of an earlier life remains the
 worst, since a restart explains nothing. The memory ledger of the newest samples and all gaps are reported with it.
 """
 
@@ -36,7 +36,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
     Returns:
         A result for each step that the marks name, one finding for each verdict id (`unknown` where its evidence is
-        missing), the memory ledger of the newest samples, all gaps, and the worst status, in the order of `_worst`.
+        missing), the memory ledger of the newest samples, all gaps, and the worst status, in the order of `_status`.
 
     It never raises for what a timeline holds: impossible values cannot be built (`Checked`).
     """
@@ -48,10 +48,15 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
     steps, findings = weighed(timeline, judged(timeline), judged)
     *ended, present = lifetimes(timeline, facts, limits)
-    present_worst = _worst(timeline, facts, steps, findings, limits)
+    gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))
+    whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
     # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
-    last_worst = present_worst if present.life.end_seconds is None else _status(steps, findings)
-    lives = (*(_life(one, limits) for one in ended), _lived(present, last_worst, findings))
+    last_worst = present_worst = _status(steps, findings, whole=whole)
+    if present_worst == "ok" and _lost(timeline, facts, limits):
+        present_worst = "unknown"
+    if present.life.end_seconds is None:
+        last_worst = present_worst
+    lives = (*(_life(one, limits, whole=whole) for one in ended), _lived(present, last_worst, findings))
     # A restart explains nothing away.
     worst = next((one for one in ("fault", "suspect") if one in {life.worst for life in lives}), present_worst)
     times = [sample.at_seconds for sample in timeline.samples]
@@ -64,7 +69,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         steps=steps,
         findings=findings,
         ledger=ledger(_newest(timeline, limits), facts),
-        gaps=tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps)))),
+        gaps=gaps,
         lives=lives,
     )
 
@@ -77,14 +82,14 @@ def _findings(one: Lifetime, limits: Limits) -> tuple[Finding, ...]:
     return tuple(informed(replace(finding, last_seen_seconds=seen), one.facts.engine_name) for finding in found)
 
 
-def _life(one: Lifetime, limits: Limits) -> Life:
+def _life(one: Lifetime, limits: Limits, *, whole: bool) -> Life:
     """The judgement of a life that is over: nothing in it is lost, for its server has exited."""
 
     def judged(timeline: Timeline) -> Judged:
         return (), _findings(one._replace(timeline=timeline), limits)
 
     _, findings = weighed(one.timeline, judged(one.timeline), judged)
-    return _lived(one, _status((), findings), findings)
+    return _lived(one, _status((), findings, whole=whole), findings)
 
 
 def _lived(one: Lifetime, worst: Status, findings: tuple[Finding, ...]) -> Life:
@@ -111,29 +116,24 @@ def informed(finding: Finding, engine_name: str | None = None) -> Finding:
     )
 
 
-def _worst(
-    timeline: Timeline, facts: Facts, steps: tuple[StepResult, ...], findings: tuple[Finding, ...], limits: Limits
-) -> Status:
-    """The first of these that holds.
+def _status(steps: tuple[StepResult, ...], findings: tuple[Finding, ...], *, whole: bool) -> Status:
+    """The first of these that holds; `whole` is whether all that was recorded could be read.
 
     1. `fault`, then `suspect`: any step or finding has it.
-    2. `unknown`: a source was lost, a step could not be judged, a leak stays undecided with all its evidence, or
-       without steps leak.kv_blocks itself is unknown.
-    3. `ok`. A finding that is unknown because something does not exist here (no GPU, no allocator statistics) changes
-       nothing: it is listed, and the outputs name what the verdict leaves out.
+    2. `unknown`: a part of the history was lost, a step could not be judged, a leak stays undecided with all its
+       evidence, or without steps leak.kv_blocks itself is unknown.
+    3. `ok`, of the present only if no source is lost (`_lost`). A finding that is unknown because something does not
+       exist here (no GPU, no allocator statistics) changes nothing: it is listed, and the outputs name what the verdict
+       leaves out.
     """
-    status = _status(steps, findings)
-    return "unknown" if status == "ok" and _lost(timeline, facts, limits) else status
-
-
-def _status(steps: tuple[StepResult, ...], findings: tuple[Finding, ...]) -> Status:
     statuses = {step.status for step in steps} | {one.status for one in findings if one.status != "unknown"}
     for status in ("fault", "suspect"):
         if status in statuses:
             return status
     blocks = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
     undecided = any(one.is_undecided_leak for one in findings)
-    return "unknown" if undecided or "unknown" in statuses or (not steps and blocks == {"unknown"}) else "ok"
+    undecided = undecided or "unknown" in statuses or (not steps and blocks == {"unknown"})
+    return "unknown" if undecided or not whole else "ok"
 
 
 def _cut_off(facts: Facts) -> bool:
@@ -142,9 +142,7 @@ def _cut_off(facts: Facts) -> bool:
 
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
-    """Whether a source or one of the server's GPUs failed up to the end, time was lost, or there is no sample."""
-    if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
-        return True
+    """Whether a source or one of the server's GPUs failed up to the end, or there is no sample."""
     own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"engine": [], "nvml": []}
     for sample in timeline.samples:
@@ -159,7 +157,7 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
             lost = sample.devices is None and "nvml" not in absent
             readings["nvml"].append(lost or (dark and "nvml" in failed))
     last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
-    return not timeline.samples or any(all(failures) for failures in last)
+    return _cut_off(facts) or not timeline.samples or any(all(failures) for failures in last)
 
 
 def _newest(timeline: Timeline, limits: Limits) -> Sample | None:

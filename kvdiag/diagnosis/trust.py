@@ -28,11 +28,17 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
     """
     if not any(each.unverified for sample in timeline.samples for each in sample.allocators or ()):
         return judged
+    if not _faults(judged):
+        return lowered(judged, judged)
+    return lowered(judged, again(replace(timeline, samples=tuple(verified(sample) for sample in timeline.samples))))
+
+
+def lowered(judged: Judged, sure: Judged) -> Judged:
+    """Return steps and findings with the faults that are none in `sure`, without unverified files, as suspects."""
     steps, findings = judged
-    if _faults(judged):
-        kept = _faults(again(replace(timeline, samples=tuple(verified(sample) for sample in timeline.samples))))
-        steps = tuple(one if one.status != "fault" or one.id in kept else _doubted_step(one) for one in steps)
-        findings = tuple(one if one.status != "fault" or one.id in kept else _doubted(one) for one in findings)
+    kept = _faults(sure)
+    steps = tuple(one if one.status != "fault" or one.id in kept else _doubted_step(one) for one in steps)
+    findings = tuple(one if one.status != "fault" or one.id in kept else _doubted(one) for one in findings)
     return steps, tuple(_marked(one) for one in findings)
 
 

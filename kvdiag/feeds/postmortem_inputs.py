@@ -160,6 +160,6 @@ def _with_box(case: Case, boxes: list[Account]) -> Case:
     if not boxes:
         return case
     reported = case.accounts
-    oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
-    chosen = next((box for box in boxes if any(agree(box, other) for other in reported)), oldest)
+    boxes = sorted(boxes, key=lambda box: (box.unverified, box.at_seconds or 0.0))
+    chosen = next((box for box in boxes if any(agree(box, other) for other in reported)), boxes[0])
     return replace(case, accounts=(*reported, replace(chosen, later=len(boxes) - 1)))

@@ -22,6 +22,7 @@ class Work:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """One source's report of a failure. `exact` figures are bytes as counted; others were rounded for print.
+    Anybody may have written an `unverified` one.
 
     `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed. In a log, `line` is where
     the failure stands and `process` its name there; `later` counts the failures after it.
@@ -30,6 +31,7 @@ class Account:
     origin: str
     shortage: Shortage
     exact: bool = False
+    unverified: bool = False
     at_seconds: float | None = None
     process: str = ""
     rank: int | None = None

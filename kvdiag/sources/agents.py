@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, Gap
-from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, Written, content
+from kvdiag.sources.agent_folder import ENDED, MAX_NAMES, RefusedError, Written, content, is_own
 from kvdiag.sources.agent_publication import Publication, parse, plain
 from kvdiag.sources.black_boxes import NewestBlackBoxes
 
@@ -39,9 +39,6 @@ STALE_PERIODS = 3.0
 MIN_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
 """A file not renewed for this long belongs to a server that exited long ago and is ignored."""
-
-ENDED = -1
-"""Stands for the uid of a process that has exited."""
 
 SPLIT_REQUEST = "summary-request"
 SPLIT_REQUEST_SECONDS = 10.0
@@ -99,8 +96,7 @@ class TorchAllocatorSource:
                 written = content(folder, name)
                 left_bytes -= len(written.text)
                 publication, age_seconds = self._publication(name, written, left_bytes)
-                owner = _owner(publication)
-                verified = _is_its_own(written, owner, publication.pid)
+                verified, owner = is_own(written, publication)
             except (RefusedError, ValueError) as problem:
                 gaps.append(Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}"))
                 continue
@@ -171,36 +167,3 @@ class TorchAllocatorSource:
         if known is None or known[0] != publication.sequence:
             known = self._renewed[name] = (publication.sequence, now_seconds)
         return publication, max(time.time() - written.at_seconds, now_seconds - known[1], 0.0)
-
-
-def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
-    """Whether the process's user wrote the file, in its, root's or our directory; RefusedError if another did."""
-    if owner is None or owner == ENDED:
-        return False
-    if written.owner != owner:
-        raise RefusedError(f"written by user {written.owner}, but process {pid} runs as user {owner}")
-    return not written.group_writable and written.folder_owner in (owner, 0, os.geteuid())
-
-
-def _owner(publication: Publication) -> int | None:
-    """Return the uid of the process that published: `ENDED` if it has exited, `None` if it is not visible from here.
-
-    It is not visible if it is in another PID namespace, or if /proc does not show it.
-    """
-    try:
-        if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
-            return None
-        reported = Path(f"/proc/{publication.pid}/stat").read_bytes()
-        status = Path(f"/proc/{publication.pid}/status").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return ENDED
-    except OSError:
-        return None
-    with suppress(IndexError, ValueError):
-        # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
-        state, *fields = reported.rpartition(b")")[2].split()
-        if state == b"Z" or int(fields[18]) != publication.start_ticks:
-            return ENDED
-        # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.
-        return next(int(line.split()[4]) for line in status.splitlines() if line.startswith(b"Uid:"))
-    return None

@@ -1,17 +1,19 @@
 """Black boxes: failed allocations as the agents record them (kvdiag/agent/black_box.py). Nothing in one is trusted.
 
 Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBlackBoxes`. In a folder the rules of publications hold:
-names matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is
-the user's choice.
+names matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named may
+lie anywhere. Boxes of this user or root are believed like logs; those of others only if /proc shows that their process
+is that user's, else they are unverified.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -22,8 +24,8 @@ from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
-from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
-from kvdiag.sources.agent_publication import MAX_DEVICES, check_format, plain, read_document
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content, is_own, refuse_future
+from kvdiag.sources.agent_publication import MAX_DEVICES, Publication, check_format, plain, read_document
 from kvdiag.sources.bounded_json import decode_object
 
 SOURCE = "black_box"
@@ -45,8 +47,8 @@ class _Box(Checked):
     MOST: ClassVar[Mapping[str, int]] = {"device": MAX_GPUS, "asked_bytes": 2**63}
 
 
-def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
-    """The failure that a file's text describes, in exact bytes; `at_seconds` is a wall clock.
+def parse(text: str | bytes, *, origin: str = "the black box") -> tuple[Account, Publication]:
+    """The failure that a file's text describes, in exact bytes, and its process; `at_seconds` is a wall clock.
 
     Raises:
         ValueError: it is no black box that this version understands.
@@ -69,7 +71,7 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
     allocator = publication.allocators[0] if publication.allocators else None
     at = document.get("wall_seconds")
     possible, total = box.asked_bytes <= MAX_BYTES, box.allowed_bytes
-    return Account(
+    account = Account(
         origin=origin,
         exact=True,
         at_seconds=float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None,
@@ -89,6 +91,7 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
         allocator=allocator,
         split=None if allocator is None else allocator.split,
     )
+    return account, publication
 
 
 def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
@@ -110,7 +113,7 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
             gaps.append(Gap(SOURCE, "failed", f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
-                boxes.append(parse(content(folder, name).text, origin=f"the black box {name}"))
+                boxes.append(_of_anyone(content(folder, name), name))
             except (RefusedError, ValueError) as problem:
                 gaps.append(Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}"))
     except OSError as error:
@@ -171,12 +174,26 @@ def _own(written: Written, name: str, user: int) -> Account:
         raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
     if written.group_writable:
         raise RefusedError("its group may write it, so its author is unknown")
-    box = parse(written.text, origin=f"the black box {name}")
-    if box.allocator is not None and _process(name) != f"oom-{box.allocator.pid}-{box.allocator.start_ticks}-":
-        raise RefusedError(f"it claims to be from process {box.allocator.pid}")
-    if box.at_seconds is not None and box.at_seconds > time.time() + FUTURE_SECONDS:
-        raise RefusedError("its failure is dated in the future: was the clock changed?")
-    return box
+    return _of_process(written, name)[0]
+
+
+def _of_anyone(written: Written, name: str) -> Account:
+    """A black box, marked where nothing shows that it is its process's; RefusedError or ValueError as `_own`."""
+    box, publication = _of_process(written, name)
+    if {written.owner, written.folder_owner} <= {0, os.geteuid()}:
+        verified = not written.group_writable
+    else:
+        verified, _ = is_own(written, publication)
+    return box if verified else replace(box, origin=f"the unverified black box {name}", unverified=True)
+
+
+def _of_process(written: Written, name: str) -> tuple[Account, Publication]:
+    """A black box that has already been written, and its process, which its name has to agree with."""
+    box, publication = parse(written.text, origin=f"the black box {name}")
+    if NAME.fullmatch(name) and _process(name) != f"oom-{publication.pid}-{publication.start_ticks}-":
+        raise RefusedError(f"it claims to be from process {publication.pid}")
+    refuse_future(box.at_seconds or 0.0)
+    return box, publication
 
 
 def _process(name: str) -> str:
@@ -206,6 +223,8 @@ def read_file(path: Path, text: bytes) -> Account:
     if len(text) > MAX_FILE_BYTES:
         raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB: not a black box")
     try:
-        return parse(text, origin=f"the black box {path.name}")
-    except ValueError as error:
+        about = path.stat()
+        writable = bool(about.st_mode & stat.S_IWOTH)
+        return _of_anyone(Written(text, about.st_mtime, writable, about.st_uid, about.st_uid), path.name)
+    except (OSError, RefusedError, ValueError) as error:
         raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error

@@ -15,6 +15,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem import startup, transients
 from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.diagnosis.request_failures import oom_error
+from kvdiag.diagnosis.trust import lowered
 from kvdiag.formatting import format_bytes, format_duration, format_time
 from kvdiag.model import Diagnosis, Facts, Finding, Status
 from kvdiag.oom.account import Account
@@ -45,15 +46,10 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     if case.timeline is not None:
         case = replace(case, before=diagnose(case.timeline, case.facts, limits))
         case = replace(case, accounts=(*case.accounts, *_accounts_of_steps(case, limits)))
-    if case.accounts:
-        own = [finding for rule in RULES if (finding := rule(case, limits)) is not None]
-    else:
-        where = f"in {', '.join(case.clean_logs)}" if case.clean_logs else "found"
-        missing = f"no out-of-memory failure {where}; pass the crashed run's log, a black box or torch's error message"
-        missing += _observed(case)
-        own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
-    name = case.engine_name or case.facts.engine_name
-    findings = _with_the_time_before(tuple(informed(finding, name) for finding in own), case)
+    findings = _findings(case, limits)
+    if any(one.unverified for one in case.accounts):
+        sure = replace(case, accounts=tuple(one for one in case.accounts if not one.unverified))
+        _, findings = lowered(((), findings), ((), _findings(sure, limits)))
     statuses = {finding.status for finding in findings}
     worst: Status = next((status for status in ("fault", "suspect") if status in statuses), "unknown")
     before, times = case.before, [one.at_seconds for one in case.accounts if one.at_seconds is not None]
@@ -71,6 +67,19 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
         ledger=() if before is None else before.ledger,
         gaps=tuple(dict.fromkeys((*case.gaps, *case.contradictions, *(before.gaps if before is not None else ())))),
     )
+
+
+def _findings(case: Case, limits: Limits) -> tuple[Finding, ...]:
+    """What every rule finds, and what the trace of the time before shows."""
+    if case.accounts:
+        own = [finding for rule in RULES if (finding := rule(case, limits)) is not None]
+    else:
+        where = f"in {', '.join(case.clean_logs)}" if case.clean_logs else "found"
+        missing = f"no out-of-memory failure {where}; pass the crashed run's log, a black box or torch's error message"
+        missing += _observed(case)
+        own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
+    name = case.engine_name or case.facts.engine_name
+    return _with_the_time_before(tuple(informed(finding, name) for finding in own), case)
 
 
 def _observed(case: Case) -> str:

@@ -1,7 +1,8 @@
 """What is known of one failure: the report of each source, where they agree, and what contradicts. Pure.
 
-Exact figures come first; every further report must agree with all that was taken before it (sizes within rounding, one
-device, one kind of failure), and then fills in what is missing. A report that does not agree becomes a gap.
+Exact figures come first, unverified ones last; every further report must agree with all that was taken before it (sizes
+within rounding, one device, one kind of failure), and then fills in what is missing. A report that does not agree
+becomes a gap.
 """
 
 from __future__ import annotations
@@ -144,9 +145,9 @@ class Case:
 def _merged(accounts: Sequence[Account]) -> tuple[Account, list[Account], list[Account]]:
     """The first of several reports, filled by those that agree with it, those reports, and those that do not.
 
-    Exact ones come first, and each has to agree with all that was filled in before it.
+    Exact ones come first, unverified ones last, and each has to agree with all that was filled in before it.
     """
-    first, *others = sorted(accounts, key=lambda one: not one.exact)
+    first, *others = sorted(accounts, key=lambda one: (one.unverified, not one.exact))
     agreeing: list[Account] = []
     contradicting: list[Account] = []
     for other in others:

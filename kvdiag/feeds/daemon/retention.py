@@ -39,7 +39,10 @@ class Retention:
     def begin_life(self, at_seconds: float, before: Facts) -> None:
         """Keep the samples until a moment as those of a process with other facts, if it ever answered."""
         if all(sample.engines is None for sample in self.samples()):
+            # That a part of the history is damaged remains true.
+            damaged = [sample for sample in self.samples() if any(gap.source == "recorder" for gap in sample.gaps)]
             self.clear()
+            self._whole.extend(damaged)
             return
         self._earlier = [*self._earlier, (at_seconds, before)][-MAX_LIVES:]
         if len(self._earlier) == MAX_LIVES:

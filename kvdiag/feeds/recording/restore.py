@@ -64,16 +64,17 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
         histories, segments = files(folder / HISTORY), files(folder)
     except OSError as error:
         raise KvdiagError(f"cannot read {folder}: {error.strerror}") from error
-    lost: dict[str, Gap] = {}
+    lost: dict[Path, Gap] = {}
     late_seconds = behind(segments[-MAX_TAILS:])
     # The newest of all says which lives there were: of a segment that is damaged the one before it does.
     for newest in sorted((*histories, *segments), key=number_of, reverse=True):
         if (known := _header(newest, lost)) is not None and known.facts.url:
             break
     else:
-        return None
+        return _damage_alone(lost, now_seconds)
     if url is not None and known.facts.url != url:
-        return None
+        _log.warning("recorder", reason=f"the recording is of another server, {known.facts.url}: it is not continued")
+        return _damage_alone(lost, now_seconds)
     earlier = tuple((until + late_seconds.get(newest, 0.0), facts) for until, facts in known.earlier_facts or ())
     from_seconds = now_seconds - KEPT_SECONDS
     if len(earlier) == MAX_LIVES:
@@ -91,7 +92,7 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
             span = span._replace(from_seconds=max(span.from_seconds, samples[-1].at_seconds - TAIL_SECONDS))
     tail = _in_order(tails)
     if not thinned and not tail:
-        return None
+        return _damage_alone(lost, now_seconds)
     set_seconds = min(0.0, now_seconds - (tail or thinned)[-1].at_seconds)
     if set_seconds:
         _log.warning("clock", set_seconds=round(set_seconds, 1), reason="moved the recorded history by the same time")
@@ -104,9 +105,21 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
         facts=known.facts,
         earlier_facts=past.earlier_facts,
         thinned=past.samples,
-        tail=(*newer, Sample(at_seconds=now_seconds, gaps=tuple(lost.values()))) if lost else newer,
+        tail=(*newer, *_damage(lost, now_seconds)),
         clock_set_seconds=set_seconds,
     )
+
+
+def _damage(lost: dict[Path, Gap], now_seconds: float) -> tuple[Sample, ...]:
+    """A sample with the gaps of what could not be read, unless it was written before the last day."""
+    from_seconds = now_seconds - KEPT_SECONDS
+    gaps = tuple(gap for path, gap in lost.items() if path.stat().st_mtime >= from_seconds)
+    return (Sample(at_seconds=now_seconds, gaps=gaps),) if gaps else ()
+
+
+def _damage_alone(lost: dict[Path, Gap], now_seconds: float) -> Before | None:
+    tail = _damage(lost, now_seconds)
+    return Before(facts=Facts(), earlier_facts=(), thinned=(), tail=tail) if tail else None
 
 
 def same_server(one: Facts, other: Facts) -> bool:
@@ -124,7 +137,7 @@ class _Span(NamedTuple):
     urls: set[str | None]
     from_seconds: float
     budget: Budget
-    lost: dict[str, Gap]
+    lost: dict[Path, Gap]
 
 
 def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample, ...]:
@@ -153,7 +166,7 @@ def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
     return found
 
 
-def _header(path: Path, lost: dict[str, Gap]) -> Header | None:
+def _header(path: Path, lost: dict[Path, Gap]) -> Header | None:
     """The header of a segment that was begun."""
     try:
         return read_header(path)
@@ -162,8 +175,8 @@ def _header(path: Path, lost: dict[str, Gap]) -> Header | None:
     return None
 
 
-def _leave_out(path: Path, error: KvdiagError, lost: dict[str, Gap]) -> None:
-    if path.name not in lost:
+def _leave_out(path: Path, error: KvdiagError, lost: dict[Path, Gap]) -> None:
+    if path not in lost:
         _log.warning("recorder", reason=f"left out at the start: {error}")
         kind: GapKind = "absent" if isinstance(error, TooLongError) else "failed"
-        lost[path.name] = Gap("recorder", kind, f"{path.name} is left out: {of_it(error, path)}")
+        lost[path] = Gap("recorder", kind, f"{path.name} is left out: {of_it(error, path)}")

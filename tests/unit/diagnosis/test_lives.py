@@ -9,10 +9,27 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import restarts
-from kvdiag.model import Facts, GapKind, HostProcess, Sample, Timeline
+from kvdiag.model import Facts, Gap, GapKind, HostProcess, Sample, Timeline
+from kvdiag.outputs.presentation import sentence
 from tests.builders.answers import finding
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, REFUSED, judged, life, outage
 from tests.builders.values import GIB, device, pool, process
+
+DAMAGE = Gap("recorder", "failed", "kvdiag-00000001.jsonl.gz is left out: it is damaged")
+
+
+@pytest.mark.parametrize("after", [(), outage(120.0)], ids=["up", "down"])
+def test_no_life_is_ok_while_its_history_has_damage(after: Sequence[Sample]) -> None:
+    """What was lost may have held anything: neither the verdict nor that of a server that is down is ok, for as long
+    as the history has the gap.
+    """
+    damaged = Sample(at_seconds=99.0, gaps=(DAMAGE,))
+    lived = life(100.0, 0)
+    found, later = judged((damaged,), lived, after), judged(lived, after)
+    assert ("unknown", "unknown", {"unknown"}) == (found.worst, found.present_worst, {one.worst for one in found.lives})
+    assert DAMAGE.reason in sentence(found)
+    assert "ok" == later.present_worst
+    assert "fault" == judged((damaged,), life(100.0, LEAKED_BLOCKS), after).present_worst
 
 
 @pytest.mark.parametrize("between", [(), outage(120.0)], ids=["within a second", "after an outage"])

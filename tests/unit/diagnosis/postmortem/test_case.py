@@ -9,7 +9,7 @@ from kvdiag.model import Engine, Sample, Timeline
 from kvdiag.oom.account import Account, Work
 from kvdiag.oom.message import Shortage
 from tests.builders.values import allocator, engine
-from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, split
+from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, finding, split
 
 BARE = Account(origin="the black box", exact=True, shortage=Shortage(kind="torch", message=""))
 FULL = Account(
@@ -286,3 +286,14 @@ def test_fraction_in_force_is_the_printed_one_or_the_versions(settings: EngineSe
     """A version that is not known has no default, and a pool in bytes has no fraction."""
     assert expected == Case(report=EngineReport(settings=settings)).fraction_ratio
     assert Case().fraction_ratio is None
+
+
+def test_an_unverified_black_box_alone_is_no_fault() -> None:
+    """A log makes the fault that it makes without the box, and does not give way to a box that contradicts it."""
+    box = account(origin="the unverified black box", exact=True, unverified=True)
+    log = account(origin="a log")
+    sure, doubted, both = (finding("spike.activation", *given) for given in ((log,), (box,), (box, log)))
+    assert ("fault", "suspect", "fault") == (sure.status, doubted.status, both.status)
+    assert "unverified" in doubted.summary
+    other = replace(box, shortage=replace(box.shortage, asked_bytes=2 * GIB))
+    assert sure == finding("spike.activation", other, log)

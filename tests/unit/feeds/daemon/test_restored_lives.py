@@ -218,15 +218,21 @@ def test_a_clock_set_back_meanwhile_moves_all_lives(left: Recorded) -> None:
 
 
 def test_whatever_file_is_damaged_the_lives_are_the_same(left: Recorded, tmp_path: Path) -> None:
-    """The history has what a segment lost, and the segments of an hour what the history did."""
+    """The history has what a segment lost, and the segments of an hour what the history did.
+
+    Next to damage no life is ok.
+    """
     folder, listed, seconds = left
+    unsure = [(*one[:4], "unknown" if one[4] == "ok" else one[4], one[5]) for one in listed]
     *closed, _ = files(folder)
     for number, path in enumerate([*closed, *files(folder / HISTORY)]):
         copy = tmp_path / str(number)
         shutil.copytree(folder, copy)
         damaged = copy / path.relative_to(folder)
         damaged.write_bytes(damaged.read_bytes()[: path.stat().st_size // 2] + b"\0" * 99)
-        assert listed == told(lives(restarted(copy, place_after(), seconds + 1.0))), path.name
+        # The first segment is from before the server was found.
+        expected = unsure if number else listed
+        assert expected == told(lives(restarted(copy, place_after(), seconds + 1.0))), path.name
 
 
 def test_a_crash_loop_lists_as_many_lives_as_before(tmp_path: Path) -> None:

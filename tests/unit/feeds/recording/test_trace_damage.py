@@ -1,6 +1,7 @@
 """Bits that flip on disk: what was altered is never read as if it had been recorded so."""
 
 import gzip
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import reload
-from kvdiag.feeds.recording.segment_store import HISTORY, SegmentStore
+from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, SegmentStore
 from kvdiag.feeds.recording.trace import CHECK_EVERY, CUT_OFF, DamagedError, TraceWriter, read_trace
 from kvdiag.model import Engine, Facts, Sample
 
@@ -153,3 +155,24 @@ def test_a_daemon_goes_on_without_what_is_damaged_and_says_so(tmp_path: Path, pl
     assert list(SAMPLES[20:]) == samples
     assert [("recorder", "failed", True)] == [(gap.source, gap.kind, damaged.name in gap.reason) for gap in last.gaps]
     assert replace(last, gaps=()) == Sample(at_seconds=1100.0)
+
+
+@pytest.mark.parametrize("url", [FACTS.url, "http://127.0.0.1:9000"], ids=["this server", "another"])
+def test_damage_is_known_where_nothing_else_is(tmp_path: Path, url: str) -> None:
+    """It stays known to the server's next process, until it is a day old."""
+    (tmp_path / HISTORY).mkdir()
+    write(tmp_path / "kvdiag-00000001.jsonl.gz", *SAMPLES)
+    damaged = tmp_path / "kvdiag-00000002.jsonl.gz"
+    flip(write(damaged, *SAMPLES), HEADER_PLACE, 1)
+    if url == FACTS.url:
+        (tmp_path / "kvdiag-00000001.jsonl.gz").unlink()
+
+    before, kept = reload(tmp_path, now_seconds=1100.0, url=url), Retention()
+
+    assert before is not None
+    for sample in before.tail:
+        kept.add(sample)
+    kept.begin_life(1101.0, before.facts)
+    assert [damaged.name in gap.reason for sample in kept.samples() for gap in sample.gaps] == [True]
+    os.utime(damaged, (1000.0, 1000.0))
+    assert reload(tmp_path, now_seconds=1100.0 + KEPT_SECONDS, url=url) is None

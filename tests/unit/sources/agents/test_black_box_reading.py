@@ -45,7 +45,7 @@ def changed(**changes: Any) -> bytes:
 
 def test_failure_and_what_torch_held_are_read() -> None:
     """The box is an account with exact figures, also of a torch that does not name its device."""
-    actual = parse(changed())
+    actual, _ = parse(changed())
 
     figures = actual.shortage
     assert (1000.5, "VLLM::Worker_TP1 42") == (actual.at_seconds, actual.process)
@@ -87,7 +87,7 @@ def test_impossible_statistics_leave_the_failure() -> None:
     """What torch held is left out where it cannot be; what was asked for and was there stays."""
     document = json.loads(json.dumps(BOX["document"]))
     document["devices"][0]["statistics"]["allocated_bytes"]["current"] = 99 * GIB
-    actual = parse(changed(document=document))
+    actual, _ = parse(changed(document=document))
     assert (GIB, None, None) == (actual.shortage.asked_bytes, actual.shortage.allocated_bytes, actual.allocator)
 
 
@@ -99,7 +99,7 @@ def test_impossible_statistics_leave_the_failure() -> None:
 def test_any_document_is_read_or_refused(document: Any) -> None:
     """Nothing that stands in a box makes it fail otherwise."""
     try:
-        actual = parse(json.dumps({**BOX, "document": document}))
+        actual, _ = parse(json.dumps({**BOX, "document": document}))
     except ValueError:
         return
     assert actual.shortage is not None

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvdiagError
 from kvdiag.sources.agent_folder import FUTURE_SECONDS
 from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.black_boxes import read_file, read_folder
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import NAME, PUBLICATION, READ, SELF, changed, read, write
 from tests.unit.sources.agents.test_newest_boxes import OWN, box
@@ -167,3 +169,37 @@ def test_a_black_box_of_the_future_is_refused(folder: Path) -> None:
     found, (gap,) = failure(folder)
     assert found is None
     assert "in the future" in gap
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "namespace", "ago_seconds", "refusal"),
+    [
+        pytest.param(0, 1, 60.0, "", id="its user's"),
+        pytest.param(STRANGER, 1, 60.0, "unverified", id="of a process that is not seen"),
+        pytest.param(STRANGER, None, 60.0, f"user {STRANGER}", id="of our process"),
+        pytest.param(0, 1, -3600.0, "in the future", id="of the future"),
+    ],
+)
+def test_a_post_mortem_believes_its_user_and_whom_it_can_check(
+    folder: Path, owner: int, namespace: int | None, ago_seconds: float, refusal: str
+) -> None:
+    """A black box that was copied here is the user's own; another user's is refused, or marked in the evidence."""
+    found = box(ago_seconds=ago_seconds)
+    who = found["document"]["process"]
+    found["document"]["process"] = {**who, "pid_namespace": namespace or who["pid_namespace"]}
+    path = write(folder, json.dumps(found), f"oom-{OWN}-0.json")
+    os.chown(path, owner, owner)
+    os.chown(folder, owner, owner)
+    boxes, gaps = read_folder(folder)
+    try:
+        problem, named = "", [read_file(path, path.read_bytes())]
+    except KvdiagError as error:
+        problem, named = str(error), []
+
+    doubted = refusal == "unverified"
+    expected = [] if refusal and not doubted else [(doubted, doubted)]
+    for read_so in (boxes, named):
+        assert expected == [(one.unverified, "unverified" in one.origin) for one in read_so]
+    assert [not expected] * 2 == [bool(gaps), bool(problem)]
+    assert expected or (refusal in gaps[0].reason and refusal in problem)
