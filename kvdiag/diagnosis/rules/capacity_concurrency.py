@@ -88,7 +88,7 @@ class _Totals:
     highest_usage: float = 0.0
 
     def add(self, rise: Sequence[Engine], facts: Facts, limits: Limits) -> None:
-        """Count the preemptions of an engine's readings in a row, from the one before the first on."""
+        """Count the preemptions of an engine's samples in a row, from the one before the first on."""
         count = (rise[-1].preemptions_total or 0) - (rise[0].preemptions_total or 0)
         if _have_room(rise, facts, limits) or _is_reset(rise, count, facts):
             self.preempted_with_room += count
@@ -167,7 +167,7 @@ def _is_reset(rise: Sequence[Engine], count: float, facts: Facts) -> bool:
     before = rise[0]
     if _room(before, facts) is None or count != before.requests_running or before.requests_waiting:
         return False
-    # All may have ended by the last reading: nothing runs.
+    # All may have ended by the last sample: nothing runs.
     return all(room is None or room.requests >= 1.0 for room in (_room(one, facts) for one in rise))
 
 

@@ -164,7 +164,8 @@ def _grows(bytes_per_cycle: float) -> str:
 
 
 def _flat(what: str, cycles: int, limit_bytes: int) -> str:
-    return f"{what} flat over the last {cycles} equal requests (detection limit {format_bytes(limit_bytes)} per request)"
+    limit = f"detection limit {format_bytes(limit_bytes)} per request"
+    return f"{what} flat over the last {cycles} equal requests ({limit})"
 
 
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:
