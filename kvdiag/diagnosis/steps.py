@@ -45,7 +45,7 @@ from kvdiag.diagnosis.rules.isolation_prefix_cache import probed, timing
 from kvdiag.diagnosis.rules.isolation_prefix_cache import verdict as isolation_verdict
 from kvdiag.diagnosis.rules.leak_device import leak_of_cycles
 from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids
-from kvdiag.formatting import format_bytes, format_count, plural
+from kvdiag.formatting import format_bytes, format_count, format_number, plural
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import (
     Device,
@@ -180,7 +180,8 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
-        sentence = f"{plural(kept, 'block')} not released after {loads}; {sentence}"
+        each = f"{format_number(kept / max(requests, 1))} each"
+        sentence = f"{plural(kept, 'block')} not released after {loads}, {each}; {sentence}"
     elif kept < 0:
         # Blocks in use before the step were released: other requests held them.
         sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
