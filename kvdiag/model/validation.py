@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
+from typing import ClassVar
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is an error."""
@@ -22,14 +24,17 @@ class Checked:
     """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing figure.
 
     The last word of a field's name is its unit: `used_bytes` is at most 1 PiB, `kv_usage_ratio` at most 1, other whole
-    numbers are counts. A subclass overrides `_problem` for figures that contradict each other. A source that reads an
-    impossible figure returns a `Gap` instead.
+    numbers are counts. A subclass sets `MOST` where a name allows another one, and overrides `_problem` for figures
+    that contradict each other. A source that reads an impossible figure returns a `Gap` instead.
 
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
     """
 
     __slots__ = ()
+
+    MOST: ClassVar[Mapping[str, int]] = {}
+    """The largest value of fields whose names allow another one."""
 
     def __post_init__(self) -> None:
         """Refuse impossible figures."""
@@ -60,7 +65,7 @@ def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
     """The fields of a class that have bounds, each with its largest value."""
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
-        most = _MOST.get(field.name.rpartition("_")[2])
+        most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
         if most is not None or str(field.type).startswith(("int", "tuple[int")):
             found.append((field.name, MAX_COUNT if most is None else most))
     return tuple(found)
