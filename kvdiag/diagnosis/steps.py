@@ -180,8 +180,8 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
-        each = f"{format_number(kept / max(requests, 1))} each"
-        sentence = f"{plural(kept, 'block')} not released after {loads}, {each}; {sentence}"
+        kept_each = format_number(kept / max(requests, 1))
+        sentence = f"{plural(kept, 'block')} not released after {loads}, {kept_each} each; {sentence}"
     elif kept < 0:
         # Blocks in use before the step were released: other requests held them.
         sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
