@@ -194,7 +194,7 @@ def _counted(diagnosis: Diagnosis) -> str:
     began_seconds = diagnosis.lives[-1].start_seconds if diagnosis.lives else diagnosis.start_seconds
     seconds = math.ceil(diagnosis.end_seconds - began_seconds)
     blind = diagnosis.ledger and all(line.gpu is None for line in diagnosis.ledger)
-    return f"{checks}; observed for {format_duration(seconds)}" + ("; no device memory" if blind else "")
+    return f"{checks}; judged over {format_duration(seconds)}" + ("; no device memory" if blind else "")
 
 
 def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:

@@ -43,6 +43,8 @@ class Stage:
         self._conditions: dict[str, str] = {}
         self.lost_records = False
         """Whether something was not recorded, or was taken away, since the daemon began."""
+        self.has_damage = False
+        """Whether a segment of its records was damaged."""
 
         self._over = threading.Event()
         self._playing = threading.Thread(target=self._play, name="stage", daemon=True)
