@@ -1,7 +1,5 @@
 """The board `kvdiag`: from "is it healthy" down to "which process", for the chosen replicas and GPUs."""
 
-from __future__ import annotations
-
 from dashboards import rows_details, rows_now, rows_trends
 from dashboards.grafana import Board, Row
 from dashboards.queries import ANNOTATIONS, GPU, VARIABLES

@@ -1,7 +1,5 @@
 """The board `kvdiag-fleet`: every replica in one list, the worst first, each with a link to its own board."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dashboards.grafana import Board, Json, Panel, Row, Target

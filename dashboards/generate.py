@@ -1,7 +1,5 @@
 """`python -m dashboards.generate` writes the boards beside this file; `--check` tells which are not as it would."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The classic model (schema 39) is what Grafana 10.4 to 13 import, provision and migrate on load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

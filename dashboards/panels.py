@@ -1,7 +1,5 @@
 """The kinds of panel that the boards use: a number, lines, states over time, a table. None that Grafana deprecates."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ without its port; that is a `replica` here. vLLM's series follow the variables o
 the variable `kvdiag`, which holds the kvdiag targets that stand beside the chosen vLLM ones.
 """
 
-from __future__ import annotations
-
 from dashboards.grafana import Annotation, Variable
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS
 

@@ -1,7 +1,5 @@
 """The lower rows: which rank or process, what it costs, and the health of kvdiag itself."""
 
-from __future__ import annotations
-
 from dashboards.grafana import Row, Target
 from dashboards.panels import NEEDS_AGENT, graph, timeline
 from dashboards.queries import (

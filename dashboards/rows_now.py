@@ -1,7 +1,5 @@
 """The upper rows of a board: is it healthy, what is wrong and since when, where the memory is."""
 
-from __future__ import annotations
-
 from dashboards.grafana import Json, Panel, Row, Target
 from dashboards.panels import by_name, fixed, graph, stat, table, timeline
 from dashboards.queries import (

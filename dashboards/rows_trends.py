@@ -1,7 +1,5 @@
 """The middle rows: is memory leaking or fragmenting, is the pool too small."""
 
-from __future__ import annotations
-
 from dashboards.grafana import Row, Target
 from dashboards.panels import NEEDS_AGENT, by_name, fixed, graph
 from dashboards.queries import (

@@ -1,7 +1,5 @@
 """The text and the colour of each status, the same on both boards."""
 
-from __future__ import annotations
-
 from dashboards.grafana import Json
 from dashboards.panels import thresholds
 from dashboards.queries import CODES

@@ -1,7 +1,5 @@
 """kvdiag shows where an LLM server's GPU memory goes, whether it is returned after load, and what to change."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -9,8 +9,6 @@ engine: larger than the pool (shed), the only request (admit), blocks left beyon
 needs the whole pool (shed), else wait. The strictest engine decides, since the router's choice is not known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The alerting rules and runbooks that kvdiag ships: in the package, or in a checkout next to it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib import resources

@@ -7,8 +7,6 @@ which vary from start to start. A verdict that only the newer run has is worse. 
 not a change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal

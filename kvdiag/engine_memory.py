@@ -6,8 +6,6 @@ defaults, and its own words for the flags and names in an advice. A limit on the
 assumed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The one exception for errors that the user can fix, and for subjects that cannot be diagnosed."""
 
-from __future__ import annotations
-
 
 class KvdiagError(Exception):
     """A one-line message for the user: what failed, the value, and the fix.

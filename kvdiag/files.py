@@ -5,8 +5,6 @@ is about to write. So a file is either created (O_EXCL) or must be a regular fil
 links are never followed (O_NOFOLLOW).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

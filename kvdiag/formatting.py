@@ -3,8 +3,6 @@
 Data (JSON, metrics) keeps numbers in base units; only text goes through here. Pure.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))

@@ -11,8 +11,6 @@ the server's processes, these are split further, each level with its own rest:
 Where the bytes of an engine's pool are unknown, torch_other holds the pool too, and is called torch_with_kv_pool.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes

@@ -4,8 +4,6 @@ An engine allocates its KV pool at start and never releases it, so the used shar
 is the share of the pool in use, or the used share of the device without the pool's free bytes, whichever is higher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS

@@ -5,8 +5,6 @@ stacking, thresholds, value mappings, overrides by name, the `merge` and `organi
 An option that the boards do not use is not drawn.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Colours, units and settings of a board's panels, as Grafana has them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

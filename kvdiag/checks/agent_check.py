@@ -1,7 +1,5 @@
 """Check the agents in the server's processes: whether they publish, recently, where kvdiag can read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

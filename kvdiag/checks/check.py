@@ -1,7 +1,5 @@
 """One check: its outcome, what was found, and the fix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Check the server: whether it answers, in a tested version, with the series that verdicts need, on the same clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 

@@ -1,7 +1,5 @@
 """Check the GPUs: whether NVML answers, how fast, and shows their memory and processes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from kvdiag.checks.check import Check

@@ -1,7 +1,5 @@
 """Check Prometheus: whether it answers, and has the series that `kvdiag diagnose --prometheus` joins."""
 
-from __future__ import annotations
-
 from kvdiag.checks.check import Check
 
 

@@ -6,8 +6,6 @@ click, a closed stdout or an unforeseen error. Options come from the command lin
 file of --config, whose names and types are all checked, since click would accept wrong ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """`kvdiag agent install DIR`: copy the agent to where a server's Python finds it, without changing its image."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`kvdiag alerts`: the shipped rules for Prometheus, with links to where they are read."""
 
-from __future__ import annotations
-
 import sys
 
 import click

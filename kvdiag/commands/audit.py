@@ -1,7 +1,5 @@
 """`kvdiag audit`: where every byte of GPU memory is, once."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

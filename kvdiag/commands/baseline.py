@@ -1,7 +1,5 @@
 """`kvdiag baseline`: save what one engine version or configuration measured, and compare another with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

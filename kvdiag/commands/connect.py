@@ -7,8 +7,6 @@ daemon's `Finder` searches again and again, and keeps one client for each addres
 commands that need one server now.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import ssl

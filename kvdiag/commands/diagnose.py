@@ -10,8 +10,6 @@ samples. A report reads the history of the replicas that it draws again.
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing

@@ -8,8 +8,6 @@ alone. Checks of a part that is missing are skipped with the reason: a skipped c
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

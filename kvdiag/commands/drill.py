@@ -1,7 +1,5 @@
 """`kvdiag drill`: serve a simulated server with a chosen fault until Ctrl-C; and the same as a child process."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

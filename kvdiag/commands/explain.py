@@ -1,7 +1,5 @@
 """`kvdiag explain ID`: what a verdict or an alert means, without a server."""
 
-from __future__ import annotations
-
 import sys
 from difflib import get_close_matches
 

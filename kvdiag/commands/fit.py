@@ -6,8 +6,6 @@ everything else makes a plan. A plan takes the GPU memory and the overheads of a
 estimates them otherwise. Changes are searched unless the plan fits with room to spare. All arithmetic is in kvdiag/kv.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Logs to stderr: readable on a terminal, as JSON lines elsewhere. Silent without -v."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import select

@@ -9,8 +9,6 @@ cancelled, the trace is closed, and there is no verdict on half a test.
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Coroutine

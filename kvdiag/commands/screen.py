@@ -1,7 +1,5 @@
 """The terminal of a live view: its alternate screen, its keys and signals; given back as it was, after errors too."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

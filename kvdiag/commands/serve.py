@@ -6,8 +6,6 @@ server is there. SIGHUP reads the options again: all that may fail comes first, 
 nothing; what needs a restart is logged. Nothing of a reload may lower protection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -9,8 +9,6 @@ printed and the verdict is the exit code; after a view, which showed it, the exi
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

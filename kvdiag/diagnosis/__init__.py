@@ -6,8 +6,6 @@ status is the worst of steps and findings, in the order of `_status`; a fault or
 worst, since a restart explains nothing. The memory ledger of the newest samples and all gaps are reported with it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

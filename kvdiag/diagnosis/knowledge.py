@@ -6,8 +6,6 @@ its own only where it is computed from the figures; `diagnose` fills in the othe
 error of the program, and the entry names its runbook.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

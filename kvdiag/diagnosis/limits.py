@@ -6,8 +6,6 @@ separates and where it comes from: the engine's source, a measurement, or report
 (growth/growth_limits.py), as are those of a fleet; admission has its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth import growth_limits

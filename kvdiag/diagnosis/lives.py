@@ -7,8 +7,6 @@ that the server reports, or in facts that changed. A life ends with its last ans
 of an outage belongs to no life.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

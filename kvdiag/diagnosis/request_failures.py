@@ -6,8 +6,6 @@ they were not); in between, and where the free bytes alone were enough, it is un
 judged by this one rule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

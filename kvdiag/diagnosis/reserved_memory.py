@@ -8,8 +8,6 @@ order of their certainty. Besides, `kept_since_start`: bytes that no request has
 loading the weights left behind and the pool lacks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Rules know nothing of each other: what two of them must agree on stands in `time
 that both ask. So each can be read, tested and replaced alone, and their order is that of the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from kvdiag.diagnosis.limits import Limits

@@ -5,8 +5,6 @@ a metrics endpoint that fails for a moment is none. The least free bytes since t
 allocation that fails is over before the next sample. `answered_before` separates a start that failed from a crash.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits

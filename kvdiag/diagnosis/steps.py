@@ -13,8 +13,6 @@ load and idle cycles, for minutes. The isolation step (`kvdiag run --isolation`)
 prompts, and neither may be answered from the other's cache (kvdiag/diagnosis/rules/isolation_prefix_cache.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

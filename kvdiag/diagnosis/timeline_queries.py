@@ -6,8 +6,6 @@ a server's bytes are those of its own processes on its own devices, and what one
 have its part. Results that several rules ask for are kept with the timeline (`Timeline.once`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile

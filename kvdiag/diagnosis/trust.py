@@ -5,8 +5,6 @@ fault is made a second time without them: a fault that disappears becomes a susp
 however it uses the files. Evidence from agents is marked either way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

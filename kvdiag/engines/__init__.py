@@ -1,7 +1,5 @@
 """The engines that kvdiag can read, a folder for each; nothing outside names one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence

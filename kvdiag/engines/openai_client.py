@@ -4,8 +4,6 @@ No response is trusted: `HttpReader` limits their size and time. The names and t
 its `EngineAdapter`'s; an engine with another API has a client of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Generator

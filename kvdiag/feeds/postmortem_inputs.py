@@ -7,8 +7,6 @@ its consequences. A log without a failure is noted as such. A file that cannot b
 user named it. The causes are judged by `diagnosis.postmortem`.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import stat

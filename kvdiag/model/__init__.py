@@ -5,8 +5,6 @@ Rules of this package: a missing figure is `None`, never 0 or nan; a name carrie
 cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
-from __future__ import annotations
-
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.readings import (
     ENGINE_COUNTS,

@@ -6,8 +6,6 @@ A field that is not known is refused too, because a trace that is not fully unde
 skips it, for documents that are shown, not judged, and may come from another version of kvdiag. Lists are bounded.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import types

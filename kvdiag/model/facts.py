@@ -1,7 +1,5 @@
 """Properties that are constant over a timeline: the server, its KV pools, its processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.model.readings import Device, Gap, Process

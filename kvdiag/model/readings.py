@@ -3,8 +3,6 @@
 Torch's statistics from inside a process are the only source that can break down reserved bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal
 

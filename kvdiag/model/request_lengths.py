@@ -1,7 +1,5 @@
 """The lengths of finished requests, from which those of the next ones are estimated."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The state of a daemon at one moment: newest sample, newest diagnosis, and the health of its sources."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

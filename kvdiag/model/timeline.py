@@ -6,8 +6,6 @@ Marks are moments and not intervals, so that a run that was killed still has its
 A timeline never changes, so that results computed from it can be kept with it (`Timeline.once`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace

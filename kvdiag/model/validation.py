@@ -1,7 +1,5 @@
 """Range checks of every figure: the range follows from the unit in its name, and impossible values are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache

@@ -6,8 +6,6 @@ the lack of one. `Diagnosis.worst` covers all lives of the server and `present_w
 ends a problem and must not hide it.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 

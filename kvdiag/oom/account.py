@@ -1,7 +1,5 @@
 """What one source reports about a failure: the engine's log, an agent's black box, a trace, a bare message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.model import Allocator, ReservedSplit

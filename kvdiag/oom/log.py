@@ -6,8 +6,6 @@ consequences; then the phase and the scheduled work come from what stands around
 stands before. Lines that quote users' requests are no evidence. Pure.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import deque

@@ -6,8 +6,6 @@ that a message lacks are `None`. Wordings: c10/cuda/CUDACachingAllocator.cpp and
 advice at the end of torch's message is printed whether or not it fits (pytorch#173049) and is never read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 message, and the progress of the log. Pure.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

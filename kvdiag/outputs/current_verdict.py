@@ -12,8 +12,6 @@ whose answer is refused is not down, and not healthy either. What does not hold 
 next step; it is never shown as healthy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from kvdiag.formatting import format_duration

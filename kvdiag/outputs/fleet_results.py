@@ -1,7 +1,5 @@
 """The diagnosis of many replicas as the outputs show it: each one's own, and the comparison of all of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

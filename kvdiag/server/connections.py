@@ -6,8 +6,6 @@ else of the one that has been receiving longest and slowly, else of one that doe
 refused. A client that reads never loses an answer in progress.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

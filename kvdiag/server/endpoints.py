@@ -9,8 +9,6 @@ snapshot and the room promised since. Health needs only this code to run, readin
 limits on connections are decided before a request gets here.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import deque

@@ -5,8 +5,6 @@ password is checked at a time, in a separate thread. Clients queue by address: o
 An unknown user takes as long as a wrong password.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

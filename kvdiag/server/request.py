@@ -5,8 +5,6 @@ raised. Its texts are untrusted, the path is as sent but for trailing slashes, r
 and a request with a body is answered but is the last one of its connection.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ reads. A client that disconnects aborts its requests, which releases their block
 and in a stream an event, because the response has begun by then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

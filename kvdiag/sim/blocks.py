@@ -4,8 +4,6 @@ Only block ids and hashes; no bytes, no clock. Every block except the null block
 references) or held (one or more); `tests/unit/sim/test_blocks.py` checks that as a property.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import OrderedDict

@@ -5,8 +5,6 @@ answer, in vLLM's words and status. Only fields that kvdiag or a test sends are 
 tokenised byte by byte; the simulated model's tokens are random ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

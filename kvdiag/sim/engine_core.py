@@ -7,8 +7,6 @@ the event loop that also serves HTTP. A scenario's faults are real: the engine o
 counters only count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """The simulated server's model: its shape, its size, and its folder on disk, where the weights are a sparse file."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ can claim to be a drill, and a failed read is an NVML error.
 """
 
 # ruff: noqa: N802, N815 - the names are NVML's and pynvml's
-from __future__ import annotations
-
 import http.client
 import importlib
 import json

@@ -1,7 +1,5 @@
 """`SCENARIOS`: servers and their faults, as data. Engine and GPU simulate them; nothing here is a sample."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

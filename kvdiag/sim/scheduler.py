@@ -6,8 +6,6 @@ existing blocks, and the last token is always computed. Pure: the caller owns th
 `schedule()`, the model's work, then `complete()` or `fail()`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

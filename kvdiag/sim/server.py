@@ -4,8 +4,6 @@ with Drill(SCENARIOS["kv-leak"]) as drill:
     ...  # drill.url answers as vLLM 0.32 does; RemoteNvml(drill.url) is its GPU's NVML
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

@@ -4,8 +4,6 @@ Gauges are as of the last step, counters and histograms since the start. Constan
 names, help texts, bucket bounds, and the constant labels of `cache_config_info`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping
 from importlib import resources

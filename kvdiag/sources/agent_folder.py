@@ -4,8 +4,6 @@ Rules of this file: nothing in the folder is trusted. A name is opened in the fo
 elsewhere, links are not followed, pipes and devices not waited for, and sizes bounded.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time

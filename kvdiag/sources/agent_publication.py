@@ -5,8 +5,6 @@ leniently: unknown fields are skipped, types and ranges are checked by the class
 becomes a problem, and the other devices stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -4,8 +4,6 @@ Names are matched, counts bounded, files opened by the rules of agent_folder.py,
 and range. What does not pass is a `Gap`, and the other files are read. What the agent writes stands in kvdiag/agent.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

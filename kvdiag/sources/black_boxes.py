@@ -6,8 +6,6 @@ lie anywhere. Boxes of this user or root are believed like logs; those of others
 is that user's, else they are unverified.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -3,8 +3,6 @@
 The number of values is bounded before decoding: each value begins the text, or follows a comma or an opening bracket.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

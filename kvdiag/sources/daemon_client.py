@@ -4,8 +4,6 @@ Its answer is no more trusted than any other server's: bounded in size, decoded 
 value cannot be. Fields of a newer kvdiag are skipped.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.model import LedgerLine, Sample, Snapshot

@@ -6,8 +6,6 @@ in another PID namespace or on another machine is not visible: that is a gap, an
 processes are then unknown.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ refused, because it can unpack to any size; the body is read in chunks, limited 
 kept. Every failure is an `Unreadable` with its cause and the next step, so that a source can make a gap of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence

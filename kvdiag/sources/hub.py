@@ -1,7 +1,5 @@
 """A model's config from the Hugging Face Hub: one file, bounded in size and in the time for all of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping

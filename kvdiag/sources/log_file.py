@@ -4,8 +4,6 @@ A log can cover weeks. The start shows the server's settings, and the cause of a
 is limited in bytes, and in the time that a pipe may stay silent.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import select

@@ -6,8 +6,6 @@ safetensors file begins with its header. Nothing read is trusted: sizes, counts 
 that is ever parsed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pkgutil

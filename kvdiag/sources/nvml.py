@@ -5,8 +5,6 @@ microseconds (MangoHud#2104 measured 4.5 ms of the driver's global lock for the 
 12 us for memory); pynvml's exceptions do not leave `NvmlSource._call`; `parse_*` only convert NVML's structs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -4,8 +4,6 @@ A file that cannot be used is an error, not a warning: a plan that silently went
 last one by gigabytes. `--no-profile` plans without it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

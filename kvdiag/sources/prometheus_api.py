@@ -5,8 +5,6 @@ query_range would resample them. Queries are limited in size and time. One that 
 one that failed while the server was busy is repeated once, and after a few failures in a row no further query is sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -5,8 +5,6 @@ Names of DCGM: dcgm-exporter's default-counters.csv (framebuffer in MiB). Of nvi
 cAdvisor and kube-state-metrics: their lists of metrics (container_memory_rss is the cgroup's anonymous memory).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
    `PageParser` reads the values alone.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Generator, Iterator, Mapping

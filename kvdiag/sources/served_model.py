@@ -4,8 +4,6 @@ The folder comes from an HTTP response of the server, which must not decide whic
 one of the server's processes was started with it or has a file of it open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Nothing here knows what is measured, or judges it. Series are equally spaced, ol
 that cannot be computed is `None`. Times are seconds of any origin: adding a constant to them changes nothing.
 """
 
-from __future__ import annotations
-
 from kvdiag.stats.jumps import Levelled, is_step, sensitivities, without_jumps
 from kvdiag.stats.series import (
     Interval,

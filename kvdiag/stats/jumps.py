@@ -1,7 +1,5 @@
 """Events in a series: the one step that explains it best, its jumps, and what follows other series."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ No figure's distribution is assumed, and none of them can decide by its size. Wh
 replicas do not depend on one another, which samples of one replica in a row do.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

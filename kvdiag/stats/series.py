@@ -1,7 +1,5 @@
 """Robust summaries of series: quantiles, deviations, bins, resampling, and the time until room is exhausted."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ slope here stays below 1 % on noise without memory and at 3 to 5 % where each va
 (8 % at 0.9), and also under load if the load is given. It is one gate among others, not a verdict.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

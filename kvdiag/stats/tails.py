@@ -1,7 +1,5 @@
 """The p-value of a score: how often noise alone makes it as high, or higher."""
 
-from __future__ import annotations
-
 import math
 
 TINY = 1e-300

@@ -1,7 +1,5 @@
 """Memory pressure: quiet on an idle server that has taken its pool, loud when pool or device really fill."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -7,8 +7,6 @@ overheads become a profile only if weights and pool are known, the pool was not 
 like another model's, since a wrong profile would spoil later plans. The arithmetic is in kvdiag/kv/calibration.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

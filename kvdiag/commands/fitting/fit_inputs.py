@@ -6,8 +6,6 @@ config; a request's length from --context, then from the model. An option withou
 because it would seem to be part of the plan.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Addresses and credentials as people give them: pasted with the path of a page, with a password inside, in files."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ from the environment or a file (`either`). Nothing here talks to a server: `kvdi
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields

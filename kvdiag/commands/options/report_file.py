@@ -1,7 +1,5 @@
 """`--report FILE`: checked to be writable before anything begins, and written whole or not at all."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator

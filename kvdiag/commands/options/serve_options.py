@@ -6,8 +6,6 @@ order; SIGHUP reads them again (`reread`).
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The configurable thresholds of a diagnosis: by flag, KVDIAG_RUN_… in the environment, or the TOML file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import click

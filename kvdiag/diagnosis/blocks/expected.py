@@ -7,8 +7,6 @@ that does not meet it is not used, and without any the expectation is unknown. W
 range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ looked-up tokens; it began high enough and ended next to zero; and the pool was 
 itself. A change of traffic lowers the share too: repeating the same prompts rules it out.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ or too few samples have the whole load (`blind_spot`, in that order). More block
 are suspect, and a fault above 1.5 times; fewer are suspect too, since then a report is wrong.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import (

@@ -6,8 +6,6 @@ and makes verdicts of both. Replicas are independent of one another, which sampl
 small to show in one is certain in all. Pure, as all of the diagnosis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median

@@ -8,8 +8,6 @@ none, are `ok`. NVML's total does not show which part grew: its growth is the ve
 engine, and the verdict on the other part is `unknown`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pkgutil

@@ -7,8 +7,6 @@ the lowest bins. A summary takes about 2 kB for a history of any length: it is a
 replica. Nothing is judged here, since one replica's slope does not show whether it is noise.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence

@@ -7,8 +7,6 @@ versions. On nine kinds of synthetic server memory six replicas and a day are en
 is called more often than the significance says.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

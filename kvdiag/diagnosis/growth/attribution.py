@@ -7,8 +7,6 @@ well, and its culprit is unknown; it is only suspect if the processes are hidden
 the server's. The finding names how many other ranks grow as well.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ grow, its cache has, and what NVML lists for a process holds both. Each has the 
 whose absence makes it unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Literal, Self

@@ -6,8 +6,6 @@ more than a sample's resolution, and the later ones by half as much as the earli
 processes by what their agents publish of torch. Too few cycles, or a sample that is missing, is no judgement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise

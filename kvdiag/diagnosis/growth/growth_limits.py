@@ -6,8 +6,6 @@ component of memory. Those that depend on what is measured (least growth, certai
 `growth_power` and `soak_power` and by the corpus of incidents: no healthy history may become a fault.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 KIB = 2**10

@@ -5,8 +5,6 @@ if it were ending is certain, a burst counts only where it would fill the room w
 memory that a cache without a known size limit could explain stays a suspect until it exceeds what such a cache takes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pkgutil

@@ -5,8 +5,6 @@ By its shape a filling cache is a leak for hours; only the limit separates them 
 leak is a step less certain; a cache that nothing reports makes it a suspect while it may still fill.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

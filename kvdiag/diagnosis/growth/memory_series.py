@@ -6,8 +6,6 @@ process under the same number are a series of their own. Before a series is judg
 out (kernels, graphs and pools come with it) and so is the time in which the engines slept, whose weights are elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping

@@ -5,8 +5,6 @@ growth in both is another process's or that of a task of the server's own. No te
 them by itself calls some kinds of healthy memory a leak, up to every time (`tests/quality/bench/soak_power.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

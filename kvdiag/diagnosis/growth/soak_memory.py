@@ -14,8 +14,6 @@ The worst component gives the finding of a leak rule. It outweighs the equal cyc
 no idle ones, unless it is unknown and they are not (`weightier`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

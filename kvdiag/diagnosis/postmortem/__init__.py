@@ -5,8 +5,6 @@ Only the first failure is judged: later ones are its consequences. The rules see
 by the usual rules (`diagnose`) and fills in every finding that the failure alone leaves unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ within rounding, one device, one kind of failure), and then fills in what is mis
 becomes a gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Settings are given as one would type them: a memory fraction in two decimals, ch
 headroom to spare; sizes are rounded. Where a figure is missing the setting is named without one.
 """
 
-from __future__ import annotations
-
 import math
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS

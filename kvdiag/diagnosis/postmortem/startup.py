@@ -9,8 +9,6 @@ Misconfigured: refusals to start, limits below the device, impossible sizes, and
 start, unless other processes had their memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits

@@ -10,8 +10,6 @@ Leaks: one failure shows no growth by itself. torch's bytes are compared with th
 kill for lack of host memory is a fault, whether memory had grown or not; signal 9 alone is unknown.
 """
 
-from __future__ import annotations
-
 import re
 
 from kvdiag.diagnosis.limits import Limits

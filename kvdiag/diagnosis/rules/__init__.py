@@ -4,8 +4,6 @@ Their order is that of the output: what is lost for good first (leaks), then wha
 then demand beyond capacity, then spikes, fragmentation and the rest. No rule depends on the result of another.
 """
 
-from __future__ import annotations
-
 from kvdiag.diagnosis.rule import Rule
 from kvdiag.diagnosis.rules import (
     baseline_duplicate_model,

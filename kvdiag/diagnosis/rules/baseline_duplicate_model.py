@@ -7,8 +7,6 @@ pool (one that keeps its cache in torch) shows a copy where its memory rises onc
 step, and stays there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import islice
 

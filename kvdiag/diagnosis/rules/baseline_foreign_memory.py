@@ -6,8 +6,6 @@ not report (unknown), and another process that was there while the pool was size
 worst device is the finding; where it is not a fault and no test steps ran, growth of other processes outweighs it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Checked in this order, and the worst is reported: the smallest pool against max_
 what the model's config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
 """
 
-from __future__ import annotations
-
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import (

@@ -7,8 +7,6 @@ growing is unknown, unless a soak shows that it stopped; growth before the judge
 stayed in use to the end: torch's cache of a large step is released again when an allocation fails.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from kvdiag.diagnosis.growth.components import MemoryComponent

@@ -14,8 +14,6 @@ requests behind another prompt's prefill (vLLM 0.32: 7 waiting at 49 of 159 bloc
 the pool has no room for one more request of the mean size of those that run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

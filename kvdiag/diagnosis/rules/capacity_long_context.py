@@ -4,8 +4,6 @@ Decided in this order: a single request that ran out of memory, a pool smaller t
 has the whole pool and makes no progress are faults; a long request that completed is ok.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvdiag.diagnosis.limits import Limits

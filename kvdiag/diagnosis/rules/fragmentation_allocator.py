@@ -14,8 +14,6 @@ Decided in this order:
 activation workspace. Only the agents in the server's processes separate them; nothing is guessed from device memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

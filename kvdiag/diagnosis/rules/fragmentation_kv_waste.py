@@ -10,8 +10,6 @@ engine counted: no prompt was longer than the most that came between two samples
 what the mean of that many prompts did at the very most. Long contexts that stay resident all the time change neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby

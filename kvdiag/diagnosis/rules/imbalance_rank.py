@@ -6,8 +6,6 @@ of one server with pools of unequal size; further processes of the server on the
 the exact sign); the fullest rank against the median of the others, more strictly where those agree.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median_high
 

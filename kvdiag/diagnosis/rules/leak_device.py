@@ -10,8 +10,6 @@ the two are separated, and torch's leak shows long before it takes a page of the
 verdict that it mostly is with that engine, and the other one is unknown.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ cache and mapped weights come and go as the kernel likes. Growth is then compare
 caches (`host_caches`). A run of minutes without a soak cannot detect it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part

@@ -11,8 +11,6 @@ Decided in this order:
    are shorter than the time between two samples, but torch keeps what they took, so the minimum of free bytes shows it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 

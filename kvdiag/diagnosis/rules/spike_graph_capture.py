@@ -4,8 +4,6 @@ A timeline alone shows that a start failed and how little memory was free; wheth
 time stands only in the engine's log (kvdiag/diagnosis/postmortem/transients.py). An engine that serves has its graphs.
 """
 
-from __future__ import annotations
-
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.server_exits import server_exits

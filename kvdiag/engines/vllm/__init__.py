@@ -1,7 +1,5 @@
 """vLLM, 0.6 to 0.32."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

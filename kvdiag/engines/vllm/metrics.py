@@ -7,8 +7,6 @@ decides by the version, else by the names, whether there is a null block and whe
 outside their range become gaps.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pkgutil

@@ -4,8 +4,6 @@ Pure. The lines are Python's repr of dicts and objects; each value is found by i
 evaluated, and a value of an unexpected form is missing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ v1/core/kv_cache_utils.py and the engines' first lines; only messages are matche
 container runtime puts in front do not matter. Of several starts in one file the last that reports its memory counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ Each request has a span of its own, with a sample of the engines right before it
 counted it, so that every prefix hit is known to be its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Every request carries a cache salt of its own and random token ids (no prefix hi
 its usage with every chunk. The engine adapter writes the request's body; the response is OpenAI's event stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import secrets

@@ -1,7 +1,5 @@
 """The run's own timeline while it is recorded: adds marks of test steps, and reads idle state and other traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

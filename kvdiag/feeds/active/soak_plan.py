@@ -1,7 +1,5 @@
 """What a soak will offer to this server: its warm-up, then idle and load cycles alternately. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import chain, permutations
 

@@ -1,7 +1,5 @@
 """What will be offered to this server: the steps' workloads, scaled down to what it admits. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

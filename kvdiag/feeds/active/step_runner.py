@@ -6,8 +6,6 @@ for. Between loads it waits until the engine is idle, so that each span ends in 
 server stops answering, the timeline ends there and the remaining steps are unknown.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Diagnoses a growing history again and again, on a thread of its own and within a share of one core."""
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_left

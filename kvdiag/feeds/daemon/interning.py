@@ -1,7 +1,5 @@
 """Stores equal values once: most values equal those of a minute ago. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 

@@ -1,7 +1,5 @@
 """Combines the newest sample of each part, and tracks the health of each source. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Thinning only leaves out samples: none is averaged or moved in time, so that the rules judge values that were measured.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ another process if a counter fell or no pid is the same; where pids are not know
 logged and repeated: the daemon outlives its server. Nothing here judges memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

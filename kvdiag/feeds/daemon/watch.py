@@ -6,8 +6,6 @@ Everything happens in one event loop except what may take long: the driver, the 
 threads of their own, so that none of them delays a sample.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -9,8 +9,6 @@ Reading is limited by size: a query names metrics and label values of several re
 A replica's samples are dropped once its timeline is made, so that memory does not grow with the fleet.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A sample reported twice counts once; an impossible one (a usage of 3, negative bytes) is dropped. Both are counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field

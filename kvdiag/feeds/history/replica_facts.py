@@ -6,8 +6,6 @@ kvdiag's metrics, which count tokens. Engine and version are those of the image,
 the series disagree, and figures out of range, are `None`: nothing is taken from another replica.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ a computed total that varies by rounding is taken as constant. An impossible sam
 GPU of unknown size keeps its processes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

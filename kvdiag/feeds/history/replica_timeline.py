@@ -7,8 +7,6 @@ by the diagnosis. An interval that could not be read, a failed scrape and series
 silence is not taken for health.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ they name (as `exported_pod`, or as `pod` where labels are honoured), by GPU UUI
 by host where only one server runs there. A series that could belong to two servers is joined to neither.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

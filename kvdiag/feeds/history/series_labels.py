@@ -1,7 +1,5 @@
 """The labels of one series in a Prometheus: its metric's meaning, its pod, GPU, host and target. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType

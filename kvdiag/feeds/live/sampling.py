@@ -6,8 +6,6 @@ limit is a gap, and the next tick tries again. Our own load is noted right befor
 bounds what was resident at that moment. Times come from a clock that never runs backwards. Nothing is judged here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

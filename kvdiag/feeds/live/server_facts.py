@@ -1,7 +1,5 @@
 """The facts of one server: version, model, pools and processes, read once before anything else."""
 
-from __future__ import annotations
-
 from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError

@@ -6,8 +6,6 @@ before a line is decoded and are errors; memory is relieved by thinning, as a da
 error only if that is not enough, or with test steps, which cannot be judged from minutes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 

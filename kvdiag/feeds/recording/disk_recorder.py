@@ -4,8 +4,6 @@ A disk that is slow, full or missing costs recorded samples, which are counted, 
 loses half a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -5,8 +5,6 @@ without its end, whose last line may be torn: what stood before it counts. One t
 the oldest if there are more than can be read; what is left out is reported as a gap.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace

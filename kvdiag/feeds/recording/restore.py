@@ -7,8 +7,6 @@ outgrow a start, so both have budgets. Samples dated in the future move the whol
 read is a gap of the last sample, since a verdict must not take a hole for a flat line.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple

@@ -9,8 +9,6 @@ that ends with its process keeps a second recorder out. Links and files of other
 A torn last line, which a kill leaves, is dropped by readers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -9,8 +9,6 @@ Every few entries a line has the checksum of all before it, and so has the last 
 line. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -6,8 +6,6 @@ and size leave possible. Weights and the pool's bytes have no such test, since o
 reasons are kept, the likeliest first, and a figure within the limit gets none.
 """
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ overheads does not show as one in the layout. A printed figure that lies inside 
 What the engine does not report is listed as missing; reasons for a drift are `drift_reasons`' task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

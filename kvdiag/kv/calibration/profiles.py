@@ -4,8 +4,6 @@ Pure; a document is untrusted like any other input. A log that reports the parts
 and total are known, the remainder is kept as one figure and never split.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

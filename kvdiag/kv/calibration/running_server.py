@@ -7,8 +7,6 @@ is taken, and if it has any, the tokens in flight are solved for. With drift lef
 are unknown rather than guessed. Results are cached, since every diagnosis asks for the same server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

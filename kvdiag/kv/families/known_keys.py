@@ -4,8 +4,6 @@ The config is recorded in traces, which are passed on. A file that is not a mode
 one, must not get there: unknown fields and texts with spaces are dropped.
 """
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import re

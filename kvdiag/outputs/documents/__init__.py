@@ -1,7 +1,5 @@
 """JSON documents and their schemas, built of values as JSON has them. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The JSON document, `schema_version` 2: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
 
-from __future__ import annotations
-
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents import Json, fields_of, plain

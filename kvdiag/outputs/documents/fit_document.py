@@ -1,7 +1,5 @@
 """The answer of `kvdiag fit` as plain values, `schema_version` 1. Bytes are integers, unknown is null."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvdiag.kv.fit.plan import Budget, Plan

@@ -1,7 +1,5 @@
 """The JSON document of many replicas, `schema_version` 2. Its schema is `fleet.schema.json`."""
 
-from __future__ import annotations
-
 import math
 
 from kvdiag.diagnosis.fleet import Fleet, VersionChange, VersionGrowth, VersionReplicas

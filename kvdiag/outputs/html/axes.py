@@ -3,8 +3,6 @@
 The labels of one axis share a unit and a number of decimals, which `kvdiag.formatting` does not know of.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Of each column of a plot the first, lowest, highest and last sample are kept, wh
 them (M4: Jugel et al., "M4: A Visualization-Oriented Time Series Data Aggregation", VLDB 2014).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise

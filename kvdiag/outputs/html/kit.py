@@ -5,8 +5,6 @@ with the package and read once; it holds every colour, light and dark, of status
 `page.json` does the icons and links.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """HTML in which nothing from outside is ever markup: text is escaped unless an element was made of it here. Pure."""
 
-from __future__ import annotations
-
 from html import escape
 
 from kvdiag.outputs.presentation import printable

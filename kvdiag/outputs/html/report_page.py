@@ -5,8 +5,6 @@ the plots; what was explained, checked and unknown, and what data is missing, co
 what is needed to act. It has what the terminal shows, in more detail. `kit` builds the parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ a leak of some MiB would not show on the device's scale; a pool's size is drawn 
 Limits on GPUs, bands, events and columns bound the page's size for a timeline of any length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ history: the page judges nothing and waits for nothing. What is not known is rep
 healthy. Devices and findings are limited in number, because a page is made again every few seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 

@@ -4,8 +4,6 @@ An SVG is as wide as its place: positions are in per cent, lines scale inside a 
 size. Missing samples break a line; they are never drawn as zero. Colours and line styles are classes of `page.css`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The metrics of devices, the ledger, torch's allocators, host memory and processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvdiag.ledger import ledger

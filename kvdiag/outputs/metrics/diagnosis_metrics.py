@@ -1,7 +1,5 @@
 """The metrics of the newest diagnosis, and of the health of each source."""
 
-from __future__ import annotations
-
 import math
 
 from kvdiag.model import Diagnosis, Finding, GrowthFigures, Snapshot, Status

@@ -4,8 +4,6 @@ What vLLM exports itself (throughput, latency, prefix hits, acceptance) is not r
 takes it from vLLM's own series.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.blocks.expected import grows_with_every_token

@@ -4,8 +4,6 @@ Names and labels are a contract with the rules and dashboards. Texts from outsid
 number; vLLM's own series are not repeated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry

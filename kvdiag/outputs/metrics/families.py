@@ -5,8 +5,6 @@ metric with `of` is a `field` of what has that name among the `Figures`; the oth
 Prometheus drops a whole target whose page repeats a series or has a label of excessive length.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache

@@ -6,8 +6,6 @@ interval that a printed size leaves, and null for what is not reported. Names co
 escaped before they are printed. Nothing is judged here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Parts of every terminal output: safe text, headings, tables of names and values, wrapped cells, bar characters."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from collections.abc import Iterable, Iterator

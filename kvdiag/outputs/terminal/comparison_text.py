@@ -1,7 +1,5 @@
 """Two baselines side by side, for a person and as a document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """The checks of `kvdiag doctor`, for a person and as a document (`doctor.schema.json`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """The knowledge base of verdicts, for a person or as a document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any

@@ -5,8 +5,6 @@ Single changes come next, then combinations, each with the plan that it leads to
 fits, a line reports it. Notes at the end name what was estimated. Nothing is calculated here but shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType

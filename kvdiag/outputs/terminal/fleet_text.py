@@ -5,8 +5,6 @@ one replica), series that belong to no replica, and the worst replica as `text` 
 needs attention stays; versions are listed by age as long as all of them fit. The JSON document holds every row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

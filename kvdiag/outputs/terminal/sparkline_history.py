@@ -4,8 +4,6 @@ A rate is a figure, not a verdict: whether growth is a leak is decided by the di
 computes the same rate, and is unknown while a device is filling too fast for that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

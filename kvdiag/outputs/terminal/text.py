@@ -6,8 +6,6 @@ what follows supports it. Nothing is judged here. Names and error texts come fro
 the only way any of them reaches the screen.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ What does not fit is left out from the bottom of its importance: the verdict and
 findings, then the memory. Names and texts come from outside: `plain` is how they get in.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

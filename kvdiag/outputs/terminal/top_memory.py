@@ -4,8 +4,6 @@ A bar has one character for each kind of memory, so that a terminal without colo
 depends on `detail`: 3 is everything, 0 a line for the two fullest GPUs and the fullest pool.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -6,8 +6,6 @@ PYTHON is the one that has torch with CUDA, by default the one that runs this, w
 kvdiag's own dependencies. Exit codes: 0 all as it should be, 2 something is not, 3 could not be run here, and why.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

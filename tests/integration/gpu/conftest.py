@@ -1,7 +1,5 @@
 """The scenarios' plays: half a minute each, mostly of waiting for the agent: the tests of one share its play."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

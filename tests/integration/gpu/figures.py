@@ -1,7 +1,5 @@
 """What a run of the scenarios found, as figures with their limits: a table for people, a document to keep."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """What a scenario is: something done to a real process on a real GPU, and what kvdiag has to say of it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

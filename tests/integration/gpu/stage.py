@@ -4,8 +4,6 @@ No engine serves here: its metrics are made from the stage's own commands to the
 the agent's files, the sampler, the trace.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

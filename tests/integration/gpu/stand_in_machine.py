@@ -3,8 +3,6 @@
 Proves that the scenarios are played, recorded, judged and written down rightly; of a GPU it proves nothing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

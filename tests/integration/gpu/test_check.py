@@ -3,8 +3,6 @@
 Of a GPU this proves nothing; it proves that what a GPU shows will be recorded, judged and written down.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

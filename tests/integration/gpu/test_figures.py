@@ -1,7 +1,5 @@
 """Figures against their limits, and the table that shows them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kvdiag` as a subprocess, as a user runs it: its exit code, its output, and a process to disturb while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ group, which one worker takes. `make test` starts one server alone, `meddling`: 
 the length of a test. Tests that want another server, such as `workers`, or take long on this one are `long`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

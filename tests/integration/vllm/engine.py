@@ -1,7 +1,5 @@
 """A real `vllm serve` for the length of a `with` block: on a free loopback port, awaited, killed with its children."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 By hand: `python -m tests.integration.vllm.engine_env` builds both and prints where they are.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The server's own gauges, read apart from kvdiag: what a test compares kvdiag's word with."""
 
-from __future__ import annotations
-
 import urllib.request
 from collections.abc import Callable
 from urllib.parse import urlencode

@@ -1,7 +1,5 @@
 """What can happen to the agents of a server: done for the length of a `with` block, which leaves no trace."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The test's end of plugins/meddle.py: words for every process of a server, and what they answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ By session, because vLLM's engine core and workers outlive a killed front end as
 memory behind /proc/PID/environ with their titles: neither parents nor the environment lead to them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

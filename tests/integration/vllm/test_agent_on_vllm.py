@@ -1,7 +1,5 @@
 """The agent inside vLLM 0.32 itself, which finds it on PYTHONPATH and has nothing installed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Every `architectures/*.json` is the config of a model of some kind, as small as the CPU kernels take it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

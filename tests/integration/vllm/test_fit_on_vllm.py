@@ -1,7 +1,5 @@
 """`kvdiag fit` against vLLM 0.32 itself: the model predicts what the engine reports, by its page and by its log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

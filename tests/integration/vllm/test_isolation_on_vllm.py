@@ -1,7 +1,5 @@
 """The isolation probe against vLLM 0.32 itself: its prefix cache with salts, without, and behind a gateway."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A real vLLM that stops scheduling on purpose, watched by the daemon."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request

@@ -1,7 +1,5 @@
 """`kvdiag run` against vLLM 0.32 itself: its verdicts, its numbers, and what it does when it is disturbed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal

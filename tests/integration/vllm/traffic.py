@@ -3,8 +3,6 @@
 They are far enough apart to leave a small machine the time for a run in parallel.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """Each life of a server is judged by itself: a restart explains nothing away, and an end is dated and has a cause."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every scenario, in the order in which they are played, and their traces judged again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.integration.gpu.figures import Figure

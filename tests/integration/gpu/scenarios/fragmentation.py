@@ -1,7 +1,5 @@
 """Reserved bytes that are not live: holes that strand memory, and what only looks like it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kvdiag.diagnosis.reserved_memory import confirmed

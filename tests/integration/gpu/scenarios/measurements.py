@@ -1,7 +1,5 @@
 """What the agent costs its server: a publication, the lock, steps of a loop; and what kvdiag itself holds of a GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Memory on a device: explained byte by byte, kept by each request, taken by others, and not enough."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

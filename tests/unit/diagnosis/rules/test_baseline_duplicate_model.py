@@ -1,7 +1,5 @@
 """baseline.duplicate_model: memory beyond the pool and one copy of the weights, with a pool and without one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
