@@ -80,7 +80,7 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
             name = f"{process.name or 'process'} (pid {process.pid})"
             lines.append(_line(device, component, process.used_bytes or 0, "measured", name))
     rest = memory.used_bytes - sum(line.bytes for line in lines)
-    detail = "in no process that NVML lists" if own else "NVML does not report the server's memory"
+    detail = "no listed process holds it" if own else "NVML does not report the server's memory"
     return [*lines, _line(device, "unaccounted", rest, "computed", detail)]
 
 

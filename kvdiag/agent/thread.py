@@ -95,6 +95,9 @@ class Agent:
             self._box = BlackBox(self._folder, self._name)
             self._asked_at = asked_at
             self._folder.tidy()
+            # A forked worker of multiprocessing ends by os._exit, which runs no atexit.
+            if (forked := sys.modules.get("multiprocessing.util")) is not None:
+                forked.Finalize(None, self.end, exitpriority=-100)
         summarised_at = self._document.summarised_at_seconds
         reported = self._document.read(summary=True if asked_at != self._asked_at else None)
         if self._document.summarised_at_seconds != summarised_at:

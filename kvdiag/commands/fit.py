@@ -43,7 +43,7 @@ from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 GRID_REQUESTS = (1, 4, 16, 64, 256)
-TRAFFIC = "At this rate, at most {} run at once 99 % of the time"
+TRAFFIC = "Demand at this rate: {} or fewer at once, 99 % of the time"
 MEASURE = "; --calibrate URL measures them on a running server"
 
 

@@ -37,9 +37,11 @@ class _Stderr:
     def msg(self, line: str) -> None:
         """Write one line, or lose it."""
         with contextlib.suppress(OSError, ValueError):
-            if _takes_more(sys.stderr):
-                sys.stderr.write(f"{line}\n")
-                sys.stderr.flush()
+            # A pipe that is ready takes 4 KiB: more at once, such as a traceback, would wait for its reader.
+            for start in range(0, len(line) + 1, 1024):
+                if _takes_more(sys.stderr):
+                    sys.stderr.write(f"{line}\n"[start : start + 1024])
+                    sys.stderr.flush()
 
     debug = info = warning = error = critical = msg
 

@@ -61,7 +61,10 @@ from kvdiag.model import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One of the test steps. `cycles` is how often its workload is offered, each time on its own span."""
+    """One of the test steps. `cycles` is how often its workload is offered, each time on its own span.
+
+    `judge` is pure, and finds its spans by `id`; what was cut short or not observed makes its result `unknown`.
+    """
 
     id: str
     title: str
@@ -105,8 +108,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        most = f"pool, weights and usual overhead explain at most {format_bytes(explained)}"
-        parts.append(f"{format_bytes(used)} of GPU memory used; {most}")
+        most = f"{format_bytes(used - explained)} more than pool, weights and usual overhead explain"
+        parts.append(f"{format_bytes(used)} of GPU memory used, {most}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)
@@ -187,7 +190,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         sentence = f"all blocks released (detection limit 1 block over {loads} after warm-up); {sentence}"
     if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
         status = "fault"
-        each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_cycle"))
+        each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_request"))
         sentence = f"device memory grows {format_bytes(each)} with each request ({leak.title}); {sentence}"
     expected, measured = load_figures(facts, peak)
     return StepResult(

@@ -111,7 +111,10 @@ def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Checked):
-    """One engine (data-parallel rank), from the metrics endpoint; `engine` is its label there, "0" if it has none."""
+    """One engine (data-parallel rank), from the metrics endpoint; `engine` is its label there, "0" if it has none.
+
+    `kv_usage_ratio` is the gauge as read: `KvPool.used_blocks` takes off a null block. `_total` is since its start.
+    """
 
     engine: str
     kv_usage_ratio: float | None = None
@@ -134,7 +137,7 @@ class Engine(Checked):
         return self.requests_running == 0 and self.requests_waiting == 0
 
 
-ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == "int | None")
+ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == int | None)
 """The fields of an `Engine` that are whole numbers."""
 
 

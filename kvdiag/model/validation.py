@@ -64,6 +64,6 @@ def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
         most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
-        if most is not None or str(field.type).startswith(("int", "tuple[int")):
+        if most is not None or field.type is int or str(field.type).startswith(("int", "tuple[int")):
             found.append((field.name, MAX_COUNT if most is None else most))
     return tuple(found)

@@ -120,8 +120,8 @@ def _blind(snapshot: Snapshot) -> str | None:
     if snapshot.state == "lost":
         return NO_ANSWER
     if snapshot.state == "starting":
-        reason = _engine_gap(snapshot) or "no server has answered yet; check --url"
-        return reason if reason.startswith("starting") else f"starting: {reason}"
+        reason = _engine_gap(snapshot) or "no answer yet; check --url"
+        return reason if reason.startswith("no answer yet") else f"no answer yet: {reason}"
     refused = snapshot.newest.engine_refused
     return refused and f"{REFUSED}: {refused}; run `kvdiag doctor`"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import h11
 
@@ -72,8 +72,8 @@ def _parsed(head: bytes) -> Request:
     if not request.target.startswith(b"/"):
         raise BadRequestError
     try:
-        parts = urlsplit(request.target.decode("ascii"))
-        query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
+        path, _, asked = request.target.decode("ascii").partition("?")
+        query = parse_qs(asked, max_num_fields=MAX_NAMES)
     except ValueError as error:
         raise BadRequestError from error
     headers: dict[bytes, str] = {}
@@ -82,7 +82,7 @@ def _parsed(head: bytes) -> Request:
         headers[name] = f"{headers[name]}, {text}" if name in headers else text
     return Request(
         method=request.method.decode("ascii"),
-        path=parts.path.rstrip("/") or "/",
+        path=path.rstrip("/") or "/",
         names=tuple(query.get("name[]", ())),
         query=query,
         openmetrics=_takes(headers.get(b"accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),

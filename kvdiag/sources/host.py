@@ -156,7 +156,7 @@ def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap
     """Resident and anonymous bytes of the running processes; a gap if there are none."""
     found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
     if not found:
-        return None, (Gap(SOURCE, "failed", "all of the server's processes have exited; see its log"),)
+        return None, (Gap(SOURCE, "failed", "the server's processes have exited, or cannot be read; see its log"),)
     return found, ()
 
 

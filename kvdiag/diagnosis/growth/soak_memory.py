@@ -265,7 +265,7 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
         Evidence("growth_per_load_cycle", found.per_cycle, unit, source),
         Evidence("growth_per_idle_cycle", found.per_idle_cycle, unit, source),
         Evidence("growth_per_request", found.per_request, unit, source),
-        Evidence("first_touch_growth", found.first_touch, unit, source),
+        Evidence("warmup_growth", found.first_touch, unit, source),
         Evidence("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
         Evidence("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
         Evidence("p_trend", found.trend_p, "p-value", "computed"),

@@ -25,7 +25,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
-    short = f"{format_bytes(short_bytes)} was missing, plus a margin of {format_bytes(headroom)}"
+    short = f"to free {format_bytes(short_bytes)} and a margin of {format_bytes(headroom)}"
     pool, rank = case.pool_bytes, case.report.deciding_rank
     printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
     taken = pool or printed or None

@@ -136,7 +136,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     if shortage.kind == "blocks":
         return _no_blocks(case)
     if shortage.kind == "context":
-        return Finding(MISCONFIGURED, "ok", "the pool fits the device; it is too small for the allowed length alone")
+        return Finding(MISCONFIGURED, "ok", "the pool fits the device; only the allowed length is too long for it")
     if shortage.kind == "limit":
         allowed = "" if shortage.allowed_bytes is None else f" of {format_bytes(shortage.allowed_bytes)}"
         summary = f"{asked_for(case)}: refused by a limit{allowed} below the device's memory"

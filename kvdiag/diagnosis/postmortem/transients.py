@@ -103,7 +103,7 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
     if holes(failure, limits).state == "confirmed":
-        return Finding(ACTIVATION, "ok", "free plus reserved-but-unallocated memory was enough, but no block was")
+        return Finding(ACTIVATION, "ok", "free plus reserved-but-unallocated memory was enough, but not in one block")
     if shortage.kind == "async" and phase is None:
         missing = "cudaMallocAsync does not report what it caches; use torch's own allocator"
         return Finding(ACTIVATION, "unknown", missing)

@@ -74,7 +74,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = f"the idle server uses {extra}: the weights are loaded {extra_copies + 1} times"
         return (Finding(ID, status, summary, evidence),)
     rest = f"one copy of the weights and {format_bytes(beyond)} of overhead"
-    summary = f"when the server used least, its memory was its pool, {rest}"
+    summary = f"at its lowest, the server's memory was its pool, {rest}"
     if beyond > allowance:
         summary += f" (usually at most {format_bytes(allowance)}): more than usual, but too little for a second copy"
     return (Finding(ID, "ok", summary, evidence),)

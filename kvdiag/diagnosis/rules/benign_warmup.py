@@ -51,9 +51,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     largest = max(growths, key=lambda growth: lasting[growth.uuid])
     first_touch = lasting[largest.uuid]
     evidence = (
-        Evidence("first_touch_growth", first_touch, "bytes", "nvml"),
-        Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
-        Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
+        Evidence("warmup_growth", first_touch, "bytes", "nvml"),
+        Evidence("growth_over_judged_requests", largest.judged_bytes, "bytes", "nvml"),
+        Evidence("judged_requests", largest.judged_cycles, "requests", "kvdiag"),
     )
     # In a soak the server's device memory may have been flat after all, or have stopped growing.
     later = soaked(timeline, facts, limits).of(MemoryComponent.SERVER, MemoryComponent.DEVICE)

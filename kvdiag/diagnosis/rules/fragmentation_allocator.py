@@ -97,11 +97,11 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
     climb = most.reserved
     evidence = (
         Evidence("process", most.who, "holder", "torch"),
-        Evidence("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
-        Evidence("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
-        Evidence("live_growth_over_judged_cycles", most.live.judged_bytes, "bytes", "torch"),
-        Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
-        Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
+        Evidence("reserved_growth_per_request", climb.bytes_per_cycle, "bytes", "torch"),
+        Evidence("reserved_growth_over_judged_requests", climb.judged_bytes, "bytes", "torch"),
+        Evidence("live_growth_over_judged_requests", most.live.judged_bytes, "bytes", "torch"),
+        Evidence("judged_requests", climb.judged_cycles, "requests", "kvdiag"),
+        Evidence("rising_requests", climb.rising_cycles, "requests", "torch"),
     )
     rate = f"{format_bytes(climb.bytes_per_cycle)} more per request while allocated bytes do not grow"
     return Finding(verdict, "suspect", f"{format_holder(most.who)}: torch reserves {rate}", evidence, holder=most.who)

@@ -53,7 +53,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if ranks is None:
         return unknown(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
     if len(ranks) == 1:
-        return (Finding(ID, "ok", "one GPU: nothing to balance"),)
+        return (Finding(ID, "ok", "one GPU visible: nothing to balance"),)
     if len(facts.pools) > 1:
         which = f"which GPU belongs to which of the {len(facts.pools)} engines is not known"
         return unknown(ID, f"{which}; ranks can be compared only where a server runs one engine")

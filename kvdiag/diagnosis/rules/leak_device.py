@@ -169,12 +169,12 @@ def _flat(what: str, cycles: int, limit_bytes: int) -> str:
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:
     return (
         Evidence("process", growth.who, "holder", "torch"),
-        Evidence(f"{what}_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
-        Evidence(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
-        Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
-        Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
-        Evidence("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
-        Evidence("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
+        Evidence(f"{what}_growth_per_request", climb.bytes_per_cycle, "bytes", "torch"),
+        Evidence(f"{what}_growth_over_judged_requests", climb.judged_bytes, "bytes", "torch"),
+        Evidence("judged_requests", climb.judged_cycles, "requests", "kvdiag"),
+        Evidence("rising_requests", climb.rising_cycles, "requests", "torch"),
+        Evidence("warmup_growth", climb.warmup_bytes, "bytes", "torch"),
+        Evidence("reserved_growth_over_judged_requests", growth.reserved.judged_bytes, "bytes", "torch"),
     )
 
 
@@ -185,11 +185,11 @@ def _both(status: Status, summary: str, evidence: tuple[Evidence, ...] = ()) -> 
 def _evidence(growth: DeviceGrowth, limits: Limits) -> tuple[Evidence, ...]:
     return (
         Evidence("gpu", growth.gpu, "index", "nvml"),
-        Evidence("growth_per_cycle", growth.bytes_per_cycle, "bytes", "nvml"),
-        Evidence("growth_over_judged_cycles", growth.judged_bytes, "bytes", "nvml"),
-        Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
-        Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
-        Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
+        Evidence("growth_per_request", growth.bytes_per_cycle, "bytes", "nvml"),
+        Evidence("growth_over_judged_requests", growth.judged_bytes, "bytes", "nvml"),
+        Evidence("judged_requests", growth.judged_cycles, "requests", "kvdiag"),
+        Evidence("rising_requests", growth.rising_cycles, "requests", "nvml"),
+        Evidence("warmup_growth", growth.warmup_bytes, "bytes", "nvml"),
         Evidence("smallest_detectable_leak", limits.device_quantum_bytes, "bytes per request", "computed"),
         Evidence("holder", growth.owner, "holder", "nvml"),
     )

@@ -63,6 +63,7 @@ class _Start:
     processes: dict[str, _Process] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
     concurrencies: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    """By engine: tokens of a request, how many fit, and half a unit of the last printed digit."""
     blocks: dict[int, int] = field(default_factory=dict)
     override: int | None = None
     is_v0: bool = False
@@ -138,6 +139,7 @@ def _reported(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, 
 
 
 def _take(start: _Start, key: str, name: str, record: str) -> None:
+    """Add to a start what a record prints: the last figure counts, of weights the largest (`_take_size`)."""
     data_rank = _data_rank(name)
     for figure, pattern in _RANK_SIZES:
         for found in pattern.finditer(record):

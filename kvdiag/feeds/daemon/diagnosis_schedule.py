@@ -89,6 +89,7 @@ class DiagnosisSchedule:
             made = await self._made(timeline, facts, limits)
         except Exception as error:  # noqa: BLE001  the old one stays, which its timestamp shows; sampling continues
             _log.error("diagnosis", reason=f"{type(error).__name__}: {error}")
+            _log.debug("mistake", exc_info=True)
             return
         if self._subject()[1] is not facts or self._misdated:
             return  # of the previous process, or dated by a clock that was set meanwhile

@@ -254,7 +254,7 @@ class Watch:
 
     def _absent(self, reason: str) -> None:
         known = self._server.has_answered
-        gap = Gap("engine", "failed", reason) if known else Gap("engine", "absent", f"starting: {reason}")
+        gap = Gap("engine", "failed", reason) if known else Gap("engine", "absent", f"no answer yet: {reason}")
         self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
     def _take(self, facts: Facts) -> None:

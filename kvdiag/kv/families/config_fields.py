@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class Fields:
-    """One JSON object of a config, with the path that leads to it."""
+    """One JSON object of a config, with the path that leads to it.
+
+    Every reader raises KvModelError, which names the field: a wrong type, a value out of range, or nothing to read.
+    """
 
     __slots__ = ("_path", "_values", "root")
 

@@ -126,7 +126,7 @@ def _cost_model(model: Served | str) -> str:
         return f"{name}; the engine reports nothing to compare it with"
     drift = model.drift()
     if drift is None:
-        return f"{name}; matches the engine's figures"
+        return f"{name}; matches the engine's {', '.join(one.figure.label for one in model.figures)}"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
     figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))

@@ -52,8 +52,10 @@ def parts(lines: Sequence[LedgerLine], free_bytes: int | None) -> list[tuple[Kin
     sizes: dict[str, tuple[Kind, int]] = {}
     order = list(KINDS)
     known = sorted(lines, key=lambda line: order.index(line.component) if line.component in KINDS else len(order))
+    has_pool = any("kv_" in line.component for line in lines)
     for line in known:
-        kind = KINDS.get(line.component, ELSE)
+        is_whole = line.component == "server_other" and not has_pool
+        kind = KINDS.get("server_with_kv_pool" if is_whole else line.component, ELSE)
         sizes[kind.title] = (kind, sizes.get(kind.title, (kind, 0))[1] + line.bytes)
     if free_bytes is not None:
         sizes[FREE.title] = (FREE, free_bytes)
@@ -286,7 +288,9 @@ def _rate(trend: Trend, total_bytes: int | None) -> Text:
     """The change since the view was opened; its rate and the time until full if it is steady."""
 
     def shown(ratio: float) -> str:
-        return signed(format_ratio(ratio) if total_bytes is None else format_bytes(ratio * total_bytes))
+        if total_bytes is None:
+            return signed(f"{format_number(100.0 * ratio)} points")
+        return signed(format_bytes(ratio * total_bytes))
 
     change = trend.recent[-1] - trend.recent[0]
     gained = Text.assemble(

@@ -142,6 +142,19 @@ def test_forked_processes_publish_too(agent: Path, tmp_path: Path) -> None:
     assert told[child]["process"]["start_ticks"] >= told[process.pid]["process"]["start_ticks"]
 
 
+def test_a_forked_worker_that_ends_normally_leaves_nothing(agent: Path, tmp_path: Path) -> None:
+    """Only a killed process leaves a file; a worker of multiprocessing ends without atexit."""
+    program = BUSY + (
+        "import kvdiag_agent, multiprocessing; kvdiag_agent.register()\n"
+        "workers = multiprocessing.get_context('fork')\nleave = workers.Event()\n"
+        "worker = workers.Process(target=leave.wait)\nworker.start(); input(); leave.set(); worker.join()"
+    )
+    with started(program, environment(agent, tmp_path)) as process:
+        wait_for(lambda: len(published(tmp_path)) == 2)
+        process.communicate("\n", timeout=LIMIT_SECONDS)
+    assert [] == published(tmp_path)
+
+
 def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
     """A reader gets a whole publication at each read while the agent writes at full speed, and never an older one."""
     program = BUSY + ONCE + "end = time.monotonic() + 1.5\nwhile time.monotonic() < end: agent.publish()"

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -41,6 +42,13 @@ def nobody_reads() -> tuple[int, ...]:
     return writing, reading
 
 
+def nearly_full() -> tuple[int, ...]:
+    """A pipe with room for one page: it is ready, and yet a longer write would block forever."""
+    writing, reading = nobody_reads()
+    os.read(reading, select.PIPE_BUF)
+    return writing, reading
+
+
 @pytest.fixture(params=[full_disk, reader_gone, nobody_reads], ids=lambda made: made.__name__)
 def stderr(request: pytest.FixtureRequest) -> Iterator[int]:
     """A place that takes no lines."""
@@ -70,6 +78,18 @@ def test_a_daemon_outlives_its_log(stderr: int) -> None:
                 assert 0 == process.wait(30)
             finally:
                 process.kill()
+
+
+def test_a_long_line_never_waits_for_a_reader() -> None:
+    """What a pipe has no room for is lost, however long the line is."""
+    program = "from kvdiag.commands.logging_setup import configure, structlog\nconfigure(1)\n"
+    program += "structlog.get_logger().info('x' * 10_000)"
+    descriptors = nearly_full()
+    try:
+        subprocess.run([sys.executable, "-c", program], stderr=descriptors[0], check=True, timeout=60)
+    finally:
+        for each in descriptors:
+            os.close(each)
 
 
 def test_lines_go_to_the_stderr_of_that_moment(capsys: pytest.CaptureFixture[str]) -> None:

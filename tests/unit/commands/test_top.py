@@ -170,7 +170,7 @@ def test_one_frame_where_there_is_nobody(capsys: pytest.CaptureFixture[str]) -> 
         codes = [main(["top", option, f"http://127.0.0.1:{port}", *FAST]) for option in ("--url", "--attach")]
     assert [3, 3] == codes
     own, attached = (part for part in capsys.readouterr().out.split("kvdiag top") if part)
-    assert "UNKNOWN  starting: " in own
+    assert "UNKNOWN  no answer yet: " in own
     assert f"UNKNOWN  the daemon at http://127.0.0.1:{port}: cannot connect" in attached
 
 

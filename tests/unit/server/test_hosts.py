@@ -98,3 +98,9 @@ def test_a_password_is_not_kept_with_its_request(name: str) -> None:
         False,
         True,
     )
+
+
+@pytest.mark.parametrize("target", ["//elsewhere/metrics", "/metrics#", "/metrics;x"])
+def test_a_path_is_the_one_that_was_sent(target: str) -> None:
+    """A proxy that allows or denies by path has read the same one."""
+    assert target == parse_request(f"GET {target}?name%5B%5D=up HTTP/1.1\r\nHost: here\r\n\r\n".encode()).path

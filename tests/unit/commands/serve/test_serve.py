@@ -107,7 +107,7 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         assert eventually(serving.says("unknown"))
         gaps = [gap for gap in serving.get("/api/v1/diagnosis")["gaps"] if gap["source"] == "engine"]
         assert ["absent"] == [gap["kind"] for gap in gaps]
-        assert gaps[0]["reason"].startswith("starting: ")
+        assert gaps[0]["reason"].startswith("no answer yet: ")
         assert 0.0 == serving.up()["engine",]
         assert {0.0} == set(serving.series("kvdiag_source_errors_total").values())
         assert 200 == serving.client.get("/-/ready")[0]

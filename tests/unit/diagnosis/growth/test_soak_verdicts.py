@@ -151,7 +151,7 @@ def test_evidence_has_every_figure_with_its_unit(kind: str, source: str, unit: s
         ("growth_per_load_cycle", 8.0 * MIB, unit, source),
         ("growth_per_idle_cycle", 1.0 * MIB, unit, source),
         ("growth_per_request", 2.0 * MIB, unit, source),
-        ("first_touch_growth", 32.0 * MIB, unit, source),
+        ("warmup_growth", 32.0 * MIB, unit, source),
         ("judged_load_cycles", 12, "cycles", "kvdiag"),
         ("judged_idle_cycles", 11, "cycles", "kvdiag"),
         ("p_trend", 0.001, "p-value", "computed"),

@@ -60,9 +60,9 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
     # Nothing grew, so there is nothing to explain.
     assert (before + sum(first) < PAGE) == (not actual.evidence)
     assert not actual.evidence or [
-        ("first_touch_growth", before + sum(first), "bytes", "nvml"),
-        ("growth_over_judged_cycles", 0, "bytes", "nvml"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
+        ("warmup_growth", before + sum(first), "bytes", "nvml"),
+        ("growth_over_judged_requests", 0, "bytes", "nvml"),
+        ("judged_requests", 6, "requests", "kvdiag"),
     ] == rows(actual)
 
 
@@ -76,7 +76,7 @@ def test_memory_that_was_released_after_the_cycles_is_not_lasting_growth() -> No
     actual = of_cycles(replace(grown, samples=(*grown.samples, replace(BUSY, at_seconds=220.0), *released)))
 
     assert ("ok", containing("2.00 MiB", "warm-up")) == (actual.status, actual.summary)
-    assert evidence(actual)["first_touch_growth"] == PAGE
+    assert evidence(actual)["warmup_growth"] == PAGE
 
 
 def test_the_gpu_to_which_most_came_is_reported() -> None:
@@ -94,9 +94,9 @@ def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
 
     assert ("unknown", containing("still growing")) == (actual.status, actual.summary)
     assert [
-        ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
-        ("growth_over_judged_cycles", 0, "bytes", "nvml"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
+        ("warmup_growth", 5 * PAGE, "bytes", "nvml"),
+        ("growth_over_judged_requests", 0, "bytes", "nvml"),
+        ("judged_requests", 6, "requests", "kvdiag"),
     ] == rows(actual)
 
 
@@ -169,7 +169,7 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
     actual = of_cycles(Timeline(samples=samples, marks=marks))
     expected = 11 * PAGE if lost == "nothing" else PAGE
-    assert expected == evidence(actual)["first_touch_growth"]
+    assert expected == evidence(actual)["warmup_growth"]
 
 
 def test_a_gpu_that_does_not_report_leaves_nothing_to_compare() -> None:

@@ -114,11 +114,11 @@ def test_cache_that_grows_with_each_request_has_its_figures() -> None:
     assert "suspect" == actual.status
     assert [
         ("process", "Worker 101", "holder", "torch"),
-        ("reserved_growth_per_cycle", 12 * MIB, "bytes", "torch"),
-        ("reserved_growth_over_judged_cycles", 72 * MIB, "bytes", "torch"),
-        ("live_growth_over_judged_cycles", 0, "bytes", "torch"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
-        ("rising_cycles", 6, "cycles", "torch"),
+        ("reserved_growth_per_request", 12 * MIB, "bytes", "torch"),
+        ("reserved_growth_over_judged_requests", 72 * MIB, "bytes", "torch"),
+        ("live_growth_over_judged_requests", 0, "bytes", "torch"),
+        ("judged_requests", 6, "requests", "kvdiag"),
+        ("rising_requests", 6, "requests", "torch"),
     ] == rows(actual)
 
 

@@ -5,7 +5,7 @@ from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process
 
 NO_ANSWER = Gap("engine", "failed", "no answer")
-STARTING = Gap("engine", "absent", "starting: nobody listens")
+STARTING = Gap("engine", "absent", "no answer yet: nobody listens")
 STUCK = Gap("nvml", "failed", "no answer for 9 s")
 
 

@@ -55,11 +55,11 @@ def test_a_server_that_grows_has_its_figures() -> None:
     assert (NON_TORCH, f"{TORCH} or {NON_TORCH}") == (torch.or_id, torch.title)
     assert [
         ("gpu", 0, "index", "nvml"),
-        ("growth_per_cycle", 6 * MIB, "bytes", "nvml"),
-        ("growth_over_judged_cycles", 36 * MIB, "bytes", "nvml"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
-        ("rising_cycles", 6, "cycles", "nvml"),
-        ("first_touch_growth", 12 * MIB, "bytes", "nvml"),
+        ("growth_per_request", 6 * MIB, "bytes", "nvml"),
+        ("growth_over_judged_requests", 36 * MIB, "bytes", "nvml"),
+        ("judged_requests", 6, "requests", "kvdiag"),
+        ("rising_requests", 6, "requests", "nvml"),
+        ("warmup_growth", 12 * MIB, "bytes", "nvml"),
         ("smallest_detectable_leak", 2 * MIB, "bytes per request", "computed"),
         ("holder", "server", "holder", "nvml"),
     ] == rows(torch)
@@ -82,7 +82,7 @@ def test_growth_that_is_none_or_not_steady(steps: Sequence[int], unit: int, stat
     assert [status, status] == [one.status for one in found]
     assert all(words in one.summary for one in found)
     assert rows(found[0]) == rows(found[1])
-    assert sum(steps[2:]) * unit == evidence(found[0])["growth_over_judged_cycles"]
+    assert sum(steps[2:]) * unit == evidence(found[0])["growth_over_judged_requests"]
     assert all(("2.00 MiB per request" in one.summary) == (status == "ok") for one in found)
 
 
@@ -105,7 +105,7 @@ def test_the_gpu_that_grows_most_is_reported() -> None:
     """Two ranks that leak, the second more."""
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
-    assert (1, 4 * MIB) == (evidence(torch)["gpu"], evidence(torch)["growth_per_cycle"])
+    assert (1, 4 * MIB) == (evidence(torch)["gpu"], evidence(torch)["growth_per_request"])
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ def test_what_lives_in_torch_counts_from_64_kib(steps: Sequence[int], status: st
     assert (status, containing("torch's allocated memory", words)) == (actual.status, actual.summary)
     assert [
         ("process", "Worker 100", "holder", "torch"),
-        ("live_growth_per_cycle", sum(steps[2:]) * KIB / 6, "bytes", "torch"),
-        ("live_growth_over_judged_cycles", sum(steps[2:]) * KIB, "bytes", "torch"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
-        ("rising_cycles", sum(step >= 64 for step in steps[2:]), "cycles", "torch"),
-        ("first_touch_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
-        ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
+        ("live_growth_per_request", sum(steps[2:]) * KIB / 6, "bytes", "torch"),
+        ("live_growth_over_judged_requests", sum(steps[2:]) * KIB, "bytes", "torch"),
+        ("judged_requests", 6, "requests", "kvdiag"),
+        ("rising_requests", sum(step >= 64 for step in steps[2:]), "requests", "torch"),
+        ("warmup_growth", sum(steps[:2]) * KIB, "bytes", "torch"),
+        ("reserved_growth_over_judged_requests", 0, "bytes", "torch"),
     ] == rows(actual)
 
 
@@ -218,7 +218,7 @@ def test_the_process_that_leaks_is_reported_before_one_that_rose_more() -> None:
     once = (0, 0, 0, 0, 90_000, 0, 0, 0)
     for grown, other in ((100, once), (200, (100,) * 8)):
         leak = evidence(of_live(other, (grown,) * 8))
-        assert ("Worker 101", grown * KIB) == (leak["process"], leak["live_growth_per_cycle"])
+        assert ("Worker 101", grown * KIB) == (leak["process"], leak["live_growth_per_request"])
 
 
 def of_outside(*processes: Sequence[int]) -> Finding:
@@ -248,12 +248,12 @@ def test_what_is_beside_torch_counts_by_pages(steps: Sequence[int], status: str,
     assert (status, containing("outside torch", words)) == (actual.status, actual.summary)
     assert [
         ("process", "Worker 100", "holder", "torch"),
-        ("outside_torch_growth_per_cycle", sum(steps[2:]) * PAGE / 6, "bytes", "torch"),
-        ("outside_torch_growth_over_judged_cycles", sum(steps[2:]) * PAGE, "bytes", "torch"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
-        ("rising_cycles", sum(steps[2:]), "cycles", "torch"),
-        ("first_touch_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
-        ("reserved_growth_over_judged_cycles", 0, "bytes", "torch"),
+        ("outside_torch_growth_per_request", sum(steps[2:]) * PAGE / 6, "bytes", "torch"),
+        ("outside_torch_growth_over_judged_requests", sum(steps[2:]) * PAGE, "bytes", "torch"),
+        ("judged_requests", 6, "requests", "kvdiag"),
+        ("rising_requests", sum(steps[2:]), "requests", "torch"),
+        ("warmup_growth", sum(steps[:2]) * PAGE, "bytes", "torch"),
+        ("reserved_growth_over_judged_requests", 0, "bytes", "torch"),
     ] == rows(actual)
 
 
@@ -317,7 +317,7 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_reported() -> None
         devices=[(gpu(one), gpu(other, index=1)) for one, other in zip(much, some, strict=True)],
     )[1]
     figures_of = evidence(found)
-    assert ("fault", 1, 24 * MIB) == (found.status, figures_of["gpu"], figures_of["growth_over_judged_cycles"])
+    assert ("fault", 1, 24 * MIB) == (found.status, figures_of["gpu"], figures_of["growth_over_judged_requests"])
 
 
 def test_one_process_that_does_not_report_its_bytes_leaves_it_to_the_device() -> None:
