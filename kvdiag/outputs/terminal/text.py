@@ -103,7 +103,7 @@ def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
         ("model", facts.model or NOT_REPORTED),
         ("KV pool", pools or NOT_REPORTED),
-        *(("KV layout", model) for model in models),
+        *(("KV cost", model) for model in models),
     ]
     return grid(row for row in rows if sampled or row[1] != NOT_REPORTED)
 
@@ -123,10 +123,10 @@ def _cost_model(model: Served | str) -> str:
         return f"unknown: {model}"
     name = model.architecture.model_type
     if not model.figures:
-        return f"{name}; the engine reports nothing to compare it with"
+        return f"for {name}; the engine reports nothing to compare it with"
     drift = model.drift()
     if drift is None:
-        return f"{name}; matches the engine's {', '.join(one.figure.label for one in model.figures)}"
+        return f"for {name}; agrees with the engine's {', '.join(one.figure.label for one in model.figures)}"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
     figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))
