@@ -105,11 +105,7 @@ def hybrid(blocks_of_the_longest: int) -> Facts:
 
 @pytest.mark.parametrize(
     ("tokens", "least", "most"),
-    [
-        (160, 7 * 10, 7 * 10),
-        (16_400, 1025 + 6 * 64, 1025 + 6 * 65),
-        (16_401, 1026 + 6 * 65, 1026 + 6 * 65),
-    ],
+    [(160, 7 * 10, 7 * 10), (16_400, 1025 + 6 * 64, 1025 + 6 * 65), (16_401, 1026 + 6 * 65, 1026 + 6 * 65)],
     ids=["short", "a step late", "two steps late"],
 )
 def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most: int) -> None:
