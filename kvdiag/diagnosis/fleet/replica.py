@@ -117,7 +117,7 @@ def summarise(
     first = timeline.samples[0].at_seconds if timeline.samples else 0.0
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
     started = facts.started_seconds
-    began = max([first, *restarted[-1:]]) if started is None else min(max([started, *restarted[-1:]]), last)
+    began = max([first, *restarted]) if started is None else min(max([started, *restarted]), last)
     start = max(began + limits.fleet.first_seconds, first)
     return ReplicaSummary(
         replica=replica,

@@ -219,7 +219,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
     if not found:
         return ()
     left, rate, seconds, who, room = min(found)
-    more = max(math.ceil(60.0 * growth.burst_hours - seconds / MINUTE_SECONDS), 1)
+    more = math.ceil(60.0 * growth.burst_hours - seconds / MINUTE_SECONDS)
     summary = (
         f"{who}: memory grows {format_bytes(rate * MINUTE_SECONDS)}/min, full in {format_duration(left)}; "
         f"too young to judge after {format_duration(seconds)}: {plural(more, 'more minute')} of samples would decide"

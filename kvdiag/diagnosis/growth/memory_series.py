@@ -224,13 +224,12 @@ class _Gathering:
 def engine_activity(timeline: Timeline) -> EngineActivity:
     """The engines over a whole timeline, in one pass."""
     read = [sample for sample in timeline.samples if sample.engines is not None]
-    generated = [one.total("generation_tokens_total") for one in (*read[:1], *read[-1:])]
     return EngineActivity(
         times_seconds=tuple([sample.at_seconds for sample in read]),
         load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
         asleep=tuple([sample.asleep for sample in read]),
         # A counter that never moves says nothing.
-        fresh=generated[:1] == [0] and generated[-1] != 0,
+        fresh=bool(read) and read[0].total("generation_tokens_total") == 0 != read[-1].total("generation_tokens_total"),
     )
 
 

@@ -10,6 +10,7 @@ Leaks: one failure shows no growth by itself. torch's bytes are compared with th
 kill for lack of host memory is a fault, whether memory had grown or not; signal 9 alone is unknown.
 """
 
+import math
 import re
 
 from kvdiag.diagnosis.limits import Limits
@@ -121,7 +122,7 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         when = "; the device had enough free memory, so another limit refused the allocation" + when
     if leak is not None:
         when = f"; {leak} had used up the headroom before"
-    enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
+    enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or math.inf)
     status: Status = "fault" if leak is None and not enough else "suspect"
     return Finding(ACTIVATION, status, asked_for(case) + when, evidence(case), remedy=_remedy(case))
 

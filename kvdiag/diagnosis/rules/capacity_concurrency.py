@@ -34,7 +34,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Count preemptions, and samples in a row in which requests wait for KV blocks."""
     totals = _totals(timeline, facts, limits)
     if totals.counted < limits.idle_samples:
-        reason = None if totals.samples else gap_reason(timeline, facts, "engine")
+        reason = None if any(sample.engines for sample in timeline.samples) else gap_reason(timeline, facts, "engine")
         missing = "the engine does not report preemptions; `kvdiag doctor` shows what /metrics lacks"
         return unknown(ID, reason or missing)
     preempted, most = totals.preempted, totals.most_waiting
@@ -52,7 +52,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV blocks{limit}"
         return (Finding(ID, "fault", f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
-    if totals.longest_wait >= limits.waiting_samples:
+    if totals.queued:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
         share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
@@ -74,13 +74,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 @dataclass(slots=True)
 class _Totals:
-    """Totals over all samples of the engines, and how many samples reported preemptions."""
+    """Totals over all samples of the engines; `counted` of them reported preemptions."""
 
-    samples: int = 0
     counted: int = 0
     preempted: int = 0
     preempted_with_room: int = 0
-    longest_wait: int = 0
+    queued: bool = False
     most_waiting: int = 0
     most_running: int = 0
     highest_usage: float = 0.0
@@ -101,19 +100,17 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
     for sample in timeline.samples:
         if not sample.engines:
             continue
-        totals.samples += 1
         running = waiting = 0
         counts = True
         for engine in sample.engines:
             running += engine.requests_running or 0
             totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
-            if engine.requests_waiting:
-                waiting = max(waiting, _waiting_for_room(engine, facts))
+            waiting = max(waiting, _waiting_for_room(engine, facts))
             if engine.preemptions_total is None:
                 counts = False
         streak = streak + 1 if waiting else 0
         totals.most_running = max(totals.most_running, running)
-        totals.longest_wait = max(totals.longest_wait, streak)
+        totals.queued = totals.queued or streak >= limits.waiting_samples
         totals.most_waiting = max(totals.most_waiting, waiting)
         if not counts:
             continue
@@ -187,8 +184,9 @@ def _room(engine: Engine, facts: Facts) -> _Room | None:
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:
     """Requests that wait while the engine's pool has no room for one more like those that run."""
-    room = _room(engine, facts) if engine.requests_waiting else None
-    return 0 if room is None or room.requests >= 1.0 else engine.requests_waiting or 0
+    waiting = engine.requests_waiting or 0
+    room = _room(engine, facts) if waiting else None
+    return 0 if room is None or room.requests >= 1.0 else waiting
 
 
 def _capacity_tokens(facts: Facts) -> int | None:

@@ -213,10 +213,10 @@ def _counted(before: Sequence[Sample], after: Sequence[Sample], name: str) -> in
 
     Responses may arrive out of order: the highest value of each side is its newest.
     """
-    ends = [_highest(samples, name) for samples in (before, after)]
-    if ends[0] is None or ends[1] is None or ends[0].keys() != ends[1].keys():
+    first, last = (_highest(samples, name) for samples in (before, after))
+    if first is None or last is None or first.keys() != last.keys():
         return None
-    return sum(ends[1].values()) - sum(ends[0].values())
+    return sum(last.values()) - sum(first.values())
 
 
 def _highest(samples: Sequence[Sample], name: str) -> dict[str, int] | None:

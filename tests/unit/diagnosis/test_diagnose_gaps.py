@@ -127,7 +127,10 @@ def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected:
     driver = [at(10.0 + number, gap=GPU_LOST) for number in range(failures)]
     dark = [at(10.0 + number, devices=(device(used_bytes=None),), gap=GPU_LOST) for number in range(failures)]
 
-    for lost in (page, driver, dark):
+    other = device(1, processes=(process(100, 20 * GIB - 464 * MIB),))
+    half = [replace(one, devices=(*(one.devices or ()), other)) for one in dark]
+
+    for lost in (page, driver, dark, half):
         assert expected == worst(*lost)
     assert "ok" == worst(*page, at(20.0))
     assert "ok" == worst(*driver, at(20.0, devices=(device(),)))

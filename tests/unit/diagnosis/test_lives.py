@@ -135,11 +135,14 @@ def test_a_start_is_known_by_any_of_its_traces() -> None:
         for pid, part in ((7, first), (8, second))
     ]
 
-    def places(*parts: Sequence[Sample], known: Facts = KNOWN) -> tuple[int, ...]:
-        return restarts(Timeline(samples=tuple(one for part in parts for one in part)), known, DEFAULT_LIMITS)
+    def places(*parts: Sequence[Sample], known: Facts = KNOWN, changed: Sequence[float] = ()) -> tuple[int, ...]:
+        earlier, samples = tuple((at, known) for at in changed), tuple(one for part in parts for one in part)
+        return restarts(Timeline(samples=samples, earlier_facts=earlier), known, DEFAULT_LIMITS)
 
     assert () == places(first, second)
     assert (20,) == places(life(100.0, 0, tokens=90), life(140.0, 0, tokens=5))
     assert (20,) == places(*hosts)
     assert (20,) == places(first, second, known=replace(KNOWN, started_seconds=130.0))
     assert () == places(first, second, known=replace(KNOWN, started_seconds=90.0))
+    third, last = life(300.0, 0, tokens=900), replace(KNOWN, started_seconds=290.0)
+    assert (20, 40) == places(first, second, third, known=last, changed=[130.0])

@@ -55,6 +55,7 @@ def test_every_figure_of_torchs_message_is_read() -> None:
         ("HTTP 500: CUDA out of memory. Tried to allocate 512 bytes", 512),
         ("CUDA out of memory. Tried to allocate 2.00 GiB. Preemptively rejecting allocation", 2 * GIB),
         ("Allocation was preemptively rejected. Tried to allocate 2.00 GiB.", 2 * GIB),
+        ("Allocation on device 0 would exceed allowed memory. (out of memory)\nRequested : 20.00 MiB", 20 * MIB),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.50 GiB", GIB * 3 // 2),
     ],
 )

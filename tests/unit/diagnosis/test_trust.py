@@ -8,7 +8,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.trust import MARK, verified, weighed
 from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, StepResult, Timeline
 from kvdiag.sources.agent_publication import devices_inside
-from tests.builders.answers import step
+from tests.builders.answers import rows, step
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, NO_NVML, engine
 from tests.builders.worlds import World, facts
@@ -44,6 +44,7 @@ def test_an_unverified_publication_makes_no_fault() -> None:
     assert ("suspect", "suspect") == (unseen.worst, found.status)
     assert "unverified" in found.summary
     assert (*known.evidence, MARK) == found.evidence
+    assert ("publications", "unverified", "", "agent") == rows(found)[-1]
     assert MARK not in known.evidence
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,9 @@ def hybrid(blocks_of_the_longest: int) -> Facts:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "least", "most"), [(160, 7 * 10, 7 * 10), (16_400, 1025 + 6 * 64, 1025 + 6 * 65)], ids=["short", "long"]
+    ("tokens", "least", "most"),
+    [(160, 7 * 10, 7 * 10), (16_400, 1025 + 6 * 64, 1025 + 6 * 65), (16_401, 1026 + 6 * 65, 1026 + 6 * 65)],
+    ids=["short", "a step late", "two steps late"],
 )
 def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most: int) -> None:
     """Ten full layers make one group of blocks, 52 sliding ones six: these hold their window of 1,024 tokens alone."""
@@ -114,6 +117,14 @@ def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most:
     assert curve_problem(known) is None
     assert not grows_with_every_token(known)
     assert blocks_needed((tokens,), known) == ExpectedBlocks(least_blocks=least, most_blocks=most)
+    assert not grows_with_every_token(replace(known, pools=(replace(known.pools[0], max_concurrency=None),)))
+
+
+def test_window_that_the_engine_reports_precedes_the_config() -> None:
+    """A pool whose blocks all slide is no group of seven."""
+    known = hybrid(2048 + 6 * 577)
+    whole = replace(known, pools=(replace(known.pools[0], sliding_window_tokens=1024),))
+    assert ExpectedBlocks(least_blocks=10, most_blocks=10) == blocks_needed((160,), whole)
 
 
 def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:

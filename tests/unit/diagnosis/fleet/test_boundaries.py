@@ -92,6 +92,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
 def test_course_is_decided_at_its_bounds(summaries: list[ReplicaSummary], course: str) -> None:
     """By significance, by what counts, by what is left of it later, and by falls."""
     assert course == alone(summaries).course
+    assert (course == "ended") == ("and stopped" in compare(summaries).findings[0].summary)
 
 
 @pytest.mark.parametrize(("downs", "estimate"), [(3, 15.0), (4, 7.5)])
@@ -270,6 +271,12 @@ def test_bounds_that_are_none_are_not_told() -> None:
     shown = {one.name: one.value for one in found.evidence}
     assert (None, None, "no") == (shown["growth_per_hour_low"], shown["growth_per_hour_high"], shown["load_reported"])
     assert math.isinf(alone(six(SIX[:4])).per_hour.low)
+
+
+@pytest.mark.parametrize(("count", "verb"), [(1, " has "), (2, " have ")])
+def test_replicas_watched_are_counted(count: int, verb: str) -> None:
+    """One replica has been watched, two have."""
+    assert verb in finding(six(SIX[:count]), KV).summary
 
 
 def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:

@@ -38,7 +38,7 @@ def test_what_grows_names_the_verdict(part: object, verdict: str, status: str) -
     called = [one for one in fleet.findings if one.status in ("fault", "suspect")]
     assert [(verdict, status)] == [(one.id, one.status) for one in called]
     shown = evidence(called[0])
-    assert status == fleet.worst
+    assert (status, status) == (fleet.worst, fleet.versions[0].worst)
     assert ("vllm 0.32.0", 6, 1 / 64) == (shown["version"], shown["replicas"], shown["p_value"])
     assert pytest.approx(20.0 * MB, rel=0.25) == shown["growth_per_hour"]
     assert called[0].summary.startswith("vllm 0.32.0, 6 replicas: ")
@@ -102,7 +102,7 @@ def test_young_replicas_are_not_compared() -> None:
     """After six hours a warm-up may still run: all verdicts are unknown, and say how long is long enough."""
     fleet = compare(replicas(6, leak=500.0, hours=6.0))
 
-    assert "unknown" == fleet.worst
+    assert ("unknown", "unknown") == (fleet.worst, fleet.versions[0].worst)
     assert {"unknown"} == {one.status for one in fleet.findings}
     assert all("watched for 7 h" in one.summary for one in fleet.findings)
     assert (6, 0) == (fleet.versions[0].replicas, fleet.versions[0].compared)
@@ -210,11 +210,12 @@ def test_only_versions_of_one_model_are_compared() -> None:
             *fleet_of(6, "torch_live", 0.0, model="a"),
             *fleet_of(6, "torch_live", 20.0, model="b"),
             *fleet_of(6, "torch_live", 20.0, model="b", version=None),
+            *fleet_of(6, "torch_live", 20.0, model="b", version="0.33.0"),
         ]
     )
 
-    assert () == fleet.changes
-    assert 3 == len(fleet.versions)
+    assert ["0.33.0"] == [one.newer.version for one in fleet.changes]
+    assert 4 == len(fleet.versions)
 
 
 def test_held_blocks_are_exact() -> None:

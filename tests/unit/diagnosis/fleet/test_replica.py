@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.fleet.replica import ReplicaGrowth, ReplicaSummary
+from kvdiag.diagnosis.fleet.replica import ReplicaGrowth, ReplicaSummary, summarise
 from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
 from tests.unit.diagnosis.fleet.replicas import replica
@@ -207,18 +208,19 @@ class TestEngines:
         assert 150 * TICK == summary(page, replace(KNOWN, started_seconds=1e9)).began_seconds
 
     def test_memory_that_follows_the_load_does_not_grow(self) -> None:
-        """Load is removed by usage if it is reported, else by running requests; without both, load counts as growth."""
-        by_usage, by_requests, alone = (
+        """Load and its maximum are removed, by usage if reported, else by running requests; without, they count."""
+        by_usage, by_requests, by_highest, alone = (
             growth(part)
             for part in (
                 lambda place: both(place, engine(usage=place / 200, running=1)),
                 lambda place: both(place, engine(usage=None, running=place)),
+                lambda place: both(place - place % 6, engine(usage=None, running=0 if place % 6 else place)),
                 lambda place: both(place, None),
             )
         )
 
         assert (True, True, False) == (by_usage.load_reported, by_requests.load_reported, alone.load_reported)
-        assert abs(by_usage.per_hour) < MIB > abs(by_requests.per_hour)
+        assert MIB > max(abs(one.per_hour) for one in (by_usage, by_requests, by_highest))
         assert pytest.approx(10 * GIB * 6 / 200, rel=1e-6) == alone.per_hour
 
     def test_blocks_held_at_idle_are_read_once_it_is_quiet(self) -> None:
@@ -235,6 +237,8 @@ class TestEngines:
         assert ("kv_held_idle", True) == (found.component, found.load_reported)
         assert pytest.approx(10.0, rel=0.02) == found.per_hour
         assert 230 <= found.newest <= 250
+        exact = replace(DEFAULT_LIMITS, fleet=replace(DEFAULT_LIMITS.fleet, idle_settle_seconds=TICK))
+        assert (found,) == summarise(life(page), KNOWN, exact, replica="r").growths
 
     def test_engine_that_is_never_idle_tells_no_held_blocks(self) -> None:
         """An engine that is never idle, or whose pool is not reported, has no figure of blocks in use while idle."""

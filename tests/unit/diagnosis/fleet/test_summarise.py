@@ -52,7 +52,8 @@ def test_version_is_the_engines_unless_another_is_given() -> None:
 def test_without_readings_there_are_no_figures() -> None:
     """Neither growths nor a life."""
     nothing = replica(Timeline(samples=()), "r")
-    assert (0.0, 0.0, 0, ()) == (nothing.began_seconds, nothing.watched_seconds, nothing.restarts, nothing.growths)
+    assert (0.0, 0.0, 0.0) == (nothing.began_seconds, nothing.age_seconds, nothing.watched_seconds)
+    assert (0, ()) == (nothing.restarts, nothing.growths)
 
 
 def test_summaries_are_small() -> None:

@@ -127,7 +127,7 @@ def test_growth_is_told_with_that_of_the_ranks_beside_it(
     torch, _ = judge(seen(part), KNOWN, DEFAULT_LIMITS)
 
     told = evidence(torch)
-    assert words in torch.summary
+    assert f"{words};" in f"{torch.summary};"
     assert (others, growing) == (told["other_ranks"], told["other_ranks_that_grow"])
     assert holder == torch.holder
 

@@ -109,6 +109,15 @@ def test_the_rate_has_bounds_of_two_errors(error: float, high: float, latest: fl
     assert containing("in 2 steps up", "garbage") == judged(doubted).summary
 
 
+@pytest.mark.parametrize(("seconds", "status"), [(14_400, "suspect"), (14_399, "fault")])
+def test_growth_with_four_hours_left_may_fill_a_cache(seconds: int, status: str) -> None:
+    """At a million bytes a second, of which 8 GiB would be a cache."""
+    growth = replace(GROWTH, status="fault", reason="grows", bytes_per_second=1e6, later_bytes_per_second=1e6)
+    part, room_bytes = MemoryComponent.HOST_ANONYMOUS, seconds * 1_000_000
+    found = finding("leak.host", (OWNERS[0], growth), part, room_bytes, LIMITS, cache_bytes=LIMITS.cache_bytes)
+    assert status == found.status
+
+
 def test_what_was_sampled_too_shortly_says_the_longest_of_it() -> None:
     """Of several histories; an hour of them shows growth of so much."""
     short = [Assessment(seconds=seconds, windows=()) for seconds in (60.0, 1_800.0)]

@@ -89,7 +89,7 @@ def test_a_server_is_seen_from_its_start_where_it_had_generated_nothing(
     first: int | None, last: int | None, *, fresh: bool
 ) -> None:
     """A counter that never moves says nothing."""
-    seen = timeline(counting(1.0, 0, generated=first), counting(9.0, 0, generated=last))
+    seen = timeline(*(counting(at, 0, generated=total) for at, total in ((1.0, first), (5.0, first), (9.0, last))))
     assert fresh == engine_activity(seen).fresh
 
 

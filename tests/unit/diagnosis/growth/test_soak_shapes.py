@@ -101,6 +101,7 @@ def test_noise_of_idle_cycles_says_what_would_have_shown() -> None:
         ([10.0] * 6 + [4.0] * 6, 0.0, 0.0, 4.0, "unsteady"),
         ([10.0] * 6 + [4.0] * 6, 0.0, 0.0, 4.1, "ended"),  # below what counts
         ([6.0] * 6 + [100.0] + [4.0] * 5, 0.0, 0.0, 1.0, "unsteady"),  # one jump makes the slope
+        ([6.0] * 8 + [14.0] + [2.5] * 3, 0.0, 0.0, 1.0, "leak"),  # in the last third as well
         (10.0, 10.0, 0.0, 1.0, "background"),
         (10.0, [14.0, 0.0] * 6, 0.0, 1.0, "background"),  # 0.7 of the load's
         (10.0, [13.9, 0.0] * 6, 0.0, 1.0, "unsteady"),

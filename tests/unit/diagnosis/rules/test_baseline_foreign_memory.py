@@ -90,6 +90,9 @@ MIG = (
         pytest.param((gpu(OWN, process(7, CONTEXT)),), SERVER, True, "suspect", id="a context"),
         pytest.param((gpu(OWN, process(7, 515_396_075)),), SERVER, True, "suspect", id="2 % of the GPU"),
         pytest.param((gpu(OWN, process(7, 515_396_076)),), SERVER, True, "fault", id="more than 2 %"),
+        pytest.param(
+            (device(total_bytes=50 * GIB, processes=(OWN, process(7, GIB))),), SERVER, True, "fault", id="2 %"
+        ),
         pytest.param((DARK,), SERVER, True, "suspect", id="size not reported"),
         pytest.param((gpu(OWN, hidden=CONTEXT - 1),), SERVER, True, "ok", id="less than a context of no process"),
         pytest.param((gpu(OWN, hidden=CONTEXT),), SERVER, True, "suspect", id="a context of no process"),
@@ -167,6 +170,7 @@ def test_sizes_that_are_not_reported_are_left_open() -> None:
     small = once(gpu(OWN, *unsized, process(9, MIB)))
     assert 0 == evidence(once(gpu(OWN, process(9, 0))))["foreign_bytes"]
     assert "unknown" == small.status
+    assert "of 2 other processes" in small.summary
     assert {"gpu": 0, "foreign_bytes": MIB, "process 7": None, "process 8": None, "process 9": MIB} == evidence(small)
     assert "fault" == once(gpu(OWN, *unsized, process(9, 2 * GIB))).status
     # What the server's own process does not report may be all that is there.

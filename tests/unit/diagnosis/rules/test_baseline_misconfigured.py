@@ -9,7 +9,7 @@ from kvdiag.diagnosis.rules.baseline_misconfigured import judge
 from kvdiag.model import Device, Engine, Facts, Finding, Gap, KvPool, Sample, Timeline
 from tests.builders.answers import ANY_TEXT, evidence, only, rows
 from tests.builders.runs import of_run
-from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process, seen
+from tests.builders.values import GIB, MIB, NO_ANSWER, NO_NVML, device, engine, pool, process, seen
 from tests.builders.worlds import World
 
 FRACTION = pool(pool_bytes=None)
@@ -51,6 +51,12 @@ def at_idle(*devices: Device, of: Facts = SERVER, gap: Gap | None = None) -> Fin
 def test_runs_get_their_status(world: World, status: str) -> None:
     """The pool's own figures are enough to see that a request can never be served, on whichever engine it lands."""
     assert status == of_run(judge, world).status
+
+
+def test_server_that_does_not_answer_has_no_pool_to_judge() -> None:
+    """The engine's gap is the reason."""
+    silent = Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),))
+    assert NO_ANSWER.reason == only(judge, silent, Facts()).summary
 
 
 ALLOWANCE = 1_153_433_600 + 1_717_986_918

@@ -205,6 +205,7 @@ def loads(*each: tuple[int, int, int], of: tuple[KvPool, ...] = (POOL,)) -> Find
         (1, 64, 6, "suspect"),
         (1, 64, 7, "fault"),
         (1, 16, 2, "ok"),
+        (1, 16, 3, "fault"),
         (2, 64, 10, "ok"),
         (2, 64, 11, "suspect"),
         (2, 64, 12, "suspect"),

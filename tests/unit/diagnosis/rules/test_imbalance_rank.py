@@ -228,7 +228,8 @@ def test_without_the_size_of_a_block_there_is_no_price(pools: tuple[KvPool, ...]
 )
 def test_further_processes_on_one_gpu(contexts: tuple[int, ...], pids: tuple[int, ...], status: str) -> None:
     """Ranks with GPUs of their own have no business there, from a GiB together certainly; a context is the least."""
-    actual = at_idle(rank(0, 6 * GIB, *contexts, pids=pids), rank(1, 6 * GIB), rank(2, 6 * GIB))
+    crowded = rank(0, 6 * GIB, *contexts, pids=pids)
+    actual = at_idle(replace(crowded, processes=(crowded.processes or ())[::-1]), rank(1, 6 * GIB), rank(2, 6 * GIB))
     assert status == actual.status
     assert sum(contexts) == evidence(actual)["extra_process_bytes"]
 

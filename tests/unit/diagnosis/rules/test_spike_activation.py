@@ -93,7 +93,9 @@ def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, sta
     first = replace(FIRST, allocated_bytes=3 * GIB)
     failure = replace(FAILED, asked_bytes=asked, split=whole)
     last = replace(first, ooms_total=3, allocated_bytes=3 * GIB + grown, failure=failure)
-    assert status == by_torch((first, last)).status
+    actual = by_torch((first, last))
+    assert status == actual.status
+    assert ("only 0 B" in actual.summary) == (status != "ok" and grown <= 0)
 
 
 @pytest.mark.parametrize(

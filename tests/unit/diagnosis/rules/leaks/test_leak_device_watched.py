@@ -10,7 +10,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Finding, Timeline
-from tests.builders.answers import evidence, statuses
+from tests.builders.answers import evidence, rows, statuses
 from tests.builders.runs import run
 from tests.builders.series import (
     MODELS,
@@ -70,6 +70,8 @@ def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(other)
     assert actual[0].growth is not None
     assert (actual[0].growth.exhaustion_seconds or 0.0) < 3600.0
+    # Minutes of it are evidence, too
+    assert ("window", 0.17, "hours", "kvdiag") == rows(verdicts(burst(15.0, 90_000.0))[TORCH])[0]
 
 
 def test_model_that_loads_is_no_burst() -> None:

@@ -8,7 +8,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import lifetimes
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.diagnosis.timeline_queries import NO_POOL
-from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
+from kvdiag.model import Engine, Facts, Finding, Mark, Outcome, Sample, Timeline
 from tests.builders.answers import containing, evidence, finding, only, rows
 from tests.builders.runs import judged, run
 from tests.builders.values import MIB, NO_ANSWER, engine, every_half_minute, holding, pool, seen
@@ -48,6 +48,14 @@ def test_the_rate_is_that_of_what_came_after_the_first_idle_interval() -> None:
     assert 3048 == evidence(actual)["requests_until_pool_full"]
     assert "+2 per request" in actual.summary
     assert "per request" not in verdict(run(stood), facts(stood)).summary
+
+
+def test_requests_between_end_after_the_first_idle_interval() -> None:
+    """Of loads that end at the last sample of either idle interval the second counts."""
+    timeline, served = seen(*PROVEN), Outcome(completed=1, failed=0, prompt_tokens=1, generated_tokens=1)
+    ends = enumerate(sample.at_seconds for sample in timeline.samples[1::7])
+    marks = (Mark(at_seconds=at, step="soak", cycle=cycle, phase="release", outcome=served) for cycle, at in ends)
+    assert 1 == evidence(verdict(replace(timeline, marks=tuple(marks))))["requests_between"]
 
 
 def test_why_nothing_is_known_is_said() -> None:
