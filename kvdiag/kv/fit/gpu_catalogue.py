@@ -63,15 +63,14 @@ def _as_drivers_spell(name: str) -> str | None:
     """
     joined = _RTX.sub(lambda found: f"rtx{'pro' if found[1] else ''}{found[2]}", "-".join(_words(name)))
     words = set(joined.split("-"))
-    fitting = []
     for key in (*_MEMORY_MIB, *_ALIASES):
         parts, family = set(key.split("-")), _ALIASES.get(key, key)
         others = {word for word in words - parts if not _BESIDE.fullmatch(word)}
         sizes = {word for word in others if _SIZE_WORD.fullmatch(word)}
         same = all(abs(_MEMORY_MIB[family] / 1024 - int(word[:-2])) <= int(word[:-2]) / 10 for word in sizes)
         if parts <= words and others == sizes and same:
-            fitting.append((len(parts), family))
-    return max(fitting, default=(0, None))[1]
+            return family
+    return None
 
 
 def _words(text: str) -> list[str]:

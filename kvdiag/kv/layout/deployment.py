@@ -313,7 +313,7 @@ def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, 
         block_size_tokens=context.block_tokens,
         heads=1,
         row_bytes=kv_dtype.latent_bytes(latent_size=layer.latent_size),
-        variant=f"{kv_dtype.name} {layer.latent_size} {layer.indexer_row_bytes is not None}",
+        variant=f"{kv_dtype.name} {layer.latent_size} {bool(layer.indexer_row_bytes)}",
     )
     if layer.indexer_row_bytes is None:
         return (page,)

@@ -93,16 +93,13 @@ def _block_terms(spec: PageSpec) -> tuple[object, ...]:
 def _promote_by_sharding(specs: Sequence[PageSpec]) -> list[PageSpec]:
     """Hybrid manager off: local layers cost their full length (unify_hybrid_kv_cache_specs)."""
     promoted = list(specs)
-    for replicated in (False, True):
-        positions = [
-            position
-            for position, spec in enumerate(specs)
-            if (spec.kind is not PageKind.STATE and not spec.dcp_sharded) is replicated
-        ]
-        if positions:
-            changed = _promote([specs[position] for position in positions])
-            for position, spec in zip(positions, changed, strict=True):
-                promoted[position] = spec
+    by_sharding: dict[bool, list[int]] = {}
+    for position, spec in enumerate(specs):
+        by_sharding.setdefault(spec.kind is PageKind.STATE or spec.dcp_sharded, []).append(position)
+    for positions in by_sharding.values():
+        changed = _promote([specs[position] for position in positions])
+        for position, spec in zip(positions, changed, strict=True):
+            promoted[position] = spec
     return promoted
 
 
@@ -164,7 +161,7 @@ def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
     promoted: list[PageSpec] = []
     if PageKind.SLIDING in kinds and PageKind.CHUNKED not in kinds:
         promoted = _with_local_as_full(specs)
-    if not promoted or not _same_type(promoted):
+    if not _same_type(promoted):
         raise KvModelError(
             "vLLM cannot make the page sizes of these layers equal: an MLA page does not divide the largest page",
             "kv_lora_rank",

@@ -74,8 +74,8 @@ def _parts(name: str) -> Iterator[str]:
     """Every run of whole words of a dotted name."""
     words = name.split(".")
     for start in range(len(words)):
-        for end in range(start + 1, len(words) + 1):
-            yield ".".join(words[start:end])
+        for last in range(start, len(words)):
+            yield ".".join(words[start : last + 1])
 
 
 def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:

@@ -134,7 +134,8 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
         key_size=layer.head_size,
         value_size=layer.head_size_v,
     )
-    if architecture.model_type == "k2_horizon" and is_expert_layer(text, "k2_horizon", layer.index, architecture.depth):
+    model_type = architecture.model_type
+    if model_type == "k2_horizon" and is_expert_layer(text, model_type, layer.index, architecture.depth):
         # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
         more = text.integer("mova_num_experts", default=1, low=0, high=1 << 16) - 1
         count = max(0, more) * hidden * layer.kv_heads * layer.head_size
@@ -264,7 +265,7 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
             return _delta_attention(text, layer, hidden)
         case _:
             heads = state.recurrent_heads
-            size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
+            size = math.isqrt(state.recurrent_head_elements)
             return _in_and_out("self_attn", 4 * hidden * heads * size, heads * size * hidden)
 
 

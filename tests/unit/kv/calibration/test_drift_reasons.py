@@ -32,6 +32,8 @@ LLAMA = model("Llama-3.1-8B", 2)
 GEMMA = model("gemma-3-27b", 12)
 QWEN = model("Qwen3.6-27B", 8)
 """Gated delta nets with attention layers, and a draft layer that the config describes."""
+WHISPER = model("whisper-large-v3", 2)
+"""With an encoder; it cannot be served without the hybrid manager."""
 
 
 def report_of(architecture: Architecture, deployment: Deployment, **settings: Any) -> EngineReport:
@@ -88,6 +90,7 @@ def ids(found: tuple[Reason, ...]) -> list[str]:
         (LLAMA, {"kv_dtype": "fp8"}, {"kv_dtype": "bfloat16"}, {}, "--kv-dtype bfloat16"),
         (LLAMA, {}, {"kv_dtype": "int8_per_token_head"}, {}, "--kv-dtype int8_per_token_head"),
         (LLAMA, {}, {"kv_dtype": "int4_per_token_head"}, {}, "--kv-dtype int4_per_token_head"),
+        (WHISPER, {}, {"kv_dtype": "fp8"}, {}, "--kv-dtype fp8"),
         *((LLAMA, {}, {"tensor_parallel": ranks}, {}, f"--tp {ranks}") for ranks in (2, 4, 8)),
         (QWEN, {}, {"state_cache_mode": StateCacheMode.NONE}, {}, "--mamba-cache-mode none"),
         (QWEN, {"prefix_caching": False}, {}, {}, "--mamba-cache-mode align"),

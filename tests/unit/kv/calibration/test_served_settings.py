@@ -69,25 +69,26 @@ def model(known: Facts) -> Served:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "words"),
     [
-        {"model_config": None},
-        {"max_model_len_tokens": None},
-        {"model_config": "{"},
-        {"model_config": ""},
-        {"model_config": "[" * 100_000},
-        {"model_config": "5"},
-        {"model_config": json.dumps({"model_type": "no-such-model"})},
-        {"tensor_parallel": 3},
+        ({"model_config": None}, "not readable"),
+        ({"max_model_len_tokens": None}, "max_model_len"),
+        ({"model_config": "{"}, "not valid JSON"),
+        ({"model_config": ""}, "not valid JSON"),
+        ({"model_config": "[" * 100_000}, "not valid JSON"),
+        ({"model_config": "5"}, "cannot be used"),
+        ({"model_config": json.dumps({"model_type": "no-such-model"})}, "cannot be used"),
+        ({"tensor_parallel": 3}, "cannot be used"),
     ],
 )
-def test_why_there_is_no_model(change: dict[str, Any]) -> None:
+def test_why_there_is_no_model(change: dict[str, Any], words: str) -> None:
     """In one clause; nothing is computed then."""
     known = facts(**change)
 
     problem = served(known, known.pools[0])
 
     assert isinstance(problem, str)
+    assert words in problem
     assert (problem, None, None) == (
         bytes_problem(known),
         block_bytes(known, known.pools[0]),

@@ -115,6 +115,7 @@ def test_only_known_fields_are_kept() -> None:
             "dataset": "/home/alice/private",
             "dynamic": {"-:model.*": {"api_key": "x", "bits": 4}, "a b": {"bits": 4}},
             "config_groups": {"group_0": {"weights": {"num_bits": 4, "observer": "minmax"}}},
+            "extra_config": {"model.layers.0": {"bits": 4}},
         },
     }
 
@@ -127,6 +128,7 @@ def test_only_known_fields_are_kept() -> None:
             "quant_method": "gptq",
             "dynamic": {"-:model.*": {"bits": 4}},
             "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            "extra_config": {"model.layers.0": {"bits": 4}},
         },
     } == known_part(config)
 
@@ -134,12 +136,11 @@ def test_only_known_fields_are_kept() -> None:
 def test_depth_is_bounded() -> None:
     """Nesting beyond any config's is cut off."""
     deep: dict[str, object] = {"hidden_size": 1}
+    deep_list: list[object] = []
     for _ in range(10 * MAX_DEPTH):
-        deep = {"text_config": deep}
+        deep, deep_list = {"text_config": deep}, [deep_list]
 
-    kept: Any = known_part({"model_type": "llama", **deep})
+    kept = known_part({"model_type": "llama", **deep})
+    kept_list = known_part({"model_type": "llama", "block_configs": deep_list})
 
-    depth = 0
-    while kept:
-        kept, depth = kept.get("text_config"), depth + 1
-    assert 16 == MAX_DEPTH == depth
+    assert (16, 16, 16) == (MAX_DEPTH, str(kept).count("text_config"), str(kept_list).count("["))

@@ -3,7 +3,7 @@
 import pytest
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.fit.gpu_catalogue import GPU_NAMES, gpu_bytes, gpu_name, parse_bytes
+from kvdiag.kv.fit.gpu_catalogue import GPU_NAMES, gpu_bytes, gpu_name, parse_bytes, unsupported_levers
 from tests.unit.kv.refused import refused
 
 
@@ -117,14 +117,30 @@ def test_units_of_sizes(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "0.9", "1125899906842625", "1025TiB", "-1", "1e9", "x" * 41, "9" * 400 + "GB", "9" * 5000]
+    "text",
+    ["0" + " " * 40 + "b", "0.9", "1125899906842625", "1025TiB", "-1", "1e9", "x" * 41, "9" * 400 + "GB", "9" * 5000],
 )
 def test_sizes_that_are_none(text: str) -> None:
     """Nothing, more than a pebibyte, or no number; the value is shown cut short."""
     with pytest.raises(KvModelError) as caught:
         parse_bytes(text, field="weights")
 
-    assert ("weights", False) == (caught.value.field, "x" * 41 in str(caught.value))
+    assert ("weights", False) == (caught.value.field, len(text) > 40 and text[:41] in str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "levers"),
+    [
+        ("t4", {"fp8-kv"}),
+        ("Tesla V100-SXM2-16GB", {"fp8-kv", "fp8-weights"}),
+        ("v100", {"fp8-kv", "fp8-weights"}),
+        ("h100", set()),
+        ("80GB", set()),
+    ],
+)
+def test_levers_that_a_gpu_has_no_kernels_for(name: str, levers: set[str]) -> None:
+    """8-bit caches need compute capability 8.0, and 8-bit weights 7.5."""
+    assert levers == unsupported_levers(name)
 
 
 def test_a_gpu_has_at_least_a_mebibyte() -> None:

@@ -89,6 +89,12 @@ def test_given_weights_are_spread_over_layers_and_ranks(deployment: Deployment, 
     assert gpus == of.gpus
 
 
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 8), (8, 64), (16, 64), (128, 128)])
+def test_the_widest_that_is_tried(ranks: int, expected: int) -> None:
+    """Eight times as many GPUs, up to 64, and never fewer than there are."""
+    assert expected == scenario(deployment=Deployment(tensor_parallel=ranks)).widest_gpus
+
+
 @pytest.mark.parametrize(("context", "expected"), [(16, 0.0), (8, 0.5), (17, 15 / 32), (160, 0.0)])
 def test_tails_of_blocks_are_wasted(context: int, expected: float) -> None:
     """17 tokens take two blocks of 16."""

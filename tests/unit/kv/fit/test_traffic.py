@@ -47,6 +47,7 @@ def test_tokens_are_counted_up(present_tokens: float | None, expected: int) -> N
         (20.0, 0.50, 20),  # 0.4703, 0.5591
         (20.0, 0.99, 31),  # 0.9865, 0.9919
         # Above 500 mean + z x sqrt(mean), counted up: z of 0.99 is 2.3263, of 0.999 3.0902, of 0.1 -1.2816.
+        (500.5, 0.999, 570),  # 69.13
         (600.0, 0.99, 657),  # 56.98
         (1000.0, 0.50, 1000),
         (1000.0, 0.99, 1074),  # 73.57

@@ -125,7 +125,9 @@ def test_latent_pages_that_do_not_divide_are_refused_beside_anything_but_windows
         group_pages([LATENT, beside])
 
 
-@pytest.mark.parametrize(("others", "allowed"), [([], True), ([replace(CHUNKED, row_bytes=511)], False)])
+@pytest.mark.parametrize(
+    ("others", "allowed"), [([], True), ([replace(CHUNKED, row_bytes=511)], False), ([STATE], False)]
+)
 def test_windows_beside_latent_pages_are_made_full_where_nothing_else_is(others: list[PageSpec], allowed: bool) -> None:
     """One table of all, each page of its own size, in the latent layers' blocks."""
     pages = [LATENT, replace(SLIDING, row_bytes=511, block_size_tokens=32), *others]

@@ -28,10 +28,10 @@ def tensors(**stored_bytes: int) -> tuple[CheckpointTensor, ...]:
 
 
 class Long(Mapping[str, object]):
-    """A header of 1,048,576 tensors."""
+    """A header of 1,048,576 tensors, which are read and refused where there are no more."""
 
     def __getitem__(self, name: str) -> object:
-        return GOOD
+        return {**GOOD, "dtype": "BF17"}
 
     def __iter__(self) -> Iterator[str]:
         return repeat("x", len(self))
@@ -98,6 +98,8 @@ def test_headers_are_bounded() -> None:
     """A checkpoint of several files has at most 1,048,576 tensors, and at least one."""
     with refused("safetensors"):
         read_headers([{"first": GOOD}, Long()])
+    with refused("x.dtype"):
+        read_headers([Long()])
 
     headers: list[list[dict[str, Any]]] = [[{"__metadata__": {}}, {}], [{"x": "not an object"}]]
     for empty in headers:
