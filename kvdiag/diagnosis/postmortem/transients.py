@@ -89,7 +89,8 @@ def _further_graphs(case: Case) -> tuple[int | None, str]:
     if taken <= 0:
         return None, f"; {done} of {total} graphs were captured"
     rest = round(taken / done * (total - done))
-    return rest, f"; {done} of {total} graphs were captured, and the others need up to {format_bytes(rest)} in addition"
+    failed = "" if shortage.asked_bytes is None else f" on top of the failed {format_bytes(shortage.asked_bytes)}"
+    return rest, f"; {done} of {total} graphs were captured, the rest need up to {format_bytes(rest)}{failed}"
 
 
 def judge_activation(case: Case, limits: Limits) -> Finding:
@@ -208,7 +209,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
     return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
 
 
-GROWN = "not known whether its memory had grown: that needs a recording (--trace)"
+GROWN = "a leak, or a limit that is too low: a recording (--trace) shows which"
 
 
 def _more_memory(case: Case, limits: Limits) -> str:

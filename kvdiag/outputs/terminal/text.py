@@ -122,11 +122,13 @@ def _cost_model(model: Served | str) -> str:
     if isinstance(model, str):
         return f"unknown: {model}"
     name = model.architecture.model_type
+    if model.block_bytes is not None:
+        name = f"{format_bytes(model.block_bytes)} per block, computed for {name}"
     if not model.figures:
-        return f"for {name}; the engine reports nothing to compare it with"
+        return f"{name}; the engine reports nothing to compare it with"
     drift = model.drift()
     if drift is None:
-        return f"for {name}; agrees with the engine's {', '.join(one.figure.label for one in model.figures)}"
+        return f"{name}; the engine's {', '.join(one.figure.label for one in model.figures)} agree"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
     figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))

@@ -378,7 +378,7 @@ def test_further_graphs_are_extrapolated(
     """The fraction is lowered for the graphs that were still to come, not for the one that failed alone."""
     one = account(phase="graph_capture", graphs_captured=captured, **figures)
     found = finding(CAPTURE, one, report=report_of(**sizes))
-    assert (needed is not None) == ("the others need" in found.summary)
+    assert (needed is not None) == ("the rest need" in found.summary)
     assert (needed or "") in found.summary
     assert f"by {lowered:.2f} " in str(found.remedy)
 
