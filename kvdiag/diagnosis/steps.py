@@ -108,7 +108,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         parts.append("device memory is not visible")
     elif explained is not None and used > explained:
         status = "suspect" if status == "ok" else status
-        most = f"{format_bytes(used - explained)} more than pool, weights and usual overhead explain"
+        most = f"at least {format_bytes(used - explained)} more than pool, weights and overhead explain"
         parts.append(f"{format_bytes(used)} of GPU memory used, {most}")
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
