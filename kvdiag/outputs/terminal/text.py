@@ -121,9 +121,10 @@ def _cost_model(model: Served | str) -> str:
     """Whether the figures that the engine reports agree with its model's config."""
     if isinstance(model, str):
         return f"unknown: {model}"
-    name = model.architecture.model_type
+    size = "bytes per block unknown, layout"
     if model.block_bytes is not None:
-        name = f"{format_bytes(model.block_bytes)} per block, computed for {name}"
+        size = f"{format_bytes(model.block_bytes)} per block,"
+    name = f"{size} computed for {model.architecture.model_type}"
     if not model.figures:
         return f"{name}; the engine reports nothing to compare it with"
     drift = model.drift()
