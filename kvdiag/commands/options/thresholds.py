@@ -13,7 +13,7 @@ reserved_gap_option = click.option(
     type=click.IntRange(min=0),
     default=DEFAULT_LIMITS.reserved_gap_bytes,
     show_default=True,
-    help="Itemize torch's unused reserved memory once it exceeds this.",
+    help="How much memory torch may reserve without using it.",
 )
 
 
