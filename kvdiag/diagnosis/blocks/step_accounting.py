@@ -49,9 +49,8 @@ class LoadPeak:
     @property
     def excess_blocks(self) -> int:
         """Blocks in use beyond what the tokens need; negative where fewer are."""
-        if self.held_blocks > self.expected.most_blocks:
-            return self.held_blocks - self.expected.most_blocks
-        return min(self.held_blocks - self.expected.least_blocks, 0)
+        beyond = max(self.held_blocks - self.expected.most_blocks, 0)
+        return beyond or min(self.held_blocks - self.expected.least_blocks, 0)
 
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> LoadPeak | None:

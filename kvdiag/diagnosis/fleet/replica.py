@@ -99,7 +99,7 @@ class _Series:
         """The whole sums from a moment on."""
         start = bisect_left(self.times, seconds)
         counts = Counter(self.parts[start:])
-        usual = max(counts, key=lambda count: (counts[count], count), default=0)
+        usual = max(counts, key=lambda count: (counts[count], count), default=None)
         whole = [count == usual for count in self.parts[start:]]
         return list(compress(self.times[start:], whole)), list(compress(self.values[start:], whole))
 
@@ -174,7 +174,7 @@ def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[
         # An empty list is normal inside a container, and does not show which process uses the bytes.
         if len(used) == len(devices) and all(device.processes for device in devices):
             listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
-            rest = (whole - sum(size or 0 for size in sizes) for whole, sizes in zip(used, listed, strict=True))
+            rest = (whole - sum(filter(None, sizes)) for whole, sizes in zip(used, listed, strict=True))
             yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
     if sample.allocators:
         allocators = [one for one in sample.allocators if one.may_be_of(facts.server_pids)]

@@ -105,7 +105,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     others = [rank.held_bytes for rank in ranks if rank is not fullest]
     usual = median_high(others)
     lost_bytes = fullest.held_bytes - usual
-    contexts = [one.used_bytes or 0 for one in fullest.processes[1:]]
+    contexts = [one.used_bytes for one in fullest.processes[1:] if one.used_bytes is not None]
     block = block_bytes(facts)
     tokens = min(lost_bytes // block * facts.pools[0].block_tokens, MAX_COUNT) if block and facts.pools else None
     figures = ImbalanceFigures(excess_bytes=lost_bytes, lost_tokens=tokens)

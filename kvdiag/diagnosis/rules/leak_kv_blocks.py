@@ -66,7 +66,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "ok", summary, evidence),)
     # What falls below the lowest floor since the pool was last empty is being released late.
     since_empty = [last, *takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))]
-    if held < min((floor.blocks or 0 for floor in since_empty[1:]), default=0):
+    if held < min((floor.blocks for floor in since_empty[1:] if floor.blocks), default=held):
         blocks = plural(held, "block is", "blocks are")
         summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
         return (Finding(ID, "unknown", summary, evidence),)
@@ -99,12 +99,12 @@ def _growth(floors: Sequence[IdleFloor], block_bytes: int, room_bytes: int, limi
     The bounds are the slowest and the fastest of two halves, since load differs from one to the next.
     """
     held = floors[-len(tuple(takewhile(lambda floor: floor.blocks, reversed(floors)))) - 1 :]
-    first, halfway, last = held[0], held[len(held) // 2], held[-1]
-    if len(held) < limits.kv_growth_intervals or (last.blocks or 0) <= (first.blocks or 0):
+    blocks, seconds = [floor.blocks or 0 for floor in held], [floor.at_seconds for floor in held]
+    if len(held) < limits.kv_growth_intervals or blocks[-1] <= blocks[0]:
         return None
     rates = [
-        ((after.blocks or 0) - (before.blocks or 0)) * block_bytes / (after.at_seconds - before.at_seconds)
-        for before, after in ((first, halfway), (first, last), (halfway, last))
+        (blocks[after] - blocks[before]) * block_bytes / (seconds[after] - seconds[before])
+        for before, after in ((0, len(held) // 2), (0, -1), (len(held) // 2, -1))
     ]
     slowest, fastest = max(min(rates), 0.0), max(rates)
     return GrowthFigures(
@@ -124,7 +124,7 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
     total = sum(pool.usable_blocks for pool in facts.pools)
     times = "once" if len(late) == 1 else f"{len(late)} times"
     # A connector holds the blocks of a finished prefill until they are fetched: what its timeout freed was not.
-    least_seconds = 0.0 if facts.kv_connector is None else limits.connector_timeout_seconds
+    least_seconds = limits.late_blocks_seconds if facts.kv_connector is None else limits.connector_timeout_seconds
     large = [
         hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total and hold.seconds >= least_seconds
     ]
@@ -350,8 +350,8 @@ def _readings(timeline: Timeline, facts: Facts, limits: Limits) -> list[Reading]
         if sample.engines is None or sample.at_seconds < due or sample.asleep:
             continue
         held = held_blocks(sample, facts)
-        running = [engine.requests_running for engine in sample.engines]
-        if held is not None and None not in running:
-            found.append((held, sum(count or 0 for count in running), sample.at_seconds))
+        running = sample.total("requests_running")
+        if held is not None and running is not None:
+            found.append((held, running, sample.at_seconds))
             due = sample.at_seconds + limits.growth.reading_seconds
     return found

@@ -62,7 +62,7 @@ class CacheLayout:
         """Bytes one token takes on each stage, or None where there is no such number
         (several groups, windows, states: the cost of a token depends on the request's length).
         """
-        if len(self.groups) != 1 or any(page.kind not in TOKEN_GROWING for page in self.groups[0].pages):
+        if len(self.groups) != 1 or self.groups[0].page.kind not in TOKEN_GROWING:
             return None
         page = self.groups[0].page
         tokens = page.block_size_tokens * (decode_context_parallel if page.dcp_sharded else 1)

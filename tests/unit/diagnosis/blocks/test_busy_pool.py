@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules.leak_kv_blocks import BusyFloor, Says, busy_floor, judge
 from kvdiag.model import Engine, Facts, Finding, Mark, Sample, Timeline
 from tests.builders.answers import evidence, only, rows
@@ -38,9 +38,9 @@ def busy(
     return samples
 
 
-def floor(samples: Sequence[Sample]) -> BusyFloor | None:
+def floor(samples: Sequence[Sample], limits: Limits = DEFAULT_LIMITS) -> BusyFloor | None:
     """The busy floor of these samples."""
-    return busy_floor(Timeline(samples=tuple(samples)), KNOWN, DEFAULT_LIMITS)
+    return busy_floor(Timeline(samples=tuple(samples)), KNOWN, limits)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,12 @@ def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], flo
 
 def test_rate_of_the_lowest_readings_is_in_blocks_an_hour() -> None:
     """1,500 blocks in six hours are 250 an hour; the detection limit of a flat pool is a block in all."""
-    rising, flat = floor(busy(lambda share: 2000.0 + 1500.0 * share)), floor(busy(lambda share: 2000.0))
+    flat = floor(busy(lambda share: 2000.0), replace(DEFAULT_LIMITS, busy_floor_ratio=1 / 10_000))
+    rising = floor(busy(lambda share: 2000.0 + 1500.0 * share))
 
     assert rising is not None
     assert flat is not None
+    assert "flat" == flat.says
     assert pytest.approx(250.0, rel=0.03) == rising.growth_per_hour
     assert abs(flat.growth_per_hour) < 2.0
     # A block in all: the lowest samples of a tenth of an hour are the same each time.

@@ -67,11 +67,6 @@ def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, 
     assert status == compare(growth(held, need, requests=requests), DEFAULT_LIMITS)[0]
 
 
-def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
-    """The pool's report then does not fit the model."""
-    assert "suspect" == compare(growth(10, 64), DEFAULT_LIMITS)[0]
-
-
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))

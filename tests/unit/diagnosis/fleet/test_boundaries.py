@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas, compare
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding
 from kvdiag.stats import Interval
 from tests.unit.diagnosis.fleet.replicas import MB, made, of
@@ -68,6 +70,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
 
     expected = VersionReplicas(version=NEW, replicas=8, compared=6, hours=23.0, restarts=9, findings=fleet.findings)
     assert (expected,) == fleet.versions
+    assert "ok" == compare(six([0.0] * 6)).versions[0].worst
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ def test_versions_are_counted_with_all_their_replicas() -> None:
         (six([2.1] * 6), "grows"),
         (six([*SIX[:5], -1.0]), "flat"),  # one of six that falls by the least: p = 1/32
         (six(SIX, later=0.5), "ended"),  # half as fast later
+        (six(SIX, ended=True), "ended"),
         (six(SIX, later=0.51), "grows"),
         (six([3.0] * 6, later=2.0 / 3.0), "ended"),  # 2 MB/h of 3 do not count
         (six([3.0] * 6, later=2.1 / 3.0), "grows"),
@@ -127,7 +131,7 @@ def test_what_could_never_be_called_is_no_comparison(zeros: int, ratio: float) -
 
 def test_change_between_versions_is_the_median_difference() -> None:
     """Six replicas that grow by 10 MB/h more than six others: p = 1/924."""
-    (change,) = two([5.0] * 6, [15.0] * 6).changes
+    (change,) = two([5.0] * 6, [15.0] * 6, later=0.8).changes
     p_value: Any = pytest.approx(1 / 924)
 
     assert change == VersionChange(
@@ -137,7 +141,7 @@ def test_change_between_versions_is_the_median_difference() -> None:
         older_replicas=6,
         newer_replicas=6,
         per_hour=Interval(low=10 * MB, estimate=10 * MB, high=10 * MB),
-        later_per_hour=10 * MB,
+        later_per_hour=8 * MB,
         p_value=p_value,
         false_discovery_ratio=p_value,
         faster=True,
@@ -147,7 +151,7 @@ def test_change_between_versions_is_the_median_difference() -> None:
 @pytest.mark.parametrize(
     ("older", "newer", "later", "faster"),
     [
-        ([0.0] * 6, [2.0] * 6, 1.0, False),
+        ([0.0] * 6, [2.0] * 6, 1.1, False),
         ([0.0] * 6, [2.1] * 6, 1.0, True),
         ([0.0] * 6, [10.0] * 6, 0.5, False),
         ([0.0] * 6, [10.0] * 6, 0.51, True),
@@ -169,10 +173,36 @@ def test_six_replicas_of_each_version_are_compared(older: int, newer: int, pairs
     assert pairs == len(two([1.0] * older, [2.0] * newer).changes)
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "course", "faster"),
+    [
+        ("significance", 1 / 64, "flat", True),
+        ("significance", 1 / 924, "flat", False),
+        ("discovery_ratio", 1 / 64, "grows", True),
+        ("discovery_ratio", 1 / 924, "inconclusive", True),
+        ("discovery_ratio", 1 / 925, "inconclusive", False),
+    ],
+)
+def test_chance_is_compared_with_its_limit(limit: str, value: float, course: str, faster: bool) -> None:
+    """1 in 64 for six that grow, 1 in 924 for six that grow faster: below the significance, at most the share."""
+    limits = replace(DEFAULT_LIMITS, fleet=replace(DEFAULT_LIMITS.fleet, **{limit: value}))  # type: ignore[arg-type]
+    fleet = compare([*six([0.0] * 6, prefix="a", version="0.31.0"), *six([10.0] * 6, prefix="b")], limits)
+    assert (course, faster) == (fleet.growths[-1].course, fleet.changes[0].faster)
+
+
+def test_versions_are_compared_within_one_model_and_engine() -> None:
+    """Two versions of each of three: one comparison each."""
+    of_whom = (("vllm", "m"), ("vllm", "n"), ("sglang", "n"))
+    versions = [Version(engine=one, version=text, model=model) for text in ("1.0", "2.0") for one, model in of_whom]
+    summaries = [replace(one, version=version) for version in versions for one in six()]
+    assert 3 == len(compare(summaries).changes)
+
+
 def test_equal_figures_of_both_versions_are_no_comparison() -> None:
     """Of what is the same in all replicas nothing could ever be called."""
-    (same,) = two([1.0] * 6, [1.0] * 6).changes
-    assert (1.0, False) == (same.false_discovery_ratio, same.faster)
+    host = [*six([0.0] * 6, "host_anonymous", version="0.31.0"), *six([10.0] * 6, "host_anonymous")]
+    same, other = compare([*host, *six([1.0] * 6, version="0.31.0"), *six([1.0] * 6)]).changes
+    assert (1.0, False, 1 / 924) == (same.false_discovery_ratio, same.faster, other.false_discovery_ratio)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +318,7 @@ def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
         assert ({"ok"} if found is flat else {"unknown"}) == {one.status for one in parts}
         assert 1 == len({one.summary for one in parts})
     assert of(flat, TORCH)[0].evidence == of(flat, "leak.device_non_torch")[0].evidence != ()
+    assert "leak.device_non_torch" == finding(six(SIX, "server", hours=7.0)).or_id
 
 
 @pytest.mark.parametrize(

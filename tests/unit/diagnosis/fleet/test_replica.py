@@ -74,13 +74,13 @@ def test_growth_that_ended_has_a_later_half_without_it() -> None:
     assert actual.per_hour > MIB
 
 
-@pytest.mark.parametrize(("steps", "rises"), [(6, False), (7, True)])
-def test_jumps_count_as_growth_where_they_only_rise(steps: int, rises: bool) -> None:
+@pytest.mark.parametrize(("steps", "falls", "rises"), [(6, 0, False), (7, 0, True), (7, 1, False)])
+def test_jumps_count_as_growth_where_they_only_rise(steps: int, falls: int, rises: bool) -> None:
     """Seven jumps up and none down have p = 1/128 and count; six, p = 1/64, may be levels that move either way."""
     # Steps of 100 MiB, three hours apart
-    actual = growth(lambda place: full(20 * GIB + 100 * MIB * min((place + 8) // 18, steps)))
+    actual = growth(lambda place: full(20 * GIB + 100 * MIB * (min((place + 8) // 18, steps) - falls * (place > 140))))
 
-    assert (steps, 0) == (actual.jumps_up, actual.jumps_down)
+    assert (steps, falls) == (actual.jumps_up, actual.jumps_down)
     assert rises == (actual.per_hour > 10 * MIB)
     assert actual.floor_per_hour > 10 * MIB
 
@@ -214,7 +214,7 @@ class TestEngines:
             for part in (
                 lambda place: both(place, engine(usage=place / 200, running=1)),
                 lambda place: both(place, engine(usage=None, running=place)),
-                lambda place: both(place - place % 6, engine(usage=None, running=0 if place % 6 else place)),
+                lambda place: both(place - place % 6, engine(usage=0.0 if place % 6 else place / 200, running=1)),
                 lambda place: both(place, None),
             )
         )

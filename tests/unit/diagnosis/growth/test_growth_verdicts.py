@@ -33,7 +33,7 @@ GROWTH = GrowthEvidence(
     load_removed=False,
     detection_limit_bytes_per_second=1.0,
 )
-OWNERS = [MemoryOwner(device_uuid="GPU-0", who=f"pid {number}") for number in range(4)]
+OWNERS = [MemoryOwner(device_uuid="GPU-0", who=f"pid {number}") for number in range(5)]
 TO_COME_BYTES = 1_800_000
 """Half a window of two hours at the later rate."""
 
@@ -107,14 +107,17 @@ def test_the_rate_has_bounds_of_two_errors(error: float, high: float, latest: fl
     assert (3_600.0, latest) == (figures.exhaustion_seconds, figures.exhaustion_high_seconds)
     doubted = replace(growth, status="suspect", reason="no past", steps_up=2)
     assert containing("in 2 steps up", "garbage") == judged(doubted).summary
+    assert containing("drift") == judged(replace(doubted, reason="grows")).summary
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(14_400, "suspect"), (14_399, "fault")])
-def test_growth_with_four_hours_left_may_fill_a_cache(seconds: int, status: str) -> None:
-    """At a million bytes a second, of which 8 GiB would be a cache."""
+@pytest.mark.parametrize(
+    ("room", "cache", "status"), [(14_400, 15_400, "suspect"), (14_399, 15_399, "fault"), (14_400, 15_401, "fault")]
+)
+def test_growth_with_four_hours_left_may_fill_a_cache(room: int, cache: int, status: str) -> None:
+    """In MB, at 1 MB/s, where there is room for the rest of the cache: 1,000 MB of it are in use."""
     growth = replace(GROWTH, status="fault", reason="grows", bytes_per_second=1e6, later_bytes_per_second=1e6)
-    part, room_bytes = MemoryComponent.HOST_ANONYMOUS, seconds * 1_000_000
-    found = finding("leak.host", (OWNERS[0], growth), part, room_bytes, LIMITS, cache_bytes=LIMITS.cache_bytes)
+    part, sizes = MemoryComponent.HOST_ANONYMOUS, {"cache_bytes": cache * 10**6, "grown_bytes": 10**9}
+    found = finding("leak.host", (OWNERS[0], growth), part, room * 10**6, LIMITS, **sizes)  # type: ignore[arg-type]
     assert status == found.status
 
 
@@ -131,7 +134,7 @@ def test_the_worst_of_several_owners_decides_then_the_fastest() -> None:
     faster = replace(fault, bytes_per_second=1_001.0, gain_bytes=1.0)
     larger = replace(faster, gain_bytes=2.0)
     fastest = replace(GROWTH, reason="weak", bytes_per_second=9_000.0)
-    order = (fastest, fault, faster, larger)
+    order = (fastest, replace(fault, status="suspect"), fault, faster, larger)
     for count in range(1, len(order) + 1):
         assessed = {OWNERS[number]: Assessment(seconds=1.0, windows=(one,)) for number, one in enumerate(order[:count])}
         found = decisive(assessed, LIMITS, lambda _: None)

@@ -138,7 +138,7 @@ def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
     actual = only(judge, slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known)
 
     assert status == actual.status
-    assert ("cache_of_unknown_limit" in evidence(actual)) == (status == "suspect")
+    assert ({"grown_since_first_sample", "cache_of_unknown_limit"} <= evidence(actual).keys()) == (status == "suspect")
 
 
 def test_every_cap_names_its_source() -> None:
@@ -246,11 +246,11 @@ def set_to(limit_bytes: int) -> Facts:
     return Facts(host_caches=(replace(CACHE, limit_bytes=limit_bytes),))
 
 
-def grown(size_bytes: int, *, minutes: int = 80, name: str = "llama-server") -> Timeline:
-    """A process that holds so much more at last, at a steady rate."""
+def grown(size_bytes: int, *, minutes: int = 80, name: str = "llama-server", power: float = 1.0) -> Timeline:
+    """A process that holds so much more at last, at a steady rate, or by a power of the rest of the time."""
     samples = []
     for minute in range(minutes):
-        size = 2 * GIB + size_bytes * minute // (minutes - 1)
+        size = 2 * GIB + round(size_bytes * (1 - (1 - minute / (minutes - 1)) ** power))
         held = HostProcess(pid=7, name=name, resident_bytes=size, anonymous_bytes=size)
         samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), host=(held,)))
     return Timeline(samples=tuple(samples))
@@ -291,11 +291,12 @@ def test_process_without_caches_is_judged_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grown_mb", "limit_mb", "full"), [(1000, 2000, 0.5), (1050, 1000, 1.05), (1060, 1000, None), (10, 1000, None)]
+    ("grown_mb", "limit_mb", "power", "full"),
+    [(1000, 2000, 1.3, 0.5), (1000, 2000, 2, 0.5), (1050, 1000, 1, 1.05), (1060, 1000, 1, None), (10, 1000, 1, None)],
 )
-def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, full: float | None) -> None:
-    """A cache is reported as filling up to 1.05 times its limit; one above that, or flat, is not."""
-    actual = filling(grown(grown_mb * MB), set_to(limit_mb * MB), DEFAULT_LIMITS, "benign.warmup")
+def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, power: float, full: float | None) -> None:
+    """A cache is filling up to 1.05 times its limit, also while it slows down and once it has ended."""
+    actual = filling(grown(grown_mb * MB, power=power), set_to(limit_mb * MB), DEFAULT_LIMITS, "benign.warmup")
 
     assert (full is None) == (actual is None)
     if actual is not None:
@@ -313,16 +314,19 @@ def test_cache_of_an_assumed_bound_is_not_told_as_filling() -> None:
 
 def test_fullest_of_two_caches_is_set_to() -> None:
     """By its share of the bound."""
-    # Two processes of one server, of which the second holds more of it
+    # A process without caches, and two of which the second grows by less, to more of its limit
     samples = []
     for minute in range(80):
         held = [
-            HostProcess(pid=pid, name="llama-server", resident_bytes=size, anonymous_bytes=size)
-            for pid, size in ((8, 2 * GIB + 20 * MB * minute), (9, 2 * GIB + 12 * MB * minute))
+            HostProcess(pid=pid, name=name, resident_bytes=size, anonymous_bytes=size)
+            for pid, (name, each) in enumerate((("python3", 30), ("llama-server", 20), ("VLLM::EngineCore", 12)))
+            for size in [2 * GIB + each * MB * minute]
         ]
         samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), host=tuple(held)))
+    swap = HostCache(name="vLLM's swap space", flag="--swap-space", limit_bytes=1000 * MB)
+    known = Facts(host_caches=(replace(CACHE, limit_bytes=4000 * MB), swap))
 
-    actual = filling(Timeline(samples=tuple(samples)), set_to(4000 * MB), DEFAULT_LIMITS, "benign.warmup")
+    actual = filling(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS, "benign.warmup")
 
     assert actual is not None
-    assert 79 * 20 * MB / (4000 * MB) == evidence(actual)["full"]
+    assert 79 * 12 * MB / (1000 * MB) == evidence(actual)["full"]

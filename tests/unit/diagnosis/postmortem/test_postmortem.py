@@ -182,3 +182,4 @@ def test_a_start_without_its_log_says_what_is_missing_and_what_is_known() -> Non
     crashed = Timeline(samples=(*samples, replace(samples[0], at_seconds=24.0)))
     said = sentence(postmortem(Case(timeline=crashed)))
     assert all(words in said for words in ("log", "never answered in 23 s", "1.00 GiB"))
+    assert 1 == said.count("GiB")

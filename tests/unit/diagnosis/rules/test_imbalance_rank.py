@@ -147,6 +147,7 @@ TWO = Facts(device_uuids=("GPU-0", "GPU-1"))
         pytest.param((rank(0, 70 * GIB, *CONTEXTS, pids=(101, 102, 103)), *LARGE[1:]), SERVER, "fault", id="contexts"),
         pytest.param((rank(0, 70 * GIB, *CONTEXTS), *LARGE[1:]), SERVER, "suspect", id="processes that are no ranks"),
         pytest.param([rank(gpu, 70 * GIB, 600 * MIB) for gpu in range(4)], SERVER, "ok", id="two on every GPU"),
+        pytest.param((rank(0, GIB, CONTEXT), rank(1, GIB, 0)), SERVER, "ok", id="two on both, of one a context more"),
         pytest.param((rank(0, 70 * GIB, 100 * MIB), LARGE[1]), SERVER, "ok", id="less than a context"),
         pytest.param((*LARGE[:2], rank(2, 66 * GIB)), SERVER, "ok", id="one below the others"),
         pytest.param(dark(6 * GIB + CONTEXT, 6 * GIB), SERVER, "ok", id="size not reported"),

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import CONCURRENT, LONG_CONTEXT, SINGLE_REQUEST, Step
 from kvdiag.model import Facts, StepResult
-from tests.builders.answers import ANY_TEXT
+from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import step_result
 from tests.builders.values import OOM, pool
 from tests.builders.worlds import SMALL_POOL, World
@@ -35,6 +35,8 @@ def test_a_single_cycle_is_judged_itself() -> None:
     actual = single(Offered(held=10, notes=("once",)))
     assert ("ok", ANY_TEXT, ("once",)) == (actual.status, actual.summary, actual.notes)
     assert (1, 1.0) == (actual.measured.cycles_judged, actual.measured.smallest_detectable_leak)
+    assert containing("4 each") == single(Offered(held=10, after=4)).summary
+    assert containing("2 each") == single(FITS, FITS, Offered(held=10, after=4)).summary
 
 
 def test_the_first_of_several_cycles_is_left_out() -> None:

@@ -56,6 +56,7 @@ def test_a_document_that_is_none_is_refused(change: Callable[[Any], object], fie
     change(document)
     with refused(field):
         parse_profiles(document)
+    assert "x" * 21 not in refusal({"schema_version": "x" * 21, "profiles": []})
 
 
 def test_a_document_may_hold_4096_profiles_and_texts_of_512_characters() -> None:

@@ -120,7 +120,7 @@ def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expec
 def test_a_still_api_server_leaves_nothing_undecided() -> None:
     """Flat memory of the API server alone is unknown (not judged), without evidence."""
     actual = verdict(timeline("filled cache", hours=8.0, part=page_part))
-    assert ("unknown", ()) == (actual.status, actual.evidence)
+    assert ("unknown", (), "API server 1") == (actual.status, actual.evidence, actual.holder)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])

@@ -52,10 +52,10 @@ def test_the_rate_is_that_of_what_came_after_the_first_idle_interval() -> None:
 
 def test_requests_between_end_after_the_first_idle_interval() -> None:
     """Of loads that end at the last sample of either idle interval the second counts."""
-    timeline, served = seen(*PROVEN), Outcome(completed=1, failed=0, prompt_tokens=1, generated_tokens=1)
+    timeline, served = seen(*PROVEN), Outcome(completed=1, failed=1, prompt_tokens=1, generated_tokens=1)
     ends = enumerate(sample.at_seconds for sample in timeline.samples[1::7])
     marks = (Mark(at_seconds=at, step="soak", cycle=cycle, phase="release", outcome=served) for cycle, at in ends)
-    assert 1 == evidence(verdict(replace(timeline, marks=tuple(marks))))["requests_between"]
+    assert 2 == evidence(verdict(replace(timeline, marks=tuple(marks))))["requests_between"]
 
 
 def test_why_nothing_is_known_is_said() -> None:
@@ -168,8 +168,8 @@ def test_without_requests_of_our_own_the_engines_counter_gives_rate_and_room() -
         between.source,
         evidence(found)["requests_until_pool_full"],
     )
-    uncounted = verdict(seen(*pages[:-1], replace(pages[-1], requests_finished_total=None)))
-    assert evidence(uncounted)["requests_until_pool_full"] is None
+    for uncounted in ([*pages[:-1], replace(pages[-1], requests_finished_total=None)], [*idle(0), *pages[2:]]):
+        assert evidence(verdict(seen(*uncounted)))["requests_until_pool_full"] is None
 
 
 def test_growth_is_that_since_the_pool_was_last_empty() -> None:
@@ -185,11 +185,11 @@ def test_growth_is_that_since_the_pool_was_last_empty() -> None:
 
 def test_growth_that_went_back_has_no_slowest_rate() -> None:
     """So that nothing says when the pool is full at the latest; the fastest is that up to the third of five floors."""
-    growth = verdict(seen(*floors(0, 50, 60, 40, 45))).growth
+    growth = verdict(seen(*floors(50, 40, 60, 40, 55))).growth
     assert growth is not None
     assert (0.0, None) == (growth.low_bytes_per_second, growth.exhaustion_high_seconds)
-    assert pytest.approx(45 * 2 * MIB / 1.6) == growth.bytes_per_second
-    assert pytest.approx(150 * MIB) == growth.high_bytes_per_second
+    assert pytest.approx(5 * 2 * MIB / 1.6) == growth.bytes_per_second
+    assert pytest.approx(25 * MIB) == growth.high_bytes_per_second
 
 
 @pytest.mark.parametrize(
