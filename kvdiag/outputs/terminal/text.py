@@ -121,15 +121,15 @@ def _cost_model(model: Served | str) -> str:
     """Whether the figures that the engine reports agree with its model's config."""
     if isinstance(model, str):
         return f"unknown: {model}"
-    size = "bytes per block unknown, layout"
+    name, size = model.architecture.model_type, "bytes per block unknown"
     if model.block_bytes is not None:
-        size = f"{format_bytes(model.block_bytes)} per block,"
-    name = f"{size} computed for {model.architecture.model_type}"
+        size = f"{format_bytes(model.block_bytes)} per block"
     if not model.figures:
-        return f"{name}; the engine reports nothing to compare it with"
+        return f"{size}; the engine reports nothing to compare with what is computed for {name}"
     drift = model.drift()
     if drift is None:
-        return f"{name}; the engine's {', '.join(one.figure.label for one in model.figures)} agree"
+        labels = ", ".join(one.figure.label for one in model.figures)
+        return f"{size}; the engine's {labels} are as computed for {name}"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
     figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))
