@@ -125,11 +125,11 @@ def _cost_model(model: Served | str) -> str:
     if model.block_bytes is not None:
         size = f"{format_bytes(model.block_bytes)} per block"
     if not model.figures:
-        return f"{size}; the engine reports nothing to compare with what is computed for {name}"
+        return f"{size}; the engine reports nothing to compare with kvdiag's calculation ({name})"
     drift = model.drift()
     if drift is None:
         labels = ", ".join(one.figure.label for one in model.figures)
-        return f"{size}; the engine's {labels} are as computed for {name}"
+        return f"{size}; reported {labels} match kvdiag's calculation ({name})"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
     figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))
