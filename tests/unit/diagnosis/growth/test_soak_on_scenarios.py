@@ -14,7 +14,7 @@ from tests.builders.answers import finding, statuses, step
 from tests.builders.soak_run import soak_run
 from tests.builders.values import GIB, KIB
 
-CYCLE_SECONDS = 8.0
+CYCLE_SECONDS = 16.0
 """Room for sixteen requests and the settling: a soak that is late ends early."""
 
 SLOW_LEAK = replace(
@@ -51,6 +51,6 @@ def test_story_is_found_out(name: str) -> None:
     assert ({verdict} if expected == "fault" else set()) == blamed
     failed = [span for span in timeline.spans("soak") if span.outcome is None or span.outcome.failed]
     assert (196, []) == (result.measured.requests, failed), result
-    assert "cycle 36 of 36, 8 s left" == reports[-1].detail
+    assert "cycle 36 of 36, 16 s left" == reports[-1].detail
     assert [0, 4, 0, 8, 0, 16, 0, 4, 0, 16, 0, 8] == offered(timeline, "soak")[:12]
     assert [16, 8, 4] == offered(timeline, "soak_warmup")
