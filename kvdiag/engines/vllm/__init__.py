@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import OpenAIClient
 from kvdiag.engines.vllm import metrics, settings, startup_log
 
@@ -48,7 +49,7 @@ ENGINE = EngineAdapter(
     polled_metrics=metrics.POLLED_NAMES,
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
     tested_versions=((0, 6), (0, 32)),
-    parse_version=metrics.parse_version,
+    parse_version=parse_version,
     config_metric=metrics.CONFIG,
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,

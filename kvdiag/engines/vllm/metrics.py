@@ -11,11 +11,13 @@ import json
 import math
 import pkgutil
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from kvdiag.engine_memory import host_cache_set_by
+from kvdiag.engines import metrics_reader
 from kvdiag.engines.engine import SOURCE, EngineReading
+from kvdiag.engines.metrics_reader import CHECK, MAX_GAPS, Figures, lengths_of, parse_version, repeated
 from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
@@ -30,14 +32,10 @@ COUNTS: Mapping[str, Sequence[str]] = json.loads(pkgutil.get_data(__package__, "
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 SLEEP_STATE = "vllm:engine_sleep_state"
 CONFIG = "vllm:cache_config_info"
-CHECK = "run `kvdiag doctor`"
 
 BUCKETS = "vllm:request_generation_tokens_bucket"
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
 LENGTH_NAMES = (BUCKETS, *PROMPTS)
-
-MAX_BUCKETS = 4096
-"""0.32 has fifteen for each engine and model name."""
 
 _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
@@ -52,24 +50,13 @@ NEEDED_NAMES: Mapping[str, Sequence[str]] = {
     "the pool's size": (CONFIG,),
 }
 
-MAX_SERIES = 512
-"""Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
-
-MAX_LABEL_CHARACTERS = 64
-"""Of an engine's label, which is a number: it stands in every sample and gap."""
-
-MAX_GAPS = 32
-"""Of one page."""
-
 MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
 
 
 def meanings() -> dict[str, Meaning]:
     """The metrics of this module, as named in Prometheus, to the field that each reports."""
-    found = {name: Meaning(part="engine", field="kv_usage_ratio", priority=at) for at, name in enumerate(USAGE_NAMES)}
-    for field, names in COUNTS.items():
-        found |= {name: Meaning(part="engine", field=field, priority=at) for at, name in enumerate(names)}
+    found = metrics_reader.meanings({"kv_usage_ratio": USAGE_NAMES, **COUNTS})
     capacity = (("reason", "capacity"),)
     found[WAITING_BY_REASON] = Meaning(part="engine", field="requests_waiting_for_capacity", where=capacity)
     found[SLEEP_STATE] = Meaning(part="engine", field="awake", where=(("sleep_state", "awake"),))
@@ -79,87 +66,29 @@ def meanings() -> dict[str, Meaning]:
 
 def parse_engines(page: Page) -> EngineReading:
     """The engines in the order of their labels; `None` with a gap if there are none."""
-    wanted = (*POLLED_NAMES, CONFIG)
-    if (crowd := _crowd(page, wanted)) is not None:
-        return None, (crowd,)
-    # By engine at once: to look through all lines for each of them takes seconds of the event loop.
-    pages: dict[str, dict[str, tuple[Series, ...]]] = {}
-    for name in wanted:
-        for line in page.get(name, ()):
-            own = pages.setdefault(line.engine, {})
-            own[name] = (*own.get(name, ()), line)
-    labels = sorted(pages, key=_by_number)
-    if len(labels) > MAX_SERIES:
-        reason = f"{len(labels)} engines, more than {MAX_SERIES}: not one server's metrics"
-        return None, (Gap(SOURCE, "refused", reason),)
-    if not labels:
-        is_served = any(name.startswith(("http_", "process_")) for name in page)
-        hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
-        return None, (Gap(SOURCE, "absent", f"the metrics have no vllm:* series: {hint}"),)
-    if max(map(len, labels)) > MAX_LABEL_CHARACTERS:
-        reason = f"an engine's label has more than {MAX_LABEL_CHARACTERS} characters: not one server's metrics"
-        return None, (Gap(SOURCE, "refused", reason),)
+    is_served = any(name.startswith(("http_", "process_")) for name in page)
+    hint = "start the server without --disable-log-stats" if is_served else "is this a vLLM server?"
+    pages = metrics_reader.split_by_engine(
+        page, (*POLLED_NAMES, CONFIG), absent=f"the metrics have no vllm:* series: {hint}"
+    )
+    if isinstance(pages, Gap):
+        return None, (pages,)
     gaps: list[Gap] = []
-    engines = tuple(_engine(pages[label], label, gaps) for label in labels)
+    engines = tuple(_engine(Figures(own, label, gaps), label) for label, own in pages.items())
     return engines, tuple(gaps[:MAX_GAPS])
 
 
-def _by_number(label: str) -> tuple[int, str]:
-    return (int(label) if label.isdecimal() and len(label) < len(str(MAX_COUNT)) else MAX_COUNT, label)
-
-
-def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
-    for name in names:
-        if (count := len(page.get(name, ()))) > MAX_SERIES:
-            return Gap(
-                SOURCE, "refused", f"{name} has {count} series, more than {MAX_SERIES}: not one server's metrics"
-            )
-    return None
-
-
-def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
-    counts = {field: _count(page, names, label, gaps) for field, names in COUNTS.items()}
-    usage = _value(page, USAGE_NAMES, label, gaps)
-    if usage is not None and not 0.0 <= usage <= 1.0:
-        gaps.append(_refused("KV usage", label, usage))
-        usage = None
-    awake = _count(page, (SLEEP_STATE,), label, gaps, sleep_state="awake")
+def _engine(figures: Figures, label: str) -> Engine:
+    counts = figures.counts(COUNTS)
+    usage = figures.ratio("KV usage", USAGE_NAMES)
+    awake = figures.count((SLEEP_STATE,), sleep_state="awake")
     return Engine(
         engine=label,
         kv_usage_ratio=usage,
-        requests_waiting_for_capacity=_count(page, (WAITING_BY_REASON,), label, gaps, reason="capacity"),
+        requests_waiting_for_capacity=figures.count((WAITING_BY_REASON,), reason="capacity"),
         asleep=None if awake is None else awake == 0,
         **counts,
     )
-
-
-def _value(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
-    """The value of an engine's series with these labels, under the first name that is present."""
-    for name in names:
-        lines = [line for line in page.get(name, ()) if labels.items() <= line.labels.items()]
-        if len(lines) > 1:
-            gaps.append(_repeated(name, len(lines), label))
-            return None
-        if lines:
-            return lines[0].value
-    return None
-
-
-def _count(page: Page, names: Sequence[str], label: str, gaps: list[Gap], **labels: str) -> int | None:
-    value = _value(page, names, label, gaps, **labels)
-    if value is None or 0 <= value <= MAX_COUNT:
-        return None if value is None else round(value)
-    gaps.append(_refused(names[0], label, value))
-    return None
-
-
-def _refused(name: str, label: str, value: float) -> Gap:
-    return Gap(SOURCE, "failed", f"{name} of engine {label} is {value:g}: not a possible value; {CHECK}")
-
-
-def _repeated(name: str, count: int, label: str) -> Gap:
-    why = "does this endpoint merge several servers?"
-    return Gap(SOURCE, "failed", f"{name} appears {count} times for engine {label}: {why}")
 
 
 def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
@@ -172,12 +101,12 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
     if not lines:
         reason = f"the engine does not report its KV pool; check why /metrics lacks {CONFIG} (`kvdiag doctor`)"
         return (), (Gap(source=SOURCE, kind="absent", reason=reason),)
-    if (crowd := _crowd(page, (CONFIG,))) is not None:
+    if (crowd := metrics_reader.crowded(page, (CONFIG,))) is not None:
         return (), (crowd,)
     gaps: list[Gap] = []
     pools: list[KvPool] = []
     counts = Counter(line.engine for line in lines)
-    gaps += [_repeated(CONFIG, count, engine) for engine, count in counts.items() if count > 1]
+    gaps += [repeated(CONFIG, count, engine) for engine, count in counts.items() if count > 1]
     for line in lines:
         if counts[line.engine] > 1:
             continue
@@ -210,12 +139,6 @@ def _dialect(page: Page, version: str | None) -> tuple[int, int]:
     # kv_cache_usage_perc without its older twin means 0.11 or later, even if /version is not available.
     newer = known >= (0, 10, 2) if known else GPU_USAGE not in page
     return 1, 0 if newer else 1
-
-
-def parse_version(version: str | None) -> tuple[int, int, int] | None:
-    """Major, minor and patch of a version such as "0.10.2+cu128" or "0.8.5.post2"; `None` where it has none."""
-    found = re.match(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", version or "")
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
 def _pool(line: Series, *, engines: int, dialect: tuple[int, int]) -> KvPool:
@@ -272,19 +195,4 @@ def _label_float(labels: Mapping[str, str], name: str) -> float | None:
 
 def parse_lengths(page: Page) -> Lengths | None:
     """The lengths of all engines' finished requests together; `None` if none or impossible ones are reported."""
-    lines = page.get(BUCKETS, ())
-    if not lines or len(lines) > MAX_BUCKETS:
-        return None
-    below: dict[float, float] = defaultdict(float)
-    try:
-        for line in lines:
-            below[float(line.labels.get("le", ""))] += line.value
-        uppers = tuple(sorted(below))
-        so_far = [round(below[upper]) for upper in uppers]
-        counts = tuple(here - before for before, here in zip([0, *so_far], so_far, strict=False))
-        total, requests = (sum(line.value for line in page.get(name, ())) for name in PROMPTS)
-        mean = total / requests if requests > 0 else math.nan
-        return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=mean if 0.0 < mean <= MAX_COUNT else None)
-    except (ValueError, OverflowError):
-        # Invalid bounds or counts.
-        return None
+    return lengths_of(page, BUCKETS, PROMPTS)

@@ -14,7 +14,8 @@ from kvdiag import baseline_comparison as comparison
 from kvdiag.commands import main
 from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom
-from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_lengths, parse_pools, parse_version
+from kvdiag.engines.metrics_reader import parse_version
+from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_lengths, parse_pools
 from kvdiag.engines.vllm.settings import parse_settings
 from kvdiag.engines.vllm.startup_log import parse_log
 from kvdiag.errors import KvdiagError

@@ -5,14 +5,8 @@ import re
 import pytest
 
 from kvdiag.engines.engine import SOURCE
-from kvdiag.engines.vllm.metrics import (
-    MAX_GAPS,
-    MAX_SERIES,
-    POLLED_NAMES,
-    WAITING_BY_REASON,
-    parse_engines,
-    parse_pools,
-)
+from kvdiag.engines.metrics_reader import MAX_GAPS, MAX_SERIES
+from kvdiag.engines.vllm.metrics import POLLED_NAMES, WAITING_BY_REASON, parse_engines, parse_pools
 from kvdiag.model import MAX_COUNT, Engine, Gap
 from tests.builders.answers import containing
 from tests.builders.metrics_pages import parse_page

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.metrics_reader import MAX_SERIES
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
+from kvdiag.engines.vllm.metrics import parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from tests.builders.answers import containing
 from tests.builders.metrics_pages import parse_page

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.engines.vllm.metrics import parse_engines, parse_pools, parse_version
+from kvdiag.engines.metrics_reader import parse_version
+from kvdiag.engines.vllm.metrics import parse_engines, parse_pools
 from kvdiag.model.codec import to_plain
 from tests.unit.engines.vllm.vllm_pages import page_of
 
