@@ -42,15 +42,16 @@ def version(engine: EngineAdapter, identity: Identity) -> Check:
 def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     """Check whether /metrics has what verdicts about the KV pool need."""
     if page is None:
-        fix = "let GET /metrics through to the server; start it without --disable-log-stats"
+        fix = f"let GET {engine.metrics_path.rstrip('/')} through to the server; start it {engine.metrics_flag}"
         return Check("engine.series", "fail", problem, fix)
     missing = [what for what, names in engine.needed_metrics.items() if not any(name in page for name in names)]
     if len(missing) == len(engine.needed_metrics):
-        fix = f"give the address of a {engine.title} server, started without --disable-log-stats"
+        fix = f"give the address of a {engine.title} server, started {engine.metrics_flag}"
         return Check("engine.series", "fail", f"/metrics has no {engine.metric_prefix}* series", fix)
     found = f"{sum(name.startswith(engine.metric_prefix) for name in page)} {engine.title} metrics"
     # What no server of this engine can report, however it is started.
-    able = {"KV usage": engine.has_usage, "blocks in use": engine.has_blocks, "sleep": engine.has_sleep}
+    can = engine.capabilities(page)
+    able = {"KV usage": can.usage, f"{can.unit}s in use": can.blocks, "sleep": can.sleep}
     if lacking := [what for what, has in able.items() if not has]:
         found += f"; {engine.title} does not report {' or '.join(lacking)}: verdicts that need it are unknown"
     if missing:

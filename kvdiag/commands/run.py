@@ -211,7 +211,7 @@ async def _run(
             )
             probe = None
             if options.isolation:
-                if not engine.has_salt:
+                if not facts.capabilities.salt:
                     title = engine.title
                     raise KvdiagError(f"{title} accepts no cache salt, so tenants' prefixes cannot be kept apart")
                 probe = IsolationFeed(

@@ -38,18 +38,32 @@ def engine_with_metrics(names: Iterable[str]) -> EngineAdapter | None:
 
 
 async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES) -> EngineClient:
-    """The client for the server at the base address of `http`: of the engine whose metrics it exports, else `DEFAULT`.
+    """The client for the server at the base address of `http`: of the engine that owns its models, else of the engine
+    whose metrics it exports, else of `DEFAULT`.
 
-    A server that does not answer is taken for the default: its client says why it cannot be read.
+    A server that does not answer is taken for the default: its client says why it cannot be read. The models are asked
+    first, because a read of GET /metrics empties TensorRT-LLM's list of iterations and resets gauges of llama.cpp.
     """
-    if len(engines) > 1:
-        for path in dict.fromkeys(engine.metrics_path for engine in engines):
-            with contextlib.suppress(Unreadable):
-                text = "\n" + (await http.get(path, [])).text
-                for engine in engines:
-                    if engine.metrics_path == path and f"\n{engine.metric_prefix}" in text:
-                        return engine.open(http)
+    with contextlib.suppress(Unreadable):
+        owner = _owner(await http.json("/v1/models"))
+        for engine in engines:
+            if engine.owned_by == owner:
+                return engine.open(http)
+    for path in sorted({engine.metrics_path for engine in engines}, key=len, reverse=True):
+        with contextlib.suppress(Unreadable):
+            text = "\n" + (await http.get(path, [])).text
+            for engine in engines:
+                if engine.metrics_path == path and f"\n{engine.metric_prefix}" in text:
+                    return engine.open(http)
     return DEFAULT.open(http)
+
+
+def _owner(models: object) -> str | None:
+    """The owner of the first model listed by GET /v1/models; a LoRA adapter has its server's, too."""
+    entries = models.get("data") if isinstance(models, dict) else None
+    first = entries[0] if isinstance(entries, list) and entries else None
+    owner = first.get("owned_by") if isinstance(first, dict) else None
+    return owner if isinstance(owner, str) else None
 
 
 def engine_of_image(image: str) -> str | None:

@@ -8,12 +8,12 @@ Feeds and commands take both as arguments and name no engine themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
-from kvdiag.model import Engine, Gap, HostCache, KvPool, Lengths
+from kvdiag.model import Capabilities, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page
@@ -41,7 +41,43 @@ class RequestBody(Protocol):
     def __call__(
         self, *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
     ) -> dict[str, Any]:
-        """Return the body; without a salt the engine may share the prompt's prefix with other requests."""
+        """Return the body; without a salt the engine may share the prompt's prefix with other requests.
+
+        An engine that accepts text alone gets a text of at least as many tokens, to be cut to their number.
+        """
+
+
+MAX_TOKENS = 2**31
+
+
+def openai_generated(event: Mapping[str, Any], before: int) -> int:
+    """Tokens generated so far: by the event's usage, else one more for an event with a choice."""
+    usage = event.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if type(count) is int and 0 <= count < MAX_TOKENS:
+        return max(count, before)
+    return before + 1 if event.get("choices") else before
+
+
+def openai_error(event: Mapping[str, Any]) -> str | None:
+    """The message of an event, or of a refusal's body, that reports an error."""
+    error = event.get("error")
+    if error is None and event.get("object") != "error":
+        return None
+    return str(error.get("message") if isinstance(error, dict) else event.get("message", error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDialect:
+    """How completions are requested, and how their streamed JSON events are read: by default, OpenAI's.
+
+    `generated` takes an event and the tokens before it, and returns those so far; `error` is its message, if it is one.
+    """
+
+    body: RequestBody
+    path: str = "/v1/completions"
+    generated: Callable[[Mapping[str, Any], int], int] = openai_generated
+    error: Callable[[Mapping[str, Any]], str | None] = openai_error
 
 
 class EngineClient(Protocol):
@@ -91,23 +127,20 @@ class EngineAdapter:
     title: str
     """The name in texts."""
 
-    has_usage: bool
-    """Reports which share of its KV pool requests use."""
+    owned_by: str
+    """`owned_by` of its models in GET /v1/models: by this `recognise` knows the engine first."""
 
-    has_blocks: bool
-    """Reports its KV pool in blocks, so that those in use can be counted."""
-
-    has_sleep: bool
-    """Reports whether it sleeps: its memory is released then, while its process stays."""
-
-    has_salt: bool
-    """Accepts a cache salt with each request, which keeps tenants' prefixes apart."""
+    capabilities: Callable[[Container[str]], Capabilities]
+    """What it can show, by the names of the metrics that a server, or a Prometheus, has of it."""
 
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
     """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""
 
     metrics_path: str
     """Where its metrics are, without a redirect."""
+
+    metrics_flag: str
+    """How its metrics are turned on, after "start the server"."""
 
     metrics: Mapping[str, Meaning]
     """Name in Prometheus to the field that it reports, for `diagnose --prometheus`."""
@@ -127,14 +160,16 @@ class EngineAdapter:
     parse_version: Callable[[str | None], tuple[int, int, int] | None]
     """Major, minor and patch of a version; `None` where it has none."""
 
-    config_metric: str
-    """The metric whose labels describe the KV pool."""
+    config_metrics: tuple[str, ...]
+    """The metrics whose labels or values describe the KV pool."""
 
     parse_engines: Callable[[Page], EngineReading]
     """The engines of a page now, one for each data-parallel rank; `None` with a gap `absent` if it shows none."""
 
-    parse_pools: Callable[[Page, str | None], tuple[tuple[KvPool, ...], tuple[Gap, ...]]]
-    """The KV pool of each of them, from the page and the version; one that cannot be used is left out, with a gap."""
+    parse_pools: Callable[[Page, str | None, Sequence[str]], tuple[tuple[KvPool, ...], tuple[Gap, ...]]]
+    """The KV pool of each of them, from the page, the version and the command lines of the server's processes, which
+    are empty where they are not visible; one that cannot be used is left out, with a gap.
+    """
 
     parse_caches: Callable[[Page], tuple[HostCache, ...]]
     """The host caches whose size limit the page reports."""
@@ -169,9 +204,7 @@ class EngineAdapter:
     failed_pool_bytes: Callable[[str], int | None]
     """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
-    request_body: RequestBody
-    completions_path: str
-    """Where completions are requested; the answer is OpenAI's stream of events."""
+    request: RequestDialect
 
     first_engine_headers: Mapping[str, str]
     """Request headers that send a request to the first of several data-parallel engines."""

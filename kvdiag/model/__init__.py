@@ -5,6 +5,7 @@ Rules of this package: a missing figure is `None`, never 0 or nan; a name carrie
 cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
+from kvdiag.model.capabilities import Capabilities
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.readings import (
     ENGINE_COUNTS,

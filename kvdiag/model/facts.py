@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvdiag.model.capabilities import ALL, Capabilities
 from kvdiag.model.readings import Device, Gap, Process
 from kvdiag.model.validation import MAX_COUNT, Checked
 
@@ -74,6 +75,7 @@ class Facts(Checked):
     engine, `None` if unknown. `forced`: the run was started despite other traffic. `started_seconds` is the start of
     the server's process, if reported. `device_uuids` are the devices assigned to the server (its pod's), `None` if
     only its processes show them. `kv_connector` moves KV blocks to other servers or tiers; `None` if none is visible.
+    `capabilities` is what the engine's metrics can show.
     """
 
     url: str | None = None
@@ -93,6 +95,7 @@ class Facts(Checked):
     forced: bool = False
     started_seconds: float | None = None
     device_uuids: tuple[str, ...] | None = None
+    capabilities: Capabilities = ALL
     gaps: tuple[Gap, ...] = ()
 
     def _problem(self) -> str | None:

@@ -34,7 +34,12 @@ class Series:
     @property
     def engine(self) -> str:
         """The data-parallel engine that it is of."""
-        return self.labels.get("engine", "0")
+        return engine_label(self.labels)
+
+
+def engine_label(labels: Mapping[str, str]) -> str:
+    """The data-parallel engine of a series: vLLM and kvdiag label it `engine`, SGLang `dp_rank`, others not at all."""
+    return labels.get("engine") or labels.get("dp_rank") or "0"
 
 
 Page = Mapping[str, tuple[Series, ...]]

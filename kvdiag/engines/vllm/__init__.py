@@ -7,10 +7,11 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.engine import EngineAdapter, RequestDialect
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import OpenAIClient
 from kvdiag.engines.vllm import metrics, settings, startup_log
+from kvdiag.model.capabilities import ALL
 
 
 def completion_body(
@@ -38,19 +39,18 @@ def completion_body(
 ENGINE = EngineAdapter(
     name="vllm",
     title="vLLM",
-    has_usage=True,
-    has_blocks=True,
-    has_sleep=True,
-    has_salt=True,
+    owned_by="vllm",
+    capabilities=lambda _: ALL,
     client=OpenAIClient,
     metrics_path="/metrics/",  # without the last slash the server redirects
+    metrics_flag="without --disable-log-stats",
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="vllm:",
     polled_metrics=metrics.POLLED_NAMES,
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
     tested_versions=((0, 6), (0, 32)),
     parse_version=parse_version,
-    config_metric=metrics.CONFIG,
+    config_metrics=(metrics.CONFIG,),
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,
     parse_caches=metrics.parse_caches,
@@ -65,8 +65,7 @@ ENGINE = EngineAdapter(
     parse_startup_log=startup_log.parse_log,
     parse_settings=settings.parse_settings,
     failed_pool_bytes=startup_log.failed_pool_bytes,
-    request_body=completion_body,
-    completions_path="/v1/completions",
+    request=RequestDialect(body=completion_body),
     first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
     flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -91,7 +91,11 @@ def _engine(figures: Figures, label: str) -> Engine:
     )
 
 
-def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
+def parse_pools(
+    page: Page,
+    version: str | None,
+    commands: Sequence[str] = (),  # noqa: ARG001 - the metrics have it all
+) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
     """The KV pools that `vllm:cache_config_info` reports, one per engine.
 
     `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, when the

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.engine import EngineAdapter, RequestDialect
 from kvdiag.formatting import format_duration
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sources.bounded_json import decode_object
@@ -26,7 +26,6 @@ MAX_ERROR_CHARACTERS = 700
 
 CHUNKS_AT_ONCE = 256
 MAX_EVENT_BYTES = 2**20
-MAX_TOKENS = 2**31
 WORDS = 400
 MAX_ID = 2**24
 ANSWER_SECONDS = 10.0
@@ -151,28 +150,29 @@ class Requests:
         return request
 
     async def _stream(self, request: _Request, max_tokens: int, prompt: Prompt) -> None:
-        body = self.engine.request_body(
+        dialect = self.engine.request
+        body = dialect.body(
             model=self._model,
             token_ids=prompt.token_ids,
             max_tokens=max_tokens,
             cache_salt=prompt.cache_salt,
             user=prompt.user,
         )
-        path = self.engine.completions_path
+        path = dialect.path
         clock = asyncio.get_running_loop().time
         sent = clock()
         async with self._client.stream(
             "POST", path, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
         ) as response:
             if response.status_code != httpx2.codes.OK:
-                request.error = await _error_of(response, path)
+                request.error = await _error_of(response, dialect)
                 return
             async with aclosing(_events(response, path)) as events:
                 async for event in events:
-                    request.error = _message(event)
+                    request.error = _message(event, dialect)
                     if request.error is not None:
                         return
-                    request.generated_tokens = _generated(event, request.generated_tokens)
+                    request.generated_tokens = dialect.generated(event, request.generated_tokens)
                     if request.generated_tokens:
                         taken_seconds = clock() - sent
                         if request.first_token_seconds is None:
@@ -237,33 +237,21 @@ def _event(line: bytes) -> dict[str, Any] | None:
         return None  # [DONE], or a line that is none of ours
 
 
-def _generated(event: dict[str, Any], before: int) -> int:
-    """Tokens generated so far: by the chunk's usage, else one more for a chunk with a choice."""
-    usage = event.get("usage")
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    if isinstance(count, int) and 0 <= count < MAX_TOKENS:
-        return max(count, before)
-    return before + 1 if event.get("choices") else before
+def _message(event: dict[str, Any], dialect: RequestDialect) -> str | None:
+    text = dialect.error(event)
+    return None if text is None else text[:MAX_ERROR_CHARACTERS]
 
 
-def _message(event: dict[str, Any]) -> str | None:
-    error = event.get("error")
-    if error is None and event.get("object") != "error":
-        return None
-    text = error.get("message") if isinstance(error, dict) else event.get("message", error)
-    return str(text)[:MAX_ERROR_CHARACTERS]
-
-
-async def _error_of(response: httpx2.Response, path: str) -> str:
+async def _error_of(response: httpx2.Response, dialect: RequestDialect) -> str:
     content = b""
-    async with aclosing(unpacked(response, path)) as parts:
+    async with aclosing(unpacked(response, dialect.path)) as parts:
         async for part in parts:
             content += part
             if len(content) > 4 * MAX_ERROR_CHARACTERS:
                 break
     text = content.decode("utf-8", errors="replace")
     try:
-        message = _message(decode_object(text))
+        message = _message(decode_object(text), dialect)
     except ValueError:
         message = None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"

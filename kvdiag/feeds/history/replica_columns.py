@@ -13,6 +13,7 @@ from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
 from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
+from kvdiag.sources.prometheus_text import engine_label
 
 Key = tuple[str, ...]
 Fields = dict[str, Column]
@@ -84,7 +85,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
 
 def _key(meaning: Meaning, labels: LabelMap) -> Key:
     if meaning.part == "engine":
-        return (labels.get("engine", "0"),)
+        return (engine_label(labels),)
     if meaning.part in ("device", "process", "torch"):
         uuid = uuid_of(labels)
         host = labels.get("Hostname", "") if uuid is None else ""

@@ -6,8 +6,9 @@ kvdiag's metrics, which count tokens. Engine and version are those of the image,
 the series disagree, and figures out of range, are `None`: nothing is taken from another replica.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
@@ -15,7 +16,10 @@ from kvdiag.feeds.history.replica_columns import Columns
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_answers import Points
-from kvdiag.sources.prometheus_text import Page, Series
+from kvdiag.sources.prometheus_text import Page, Series, engine_label
+
+MAX_EARLIER = 64
+"""Sizes that a pool had before restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +40,16 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
     """The KV pools as the engines' newest configuration reports them, and those before them."""
     if engine is None:
         return Pools(pools=_by_tokens(columns))
-    reported = [
-        (labels, points) for labels, points in columns.reported if labels.get("__name__") == engine.config_metric
-    ]
+    config = _config(columns, engine)
     metrics: Page = {name: () for name in present if name in engine.metrics}
-    lines, since = _newest_config(reported)
-    page: Page = {**metrics, engine.config_metric: lines} if lines else metrics
-    pools, gaps = engine.parse_pools(page, version)
+    lines, since = _newest_config(config)
+    page: Page = {**metrics, **lines}
+    pools, gaps = engine.parse_pools(page, version, ())
     earlier: list[tuple[float, tuple[KvPool, ...]]] = []
-    while since is not None:
+    while since is not None and len(earlier) < MAX_EARLIER:
         until = since
-        lines, since = _newest_config([(labels, points) for labels, points in reported if points.times[0] < until])
-        earlier.append((until, engine.parse_pools({**metrics, engine.config_metric: lines}, version)[0]))
+        lines, since = _newest_config([one for one in config if one.first_seconds < until])
+        earlier.append((until, engine.parse_pools({**metrics, **lines}, version, ())[0]))
     return Pools(
         pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
         caches=engine.parse_caches(page),
@@ -56,21 +58,58 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
     )
 
 
-def _newest_config(reported: Sequence[tuple[LabelMap, Points]]) -> tuple[tuple[Series, ...], float | None]:
-    """The newest configuration of each engine, and since when their pools have this size, if they had another."""
-    newest: dict[str, tuple[LabelMap, Points]] = {}
-    for labels, points in sorted(reported, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
-        newest[labels.get("engine", "0")] = (labels, points)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Config:
+    """A time during which one series that describes a pool had one value; `key` is what it describes."""
+
+    name: str
+    key: Hashable
+    labels: LabelMap
+    value: float
+    first_seconds: float
+    last_seconds: float
+
+    @property
+    def size(self) -> tuple[object, ...]:
+        """What differs where the pool has another size."""
+        return self.value, *(self.labels.get(label, "") for label in _SIZE_LABELS)
+
+
+_SIZE_LABELS = ("num_gpu_blocks", "block_size", "effective_attention_block_size")
+
+
+def _config(columns: Columns, engine: EngineAdapter) -> list[_Config]:
+    """The values that describe pools, each with its time: of a gauge they change, of an info metric its labels do."""
+    found: list[_Config] = []
+    for labels, points in columns.reported:
+        name = labels.get("__name__", "")
+        if name not in engine.config_metrics:
+            continue
+        key = (name, engine_label(labels) if name.endswith("_info") else tuple(sorted(labels.items())))
+        at = 0
+        for value, run in groupby(points.values):
+            first, at = at, at + sum(1 for _ in run)
+            times = points.times[first], points.times[at - 1]
+            found.append(
+                _Config(name=name, key=key, labels=labels, value=value, first_seconds=times[0], last_seconds=times[1])
+            )
+    return found
+
+
+def _newest_config(config: Sequence[_Config]) -> tuple[Page, float | None]:
+    """The newest values that describe pools, and since when these have this size, if they had another."""
+    newest: dict[Hashable, _Config] = {}
+    for one in sorted(config, key=lambda one: (one.last_seconds, one.first_seconds, sorted(one.labels.items()))):
+        newest[one.key] = one
     since = None
-    for labels, points in reported:
-        current, its_points = newest[labels.get("engine", "0")]
-        if _size(labels) != _size(current) and points.times[-1] < its_points.times[0]:
-            since = max(since or 0.0, its_points.times[0])
-    return tuple(Series(labels, 1.0) for labels, _ in newest.values()), since
-
-
-def _size(labels: LabelMap) -> tuple[str, ...]:
-    return tuple(labels.get(label, "") for label in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))
+    for one in config:
+        current = newest[one.key]
+        if one.size != current.size and one.last_seconds < current.first_seconds:
+            since = max(since or 0.0, current.first_seconds)
+    lines: dict[str, tuple[Series, ...]] = {}
+    for one in newest.values():
+        lines[one.name] = (*lines.get(one.name, ()), Series(one.labels, one.value))
+    return lines, since
 
 
 def _of_field(columns: Columns, field: str) -> list[tuple[LabelMap, Points]]:
@@ -81,7 +120,7 @@ def _newest(columns: Columns, field: str) -> dict[str, float]:
     """The newest value of a figure in kvdiag's own metrics, by engine."""
     found: dict[str, tuple[float, float]] = {}
     for labels, points in _of_field(columns, field):
-        engine = labels.get("engine", "0")
+        engine = engine_label(labels)
         found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
     return {engine: value for engine, (_, value) in found.items()}
 

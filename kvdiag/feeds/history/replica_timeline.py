@@ -20,6 +20,7 @@ from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigne
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, only
 from kvdiag.formatting import format_duration, format_time
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
+from kvdiag.model.capabilities import ALL
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
 ENDED_SECONDS = 300.0
@@ -41,7 +42,8 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
     container = container_of(replica)
     version = replica_facts.version_of(labels, container)
     engine = engine_with_metrics(one["__name__"] for one in labels)
-    pools = replica_facts.pools_of(columns, _present(replica, history), version, engine)
+    present = _present(replica, history)
+    pools = replica_facts.pools_of(columns, present, version, engine)
     names = names_of(columns)
     samples, gaps = _samples(columns, labels, names, container)
     model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
@@ -59,6 +61,7 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
         host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
         device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,
+        capabilities=ALL if engine is None else engine.capabilities(present),
         gaps=(
             *replica.gaps,
             *pools.gaps,

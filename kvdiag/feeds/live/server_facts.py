@@ -52,9 +52,9 @@ async def gather_facts(
 
 def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...]) -> Facts:
     """What the server reports, and what this host shows of its processes and files."""
-    pools, pool_gaps = engine.parse_pools(page, identity.version)
     pids, pid_gaps = host.find_server(url, engine.program)
     commands = host.commands(pids or ())
+    pools, pool_gaps = engine.parse_pools(page, identity.version, commands)
     ranks = engine.parallel_ranks(commands)
     # Where both limit a cache, the command line counts.
     reported = (cache for command in commands for cache in limits_on_command_line(command))
@@ -76,5 +76,6 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         kv_connector=engine.kv_connector(page, commands),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
+        capabilities=engine.capabilities(page),
         gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
     )

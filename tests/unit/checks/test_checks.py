@@ -13,7 +13,7 @@ from kvdiag.checks import agent_check, engine_check, gpu_check, prometheus_check
 from kvdiag.checks.check import Check, Outcome, clock_check, worst
 from kvdiag.engines import DEFAULT as ENGINE
 from kvdiag.engines.engine import Identity
-from kvdiag.model import Gap
+from kvdiag.model import Capabilities, Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources.prometheus_text import Page
 from tests.builders.metrics_pages import parse_page
@@ -24,7 +24,7 @@ REAL = parse_page((SCRAPES / "vllm-0.32.0-cpu-tp2-idle.prom").read_text())
 FOLDER = Path("/shared/published")
 GAP = Gap(source="nvml", kind="failed", reason="the driver is gone; reboot")
 UNFILTERED = replace(ENGINE, polled_metrics=())
-WITHOUT_BLOCKS = replace(ENGINE, has_blocks=False, has_sleep=False)
+WITHOUT_BLOCKS = replace(ENGINE, capabilities=lambda _: Capabilities(blocks=False, sleep=False))
 SERVER = Identity(version="0.32.0", model="m", root=None, max_model_len_tokens=None, server_header=None)
 BUSY = device(processes=(process(7, GIB),))
 

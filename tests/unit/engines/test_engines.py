@@ -15,8 +15,8 @@ from kvdiag.sources.http import HttpReader
 
 ROOT = Path(__file__).parents[3]
 
-OTHER = replace(ENGINE, name="other", metric_prefix="other:", metrics_path="/prometheus/metrics")
-SAME_PATH = replace(ENGINE, name="beside", metric_prefix="beside_")
+OTHER = replace(ENGINE, name="other", owned_by="others", metric_prefix="other:", metrics_path="/prometheus/metrics")
+SAME_PATH = replace(ENGINE, name="beside", owned_by="besides", metric_prefix="beside_")
 
 
 def recognised(pages: dict[str, str]) -> str:
@@ -43,10 +43,17 @@ def recognised(pages: dict[str, str]) -> str:
         pytest.param({"/metrics/": "# TYPE beside_running gauge\nbeside_running 1\n"}, "beside", id="the same path"),
         pytest.param({"/metrics/": 'up{job="other:beside_"} 1\n'}, "vllm", id="no known metrics"),
         pytest.param({}, "vllm", id="no metrics"),
+        pytest.param(
+            {"/v1/models": '{"data": [{"owned_by": "others"}]}', "/metrics/": "vllm:x 1\n"}, "other", id="owner"
+        ),
+        pytest.param(
+            {"/v1/models": '{"data": [{"owned_by": 7}]}', "/metrics/": "beside_ 1\n"}, "beside", id="no owner"
+        ),
+        pytest.param({"/v1/models": '{"data": [7]}', "/metrics/": "beside_ 1\n"}, "beside", id="no model"),
     ],
 )
 def test_an_engine_is_recognised_by_its_metrics(pages: dict[str, str], expected: str) -> None:
-    """The prefix of the metrics' names decides; a server without known ones is taken for the default engine."""
+    """The owner of its models decides, else the prefix of its metrics; an unknown server is taken for the default."""
     assert expected == recognised(pages)
 
 
