@@ -6,13 +6,12 @@ defaults, and its own words for the flags and names in an advice. A limit on the
 assumed.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from kvdiag.engine_data import engine_data
 from kvdiag.model import MAX_BYTES, HostCache
 from kvdiag.model.codec import from_plain
 
@@ -61,6 +60,11 @@ def allocates_by_torch(engine_name: str | None) -> bool:
     return bool(_engines().get(engine_name or "", {}).get("allocates_by_torch"))
 
 
+def sized_by_trial_run(engine_name: str | None) -> bool:
+    """Whether an engine sizes its KV pool by a trial run of its largest step; assumed where it is not known."""
+    return bool(_engines().get(engine_name or "", {}).get("sized_by_trial_run", True))
+
+
 def modelled_engines() -> tuple[str, ...]:
     """The engines whose block manager `kvdiag.kv` computes, and whose overheads it estimates."""
     return tuple(name for name, engine in _engines().items() if engine["modelled_by_fit"])
@@ -83,9 +87,5 @@ def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
     return tuple(found.values())
 
 
-@cache
-def _engines() -> dict[str, dict[str, Any]]:
-    """The data of each engine by its name, which is its folder's."""
-    folders = sorted(resources.files("kvdiag").joinpath("engines").iterdir(), key=lambda folder: folder.name)
-    found = {folder.name: folder.joinpath("memory.json") for folder in folders if folder.is_dir()}
-    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in found.items() if file.is_file()}
+def _engines() -> dict[str, Any]:
+    return engine_data("memory.json")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from kvdiag.engine_data import engine_data
 from kvdiag.engines import vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
@@ -19,12 +20,17 @@ ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
 
-OTHER_ENGINES = {
-    "sglang": re.compile(r"\bsglang[/.](srt|launch)|--mem-fraction-static|\bin (event_loop|forward_(ext|bat))")
+LOG_WORDINGS = {
+    name: re.compile("|".join((words["log"], *(pattern for _, pattern in words.get("anchors", ())))))
+    for name, words in engine_data("failures.json").items()
 }
-"""Engines whose host caches are known, and whose metrics are not, with what stands in their logs: files, flags and
-functions. They are recognised by this and by the name of their image.
-"""
+"""What stands in an engine's log and in no other's: its files, flags and functions, its own lines and failures."""
+
+WRAPPERS = {"ollama": "llamacpp"}
+"""Engines whose log holds the log of the one that they start."""
+
+MAX_LOG_CHARACTERS = 4 * 2**20
+"""How much of a log its engine is recognised by."""
 
 ENGINE_METRICS: Mapping[str, Meaning] = MappingProxyType(
     {name: meaning for engine in ENGINES for name, meaning in engine.metrics.items()}
@@ -69,12 +75,24 @@ def _owner(models: object) -> str | None:
 def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
-    return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_ENGINES) if name in text), None)
+    names = dict.fromkeys((*(engine.name for engine in ENGINES), *LOG_WORDINGS))
+    return next((name for name in names if name in text), None)
 
 
 def engine_of_log(text: str) -> str | None:
-    """The name of an engine whose log shows no memory report that is known, by its files and flags."""
-    return next((name for name, wording in OTHER_ENGINES.items() if wording.search(text)), None)
+    """The name of the engine whose words a log has most of; `None` where it has nobody's."""
+    text = text[:MAX_LOG_CHARACTERS]
+    counts = {name: sum(1 for _ in wording.finditer(text)) for name, wording in LOG_WORDINGS.items()}
+    for outer, inner in WRAPPERS.items():
+        if counts[outer]:
+            counts[outer] += counts.pop(inner)
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
+def flags_of(engine_name: str | None) -> Mapping[str, str]:
+    """The command-line flags of an engine's settings; those of `DEFAULT` where it is not known."""
+    return engine_data("flags.json").get(engine_name or DEFAULT.name, DEFAULT.flags)
 
 
 def read_startup_log(path: Path) -> EngineReport:

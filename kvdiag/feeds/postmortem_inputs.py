@@ -18,10 +18,10 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
-from kvdiag.engines import DEFAULT, ENGINES, engine_of_log
+from kvdiag.engines import DEFAULT, ENGINES, engine_of_log, flags_of
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
+from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
@@ -55,7 +55,7 @@ def gather(
     for path, kind in named:
         if kind == "trace":
             timeline, facts = read_trace(path)
-            case = replace(case, timeline=timeline, facts=facts)
+            case = replace(case, timeline=timeline, facts=facts, flags=flags_of(case.engine_name or facts.engine_name))
         elif kind == "log":
             case = _with_log(case, path)
         elif path.is_dir():
@@ -121,7 +121,7 @@ def _with_log(case: Case, path: Path) -> Case:
         raise KvdiagError(f"{origin} is binary: give an engine's log or its message")
     text = content.decode("utf-8", "replace")
     failure = read_failures(text, origin)
-    case = replace(case, has_log=True)
+    case = replace(case, has_log=True, engine_name=case.engine_name or engine_of_log(text))
     gaps = case.gaps
     if not whole:
         reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
@@ -139,18 +139,21 @@ def _with_log(case: Case, path: Path) -> Case:
 
 
 def _with_report(case: Case, text: str) -> Case:
+    """The case with what its engine printed at start, where no log before has shown it."""
     if case.has_report:
         return case
-    for engine in ENGINES:
+    name = case.engine_name
+    for engine in sorted(ENGINES, key=lambda one: one.name != name):
+        if name not in {None, engine.name}:
+            break
         try:
-            return replace(case, report=engine.parse_startup_log(text), engine_name=engine.name, flags=engine.flags)
+            report = engine.parse_startup_log(text)
         except KvdiagError:
             # The server exited before it printed its memory figures; its settings may be printed all the same.
-            settings = engine.parse_settings(text.splitlines())
-            if settings != EngineSettings():
-                report = EngineReport(settings=settings)
-                return replace(case, report=report, engine_name=engine.name, flags=engine.flags)
-    return replace(case, engine_name=case.engine_name or engine_of_log(text))
+            report = EngineReport(settings=engine.parse_settings(text.splitlines()))
+        if report != EngineReport():
+            return replace(case, report=report, engine_name=engine.name, flags=engine.flags)
+    return replace(case, engine_name=name, flags=flags_of(name))
 
 
 def _with_box(case: Case, boxes: list[Account]) -> Case:

@@ -2,18 +2,30 @@
 
 In this order: the lines are sorted by process, so that ranks that print at once do not mix; every message in them is
 found; the first one by line counts, since later ones, in other ranks and in the processes that wait for them, are its
-consequences; then the phase and the scheduled work come from what stands around it, and load and settings from what
-stands before. Lines that quote users' requests are no evidence. Pure.
+consequences, and an engine's own word for a failure, raised from it, tells more than the allocation; a failure that the
+engine says it recovered from is none, and what it serves on after counts only where nothing failed. Then the phase and
+the scheduled work come from what stands around it, and load and settings from what stands before. Lines that quote
+users' requests are no evidence. Pure.
 """
 
 import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
+from kvdiag.engine_data import engine_data
 from kvdiag.oom.account import Account, Work
-from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, parse_shortage
+from kvdiag.oom.message import (
+    ANCHORS,
+    MAX_MESSAGE_CHARACTERS,
+    WARNINGS,
+    Kind,
+    Shortage,
+    parse_shortage,
+    wordings,
+)
 from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
 
 MAX_LINE_CHARACTERS = 16 * 2**10
@@ -25,6 +37,9 @@ _REST = "\0"
 """Key of the lines of all further processes, kept apart from the main process's."""
 
 MAX_FAILURES = 1000
+MAX_WARNINGS = 16
+"""Of each wording: a server under pressure prints them without end, and the first tell as much."""
+
 _DUMP_LINES = 3000
 
 KILL_CHARACTERS = 2000
@@ -35,6 +50,29 @@ _BEFORE_A_KILL = (
     re.compile(r"[\w.-]{1,100}:\s{1,20}Container ID:"),
 )
 """The cgroup's figures stand before the kernel's list of tasks, a container's name above its state."""
+
+_BEFORE: Mapping[str, tuple[re.Pattern[str], ...]] = {
+    kind: (re.compile(pattern),)
+    for engine in engine_data("failures.json").values()
+    for kind, pattern in engine.get("before", {}).items()
+}
+"""What an engine prints before a failure of a kind and belongs to it."""
+
+RECOVERY_CHARACTERS = 1000
+_RECOVERED = tuple(re.compile(pattern) for pattern in wordings("recovered"))
+"""How an engine says that it goes on without what it could not have."""
+
+HELD_CHARACTERS = 8_000
+_HELD = tuple(
+    (re.compile(held["capacity"]), re.compile(held["shared"]), re.compile(held["each"]))
+    for engine in engine_data("failures.json").values()
+    if (held := engine.get("held"))
+)
+"""The pool's size, whether requests share it, and what each of those that failed had of it."""
+
+CAUSE_CHARACTERS = 20_000
+_RAISED_FROM = re.compile(r"direct cause of the following exception|During handling of the above exception")
+_OWN_WORDS: frozenset[Kind] = frozenset({"prefill", "component", "blocks", "kv_full"})
 
 _PROCESS = re.compile(
     r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})(?:, ?ip=[\w.:]{1,60})?\) ?"
@@ -51,6 +89,11 @@ REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:
 _LOAD = re.compile(
     r"Running: (\d{1,9}) reqs?, (?:Swapped: \d{1,9} reqs?, )?(?:Waiting|Pending): (\d{1,9}) reqs?"
     r"(?:[^\n]{0,200}?KV cache usage: (\d{1,3}(?:\.\d{1,4})?)%)?"
+)
+_LOADS = tuple(
+    (name, re.compile(pattern))
+    for engine in engine_data("failures.json").values()
+    for name, pattern in engine.get("load", {}).items()
 )
 _GRAPHS = re.compile(r"Capturing (?:CUDA graph|cudagraph)[^\n]{0,160}?\b(\d{1,4})/(\d{1,4}) \[")
 """The progress bar of a capture."""
@@ -97,16 +140,21 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
     ]
     if not found:
         return None
-    found.sort(key=lambda one: one[0])
+    found.sort(key=lambda one: (one[1] in WARNINGS, one[0]))
     line, kind, position, stream, whole, end = found[0]
     shortage = parse_shortage(kind, _message(whole, kind, position, end))
+    if (own := next((one for one in found[1:] if one[3] is stream and _raised_from(whole, position, *one[1:3])), None)):
+        line, kind, position, stream, whole, end = own
+        shortage = _filled(parse_shortage(kind, _message(whole, kind, position, end)), shortage)
+    if kind == "kv_full":
+        shortage = _held(shortage, whole, position)
     phase, phase_source = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
         most = work.largest_tokens or work.scheduled_tokens
         phase = "prefill" if most > _MAX_DECODE_TOKENS else "decode"
     before = "\n".join(lines[max(0, line - 20_000) : line])
-    load = _last(_LOAD, before)
+    figures = _load(before)
     graphs = _last(_GRAPHS, before)
     most_requests = _last(_MAX_REQUESTS, "\n".join(lines[:line]))
     return Account(
@@ -118,13 +166,52 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         phase=phase,
         phase_source=phase_source,
         work=work,
-        running=int(load[1]) if load else None,
-        waiting=int(load[2]) if load else None,
-        kv_usage_ratio=min(float(load[3]) / 100, 1.0) if load and load[3] else None,
+        running=int(figures["running"]) if "running" in figures else None,
+        waiting=int(figures["waiting"]) if "waiting" in figures else None,
+        kv_usage_ratio=min(figures["usage"], 1.0) if "usage" in figures else None,
         max_num_seqs=int(most_requests[1]) if most_requests else None,
         graphs_captured=(int(graphs[1]), int(graphs[2])) if graphs and phase == "graph_capture" else None,
         later=len(found) - 1,
     )
+
+
+def _held(shortage: Shortage, text: str, position: int) -> Shortage:
+    """What the requests that failed together had of the pool, where the engine prints both: their sum where they share
+    it, else the largest.
+    """
+    for capacity, shared, each in _HELD:
+        held = [int(one[1]) for one in each.finditer(text, position, position + HELD_CHARACTERS)]
+        sizes = _last(capacity, text[:position])
+        if held and sizes is not None:
+            together = shared.search(text, 0, position) is not None
+            alone = " of only one request" if len(held) == 1 else ""
+            return replace(
+                shortage,
+                message=shortage.message + alone,
+                held_tokens=sum(held) if together else max(held),
+                fitting_tokens=int(sizes[1]),
+            )
+    return shortage
+
+
+def _load(text: str) -> dict[str, float]:
+    """Running and waiting requests, and the share of the pool in use, as last printed before the failure."""
+    if load := _last(_LOAD, text):
+        usage = {"usage": float(load[3]) / 100} if load[3] else {}
+        return {"running": float(load[1]), "waiting": float(load[2]), **usage}
+    return {name: float(last[1]) for name, pattern in _LOADS if (last := _last(pattern, text))}
+
+
+def _raised_from(text: str, cause: int, kind: Kind, position: int) -> bool:
+    """Whether a failure in the engine's own words was raised from the allocation that failed at `cause`."""
+    near = kind in _OWN_WORDS and 0 < position - cause < CAUSE_CHARACTERS
+    return near and _RAISED_FROM.search(text, cause, position) is not None
+
+
+def _filled(own: Shortage, cause: Shortage) -> Shortage:
+    """The engine's own words with the figures of the allocation, where those are missing."""
+    figures = ("device", "asked_bytes", "free_bytes", "total_bytes", "allocated_bytes", "unallocated_bytes")
+    return replace(own, **{name: getattr(cause, name) for name in figures if getattr(own, name) is None})
 
 
 def _lines(text: str) -> list[str]:
@@ -176,22 +263,32 @@ def _rank(name: str) -> int | None:
 def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     """Kind, beginning and end of each message, in order. Where two anchors name one message, the telling one counts."""
     begins = sorted(
-        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text))
+        (found.start(), found.end(), kind)
+        for kind, pattern in ANCHORS
+        for found in islice(pattern.finditer(text), MAX_WARNINGS if kind in WARNINGS else None)
     )[: 4 * MAX_FAILURES]
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
         near = KILL_CHARACTERS if kept and kept[-1][2] == kind == "host" else NEAR_CHARACTERS // 2
         if kept and start - kept[-1][1] < near and _same(text[kept[-1][0] : start], kept[-1][2], kind):
-            kept[-1] = (kept[-1][0], end, min(kept[-1][2], kind, key=_RANKED.index))
+            kept[-1] = (kept[-1][0], end, _more_telling(kept[-1][2], kind))
             continue
         kept.append((start, end, kind))
-    for at, (start, _, kind) in enumerate(kept[:MAX_FAILURES]):
+    for at, (start, stop, kind) in enumerate(kept[:MAX_FAILURES]):
         following = kept[at + 1][0] if at + 1 < len(kept) else len(text)
+        if _recovers(text, stop, following):
+            continue
         yield kind, start, min(following, start + MAX_MESSAGE_CHARACTERS)
 
 
-_RANKED: tuple[Kind, ...] = ("absurd", "async", "limit", "torch", "masked", "library", "driver", "capture", "host")
+_RANKED: tuple[Kind, ...] = (
+    "absurd", "async", "limit", "torch", "masked", "library", "driver", "buffer", "capture", "host"
+)  # fmt: skip
 """Kinds whose names may stand together in one message, the most telling one first."""
+
+
+def _more_telling(first: Kind, second: Kind) -> Kind:
+    return first if first == second else min(first, second, key=_RANKED.index)
 
 
 def _same(between: str, first: Kind, second: Kind) -> bool:
@@ -199,7 +296,14 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
     if "Traceback" in between or (first == second == "host"):
         return first == second == "host"
     has_size = "Tried to allocate" in " ".join(between.split())
-    return not has_size and first in _RANKED and second in _RANKED
+    if first == second and first not in _RANKED:
+        return True
+    recovers = any(pattern.search(between) for pattern in _RECOVERED)
+    return not has_size and not recovers and first in _RANKED and second in _RANKED
+
+
+def _recovers(text: str, stop: int, following: int) -> bool:
+    return any(one.search(text, stop, min(following, stop + RECOVERY_CHARACTERS)) for one in _RECOVERED)
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:
@@ -212,9 +316,9 @@ def _message(text: str, kind: Kind, start: int, end: int) -> str:
                 *(m[0] for p in _BEFORE_A_KILL if (m := _last(p, before))),
             )
         )
-    if kind in {"driver", "library"}:
-        return text[text.rfind("\n", 0, start) + 1 : end]
-    return text[start:end]
+    begin = text.rfind("\n", 0, start) + 1 if kind in {"driver", "library", "buffer", "kv_lost"} else start
+    before = (m[0] for pattern in _BEFORE.get(kind, ()) if (m := _last(pattern, text[:start])))
+    return "\n".join((text[begin:end], *before))
 
 
 def _work(lines: list[str], line: int) -> Work | None:

@@ -3,7 +3,8 @@
 Pure, and bounded: a message is at most `MAX_MESSAGE_CHARACTERS`, every pattern has a fixed longest match, and figures
 that a message lacks are `None`. Wordings: c10/cuda/CUDACachingAllocator.cpp and CUDAMallocAsyncAllocator.cpp of torch
 1.0 to 2.13, vLLM 0.6 to 0.32 (worker/worker.py, v1/worker/utils.py, gpu_worker.py, v1/core/kv_cache_utils.py). The
-advice at the end of torch's message is printed whether or not it fits (pytorch#173049) and is never read.
+wordings of other engines stand in engines/NAME/failures.json. The advice at the end of torch's message is printed
+whether or not it fits (pytorch#173049) and is never read.
 """
 
 import json
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
+from kvdiag.engine_data import engine_data
 from kvdiag.model import MAX_BYTES
+from kvdiag.oom.pool_count import PoolCount, pool_counts
 
 Kind = Literal[
     "torch",  # torch's allocator could not serve an allocation
@@ -25,12 +28,25 @@ Kind = Literal[
     "masked",  # an out-of-memory whose figures NVML refused: MIG, Jetson
     "capture",  # a CUDA graph could not be captured; the message does not say whether for lack of memory
     "warmup",  # vLLM: the dummy requests of the sampler did not fit
+    "buffer",  # ggml: a buffer that is allocated whole, past any allocator
     "budget",  # vLLM: less free at start than the memory fraction claims
-    "blocks",  # vLLM: nothing is left for the KV pool
+    "model",  # Ollama: the model needs more than is free
+    "component",  # TensorRT-LLM: one part of the executor did not fit beside those before it
+    "prefill",  # TGI: the trial prefill by which it sizes its batch did not fit
+    "blocks",  # nothing is left for the KV pool
     "context",  # vLLM: the pool is smaller than one request of the longest context
     "profiling",  # vLLM: free memory grew while it was measured
     "host",  # the host's memory, not a device's
+    "sanitizer",  # allocations of the host's memory that nothing pointed to when the process ended
+    "kv_lost",  # the engine's own count of its KV pool does not add up
+    "kv_overrun",  # blocks ran out although the engine admits only requests whose blocks are free
+    "kv_full",  # the KV pool had no room for what was running: requests failed, or the engine did
+    "retracted",  # the KV pool was full and running requests gave way: pressure, no failure
+    "long_request",  # one request was refused as longer than the engine can serve: no failure of the engine
 ]
+
+WARNINGS: frozenset[Kind] = frozenset({"retracted", "long_request"})
+"""Kinds after which the engine serves on: they are judged only where nothing else failed."""
 
 MAX_MESSAGE_CHARACTERS = 3000
 ROUNDING_BYTES = 16 * 2**20
@@ -51,8 +67,11 @@ class Shortage:
 
     `private_bytes` is free in pools of their own (CUDA graphs), which torch's message counts as allocated. `others`
     are processes that torch's message lists, without its own. Only an engine's refusals report the last group:
-    what the pool would have needed and got, the context that was asked for and the one that fits. Of the host's memory,
-    `killed` is the process, container or unit, `usage_bytes` what its cgroup used, of `limit_bytes`.
+    what the pool would have needed and got, the context that was asked for and the one that fits, the smallest memory
+    fraction with which it starts. Of the host's memory,
+    `killed` is the process, container or unit, `usage_bytes` what its cgroup used, of `limit_bytes`. `counts` are the
+    pools that an engine's own check counted; `held_tokens` are those of the requests that a full pool failed; `part` is what could not be created, or the unit that ran out; `created` are the parts before it and what was free
+    before each.
     """
 
     kind: Kind
@@ -77,6 +96,13 @@ class Shortage:
     killed: str | None = None
     limit_bytes: int | None = None
     usage_bytes: int | None = None
+    weights_bytes: int | None = None
+    minimum_ratio: float | None = None
+    leaked_bytes: int | None = None
+    created: tuple[tuple[str, int], ...] = ()
+    held_tokens: int | None = None
+    part: str | None = None
+    counts: tuple[PoolCount, ...] = ()
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -112,9 +138,16 @@ class Shortage:
 
 
 WORDINGS: dict[str, Any] = json.loads(resources.files("kvdiag.oom").joinpath("wordings.json").read_bytes())
+_ENGINES = tuple(engine_data("failures.json").values())
+
+
+def wordings(table: str) -> list[list[str]]:
+    """The rows of a table, those of single engines before the general ones."""
+    return [*(row for engine in _ENGINES for row in engine.get(table, ())), *WORDINGS.get(table, ())]
+
 
 ANCHORS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in WORDINGS["anchors"]
+    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in wordings("anchors")
 )
 """Where a message of each kind begins. Hints that engines print beforehand ("If out-of-memory error occurs …") and
 what they print of their memory when all is well match none of them. A blank stands for any whitespace.
@@ -137,6 +170,13 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
         known.setdefault("unallocated_bytes", reserved - known.get("allocated_bytes", reserved))
     if kind not in _FIGURES:
         known.update(_processes(spaced, squeezed, known))
+    if kind == "kv_lost":
+        known["counts"] = pool_counts(text)
+    if kind == "component":
+        parts = _CREATED.findall(text)[:MAX_PROCESSES]
+        sizes = ((name, as_bytes(free, "GiB")) for name, free in parts)
+        known["created"] = tuple((name.strip(), size) for name, size in sizes if size is not None)
+    known.update({"part": unit for of, pattern, unit in wordings("units") if of == kind and re.search(pattern, spaced)})
     known = _possible(known)
     if kind == "torch" and "allowed_bytes" in known and known.get("free_bytes", 0) >= known.get("asked_bytes", 2**63):
         kind = "limit"
@@ -153,7 +193,10 @@ def _figure(field: str, form: str, wording: str) -> tuple[str, str, re.Pattern[s
     return field, form, re.compile(pattern), _squeezed(pattern)
 
 
-_FIGURES = {kind: tuple(_figure(*row) for row in rows) for kind, rows in WORDINGS["figures"].items()}
+_FIGURES: dict[str, tuple[tuple[str, str, re.Pattern[str], re.Pattern[str]], ...]] = {}
+for _table in (WORDINGS["figures"], *(engine.get("figures", {}) for engine in _ENGINES)):
+    for _kind, _rows in _table.items():
+        _FIGURES[_kind] = (*_FIGURES.get(_kind, ()), *(_figure(*_row) for _row in _rows))
 """Field of `Shortage`, form and wordings of it, by kind; the kinds that are not listed are allocations. torch up to 1.3
 prints what is cached next to what is allocated, vLLM V0 prints plain bytes in its profiling error.
 """
@@ -161,6 +204,7 @@ prints what is cached next to what is allocated, vLLM V0 prints plain bytes in i
 _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
 _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)
 MAX_PROCESSES = 64
+_CREATED = re.compile(r"(?m)^[\s>]{0,20}([A-Z][\w ,().-]{0,80}): (\d{1,7}\.\d{1,4}) / \d{1,7}\.\d{1,4}")
 
 
 def _processes(spaced: str, squeezed: str, known: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Literal, get_args
 
-from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, WORDINGS, Kind
+from kvdiag.engine_data import engine_data
+from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, WORDINGS, Kind, wordings
 
 ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"]
 """`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch."""
 
-StartPhase = Literal["load", "profile", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
+StartPhase = Literal["load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
 Phase = Literal[StartPhase, ServingPhase]
 SERVING: frozenset[Phase] = frozenset(get_args(ServingPhase))
 IN_WORDS: dict[Phase, str] = WORDINGS["phases"]
@@ -27,10 +28,13 @@ _FUNCTIONS: dict[Phase, list[str]] = json.loads(resources.files("kvdiag.oom").jo
 through the same model code as a request.
 """
 
+for _engine in engine_data("failures.json").values():
+    for _phase, _names in _engine.get("functions", {}).items():
+        _FUNCTIONS[_phase] += _names
 _FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names)})\b")) for phase, names in _FUNCTIONS.items())
 
 _NEARBY, _PROGRESS = (
-    tuple((phase, re.compile(pattern)) for phase, pattern in WORDINGS[name]) for name in ("nearby", "progress")
+    tuple((phase, re.compile(pattern)) for phase, pattern in wordings(name)) for name in ("nearby", "progress")
 )
 """Wordings next to the message itself, and what engines print while they start: the last one before the message gives
 the progress.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.postmortem import startup, transients
+from kvdiag.diagnosis.postmortem import pool_exhaustion, startup, transients
 from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.diagnosis.request_failures import oom_error
 from kvdiag.diagnosis.trust import lowered
@@ -33,6 +33,8 @@ UNKNOWN_WITHOUT_FAILURE: Mapping[str, Callable[[Case, Limits], Finding]] = {
 
 RULES: tuple[Callable[[Case, Limits], Finding | None], ...] = (
     *UNKNOWN_WITHOUT_FAILURE.values(),
+    pool_exhaustion.judge_lost_blocks,
+    pool_exhaustion.judge_concurrency,
     transients.judge_torch_growth,
     transients.judge_host_growth,
 )

@@ -9,18 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.engine_memory import allocates_by_torch, sized_by_trial_run
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.model import Diagnosis, Evidence, Facts, Gap, Timeline
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import Kind
+from kvdiag.oom.message import WARNINGS, Kind
 from kvdiag.oom.phase import IN_WORDS
 
-OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace"})
+OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace", "buffer"})
 """Kinds that mean that device memory ran out."""
 
-_REFUSALS: frozenset[Kind] = frozenset({"budget", "blocks", "context", "profiling"})
+_REFUSALS: frozenset[Kind] = frozenset(
+    {"budget", "blocks", "context", "profiling", "model", "component", "prefill"}
+)
 """Kinds that mean that the engine refused to start."""
+
+_POOL: frozenset[Kind] = frozenset({"kv_lost", "kv_overrun", "kv_full", *WARNINGS})
+"""Kinds of the KV pool, which is there and does not suffice."""
+
+_HOST: frozenset[Kind] = frozenset({"host", "sanitizer"})
 
 _FILLED_FIGURES = (
     "device", "asked_bytes", "free_bytes", "total_bytes", "allowed_bytes", "allocated_bytes", "unallocated_bytes",
@@ -70,6 +78,17 @@ class Case:
         if first.phase is None and any(one.requests_running for sample in samples for one in sample.engines or ()):
             return replace(first, phase="request", phase_source="the trace")
         return first
+
+    @property
+    def allocates_by_torch(self) -> bool:
+        """Whether torch may hold the engine's memory; where the engine is not known it may."""
+        name = self.engine_name or self.facts.engine_name
+        return name is None or allocates_by_torch(name)
+
+    @property
+    def profiles(self) -> bool:
+        """Whether the engine sizes its pool by a trial run of its largest step."""
+        return sized_by_trial_run(self.engine_name or self.facts.engine_name)
 
     def flag(self, setting: str) -> str:
         """The flag that changes a setting; the setting in words where the engine has none."""
@@ -165,8 +184,11 @@ def agree(one: Account, other: Account) -> bool:
         for a, b in ((mine.asked_bytes, its.asked_bytes), (mine.total_bytes, its.total_bytes))
     )
     one_device = None in (mine.device, its.device) or mine.device == its.device
-    one_kind = (mine.kind == "host") == (its.kind == "host") and (mine.kind in _REFUSALS) == (its.kind in _REFUSALS)
-    return near and one_device and one_kind
+    return near and one_device and _class_of(mine.kind) == _class_of(its.kind)
+
+
+def _class_of(kind: Kind) -> int:
+    return next((place for place, kinds in enumerate((_HOST, _REFUSALS, _POOL)) if kind in kinds), -1)
 
 
 def _filled(first: Account, other: Account) -> Account:
@@ -181,8 +203,10 @@ def _brief(account: Account) -> str:
     asked = "an allocation" if shortage.asked_bytes is None else format_bytes(shortage.asked_bytes)
     if shortage.kind in _REFUSALS:
         asked = "a refusal to start"
-    elif shortage.kind == "host":
+    elif shortage.kind in _HOST:
         asked = "lack of host memory"
+    elif shortage.kind in _POOL:
+        asked = "its KV pool"
     return asked if shortage.device is None else f"{asked} on GPU {shortage.device}"
 
 
@@ -229,7 +253,13 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("available", shortage.available_bytes, "bytes"),
         ("needed_tokens", shortage.asked_tokens, "tokens"),
         ("max_fitting_model_len", shortage.fitting_tokens, "tokens"),
+        ("weights", shortage.weights_bytes, "bytes"),
+        ("held_by_failed", shortage.held_tokens, "tokens"),
+        ("leaked_at_exit", shortage.leaked_bytes, "bytes"),
+        ("part", shortage.part, ""),
     ]
+    for count in shortage.counts:
+        rows += [("pool_counted", f"{count.pool}: {count.accounted} of {count.total}", "")]
     if split is not None:
         rows += [
             ("stranded", split.stranded_bytes, "bytes"),

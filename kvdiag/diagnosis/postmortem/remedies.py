@@ -22,6 +22,9 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     Where the pool is smaller than that, lowering it cannot help: then how much has to be freed otherwise.
     """
     fraction = case.flag("memory_fraction")
+    if case.flags and "memory_fraction" not in case.flags:  # the pool is sized by tokens, not by a share of the device
+        free = "" if short_bytes is None else f" (to free {format_bytes(short_bytes + DEFAULT_LIMITS.headroom_bytes)})"
+        return f"lower {case.flag('max_model_len')} or {case.flag('max_num_seqs')}, which size the KV pool{free}"
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
@@ -51,6 +54,8 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
     """How to raise the setting that sizes the pool by `missing_bytes`; `None` where the device has no such room."""
     total, old = case.total_bytes, case.fraction_ratio
     fraction = case.flag("memory_fraction")
+    if case.flags and "memory_fraction" not in case.flags:
+        return None if missing_bytes is None else f"free {format_bytes(missing_bytes)} on the device"
     if missing_bytes is None:
         return f"raise {fraction} if the rest of the device is free"
     size = format_bytes(missing_bytes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
+from kvdiag.diagnosis.postmortem.pool_exhaustion import alone
 from kvdiag.diagnosis.postmortem.remedies import (
     format_fraction,
     fraction_that_fits,
@@ -43,6 +44,10 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
         # Taken after the process's own context and NCCL buffers (v1/worker/gpu_worker.py::init_device).
         taken = total - shortage.free_bytes
         return Foreign(size_bytes=taken, sure=True) if taken > limits.context_bytes else None
+    if shortage.kind == "component" and total is not None and shortage.created:
+        taken = total - shortage.created[0][1]
+        least = max(2 * limits.context_bytes, round(limits.foreign_fault_ratio * total))
+        return Foreign(size_bytes=taken, sure=True) if taken > least else None
     others = shortage.other_bytes
     if others is not None:
         least = max(limits.foreign_suspect_bytes, limits.foreign_fault_ratio * (total or 0), shortage.short_bytes or 0)
@@ -67,6 +72,8 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
     found = foreign(case, limits)
     if found is None:
         if shortage.other_bytes is None and shortage.kind in OUT:
+            if outside_torch(case) is not None:
+                return Finding(FOREIGN, "ok", "the failed process itself uses the device")
             missing = "the message does not list the device's processes; run nvidia-smi on the host"
             hidden = f"{asked_for(case)}; " if shortage.kind == "masked" else ""  # it leads where nothing else is known
             return Finding(FOREIGN, "unknown", hidden + missing)
@@ -74,7 +81,7 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
         reason = "other processes use too little to explain the failure" if seen else "device memory did not run out"
         return Finding(FOREIGN, "ok", reason)
     size = format_bytes(found.size_bytes)
-    if shortage.kind == "budget":
+    if shortage.kind in {"budget", "component"}:
         summary = f"{size} of the device is in use at start, more than the server's own CUDA context"
         stop = "stop the process that uses it (an orphaned worker or another server; see nvidia-smi on the host)"
         remedy = joined(stop, _fitting_fraction(case))
@@ -93,6 +100,8 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
         remedy = joined("shorten contexts or the batch", lower_fraction(case, shortage.short_bytes))
         summary = f"{asked_for(case)}: the KV cache of the running requests does not fit"
         return Finding(CONTEXT, "fault", summary, evidence(case), remedy=remedy)
+    if shortage.kind == "long_request" or alone(case):
+        return _long_request(case)
     if shortage.kind != "context":
         return Finding(CONTEXT, "ok", "the engine did not reject the context length")
     needed, available, fitting = shortage.needed_bytes, shortage.available_bytes, shortage.fitting_tokens
@@ -120,6 +129,21 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     return Finding(CONTEXT, "fault", summary, evidence(case), confirm=confirm, remedy=remedy)
 
 
+def _long_request(case: Case) -> Finding:
+    """One request that the engine refused and served on (suspect), or that had the pool to itself (fault)."""
+    shortage = case.failure.shortage
+    asked, fits = shortage.asked_tokens, shortage.fitting_tokens
+    length = "a request" if asked is None else f"a request of {format_count(asked)} tokens"
+    most = "" if fits is None else f" ({format_count(fits)} tokens)"
+    remedy = joined(f"raise {case.flag('max_model_len')} if the pool holds more", "shorten the prompt or its output")
+    if shortage.kind == "long_request":
+        summary = f"{length} was refused: longer than the engine serves{most}"
+        return Finding(CONTEXT, "suspect", summary, evidence(case), remedy=remedy)
+    summary = f"{length} that ran alone did not fit in the KV pool"
+    remedy = joined(f"lower {case.flag('max_model_len')} to what the pool holds", "enlarge the pool")
+    return Finding(CONTEXT, "fault", summary, evidence(case), remedy=remedy)
+
+
 def _change(tokens: int | None, fitting: int | None) -> str:
     """From the length that was asked for to the one that fits, as far as they are known."""
     if fitting is None:
@@ -135,6 +159,11 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         return _fault(case, _budget_summary(shortage), joined(_fitting_fraction(case), _freed(shortage)))
     if shortage.kind == "blocks":
         return _no_blocks(case)
+    if shortage.kind in {"model", "component", "prefill"}:
+        return _refused(case, limits)
+    if (held := outside_torch(case)) is not None:
+        summary = f"{asked_for(case)}: the process uses {format_bytes(held)} outside torch, which has next to nothing"
+        return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes), f"lower {case.flag('max_num_seqs')}"))
     if shortage.kind == "context":
         return Finding(MISCONFIGURED, "ok", "the pool fits the device; only the allowed length is too long for it")
     if shortage.kind == "limit":
@@ -166,6 +195,39 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         return _fault(case, f"{asked_for(case)}: the weights do not fit on this device", remedy)
     summary = f"{asked_for(case)}: the allocations at start leave too little free memory"
     return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
+
+
+def outside_torch(case: Case) -> int | None:
+    """What the failed process uses of the device where torch has nothing of it: the engine took it by itself."""
+    shortage = case.failure.shortage
+    held, allocated, total = shortage.process_bytes, shortage.allocated_bytes, shortage.total_bytes
+    if held is None or allocated is None or total is None:
+        return None
+    reserved = allocated + (shortage.unallocated_bytes or 0)
+    return held if held >= 0.5 * total and reserved <= 0.01 * held else None
+
+
+def _refused(case: Case, limits: Limits) -> Finding:
+    """A refusal to start that names what did not fit: the model, a part of the executor, the trial prefill."""
+    shortage = case.failure.shortage
+    fewer = f"lower {case.flag('max_num_batched_tokens')}, {case.flag('max_num_seqs')}"
+    if shortage.kind == "model":
+        needed = "the model" if shortage.needed_bytes is None else f"the model needs {format_bytes(shortage.needed_bytes)}"
+        there = "" if shortage.available_bytes is None else f", {format_bytes(shortage.available_bytes)} is free"
+        smaller = f"lower {case.flag('max_model_len')} or {case.flag('max_num_seqs')}"
+        remedy = joined(smaller, "load a smaller or further quantized model", "unload other models")
+        return _fault(case, f"{needed}{'' if there else ' does not fit'}{there}", remedy)
+    if shortage.kind == "prefill":
+        tokens = "" if shortage.asked_tokens is None else f" of {format_count(shortage.asked_tokens)} tokens"
+        summary = f"the trial prefill{tokens} does not fit beside the weights"
+        remedy = joined(f"lower {case.flag('max_num_batched_tokens')}", f"raise {case.flag('tensor_parallel')}", "quantize the weights")
+        return _fault(case, summary, remedy)
+    if foreign(case, limits) is not None:
+        return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
+    free = "" if shortage.free_bytes is None else f": {format_bytes(shortage.free_bytes)} was free before it"
+    total = "" if shortage.total_bytes is None else f" of {format_bytes(shortage.total_bytes)}"
+    summary = f"{shortage.part or 'a part of the executor'} could not be created{free}{total}"
+    return _fault(case, summary, joined(lower_fraction(case, None), fewer))
 
 
 def _fault(case: Case, summary: str, remedy: str) -> Finding:
@@ -209,6 +271,9 @@ def _freed(shortage: Shortage) -> str | None:
 
 def _no_blocks(case: Case) -> Finding:
     rank, total, fraction = case.rank, case.total_bytes, case.fraction_ratio
+    shortage = case.failure.shortage
+    if shortage.weights_bytes is not None and shortage.free_bytes is not None:
+        return _weights_fill_the_fraction(case, shortage.weights_bytes, shortage.free_bytes)
     used = None
     if rank is not None:
         parts = [rank.consumed or rank.weights, rank.activation, None if rank.consumed else rank.non_torch]
@@ -218,9 +283,23 @@ def _no_blocks(case: Case) -> Finding:
         missing = max(used - round(fraction * total), 0) or None
     took = "" if used is None else f": weights, activations and other memory use {format_bytes(used)}"
     budget = "" if total is None or fraction is None else f" of the {format_bytes(fraction * total)} budget"
+    peak = f"lower {case.flag('max_num_batched_tokens')} and {case.flag('max_num_seqs')}, which size the profiled peak"
     remedy = joined(
         raise_fraction(case, missing),
-        f"lower {case.flag('max_num_batched_tokens')} and {case.flag('max_num_seqs')}, which size the profiled peak",
+        peak if case.profiles else None,
         "split or quantize the weights",
     )
     return _fault(case, f"no memory is left for the KV pool{took}{budget}", remedy)
+
+
+def _weights_fill_the_fraction(case: Case, weights: int, free: int) -> Finding:
+    """The fraction counts weights and pool together, of what was free before the weights: how far to raise it."""
+    shortage = case.failure.shortage
+    least = shortage.minimum_ratio or 1.0 - free / (free + weights)
+    old = "" if shortage.fraction_ratio is None else f" under a fraction of {format_fraction(shortage.fraction_ratio)}"
+    summary = f"no memory is left for the KV pool{old}: the weights use {format_bytes(weights)} of {format_bytes(free + weights)}"
+    remedy = joined(
+        f"raise {case.flag('memory_fraction')} above {least:.3f}, by as much more as the KV pool needs",
+        "split or quantize the weights",
+    )
+    return _fault(case, summary, remedy)

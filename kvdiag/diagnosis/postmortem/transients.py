@@ -16,7 +16,7 @@ import re
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
 from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled
-from kvdiag.diagnosis.postmortem.startup import foreign
+from kvdiag.diagnosis.postmortem.startup import foreign, outside_torch
 from kvdiag.diagnosis.request_failures import Holes, holes_in_message
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding, ReservedSplit, Status
@@ -27,7 +27,9 @@ CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmen
 TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
-_TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
+_TRANSIENT = frozenset(
+    {"profile", "compute", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"}
+)
 _NOT_TRANSIENT = {
     "load": "loading the weights",
     "kv_pool": "allocating the KV pool",
@@ -101,6 +103,8 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         return Finding(ACTIVATION, "ok", "no step ran out of device memory")
     if phase is not None and phase not in _TRANSIENT:
         return Finding(ACTIVATION, "ok", f"the server failed while {_NOT_TRANSIENT[phase]}, not in a step")
+    if outside_torch(case) is not None:
+        return Finding(ACTIVATION, "ok", "torch has next to nothing, so no step of it filled the device")
     if phase is None and shortage.asked_bytes is None:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"
         return Finding(ACTIVATION, "unknown", f"{asked_for(case)}: {missing}")
@@ -140,6 +144,9 @@ def _remedy(case: Case) -> str:
     batched = case.report.settings.max_num_batched_tokens
     used = None if failure.work is None else failure.work.scheduled_tokens
     tokens = scaled("max_num_batched_tokens", batched or used, case, step=STEP_TOKENS, used=used)
+    if failure.phase == "compute":
+        smaller = f"lower {batch_flag} and {case.flag('max_model_len')}, which size the compute buffers"
+        return joined(smaller, _fewer_sequences(case))
     if failure.phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
         smaller = tokens or f"lower {batch_flag}"
@@ -163,7 +170,7 @@ def _fewer_sequences(case: Case) -> str | None:
 def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
     """Compare torch's allocated bytes with weights, pool and peak activation at start."""
     failure, rank = case.failure, case.rank
-    if failure.shortage.kind not in OUT or (failure.phase is not None and failure.phase not in SERVING):
+    if not case.allocates_by_torch or failure.shortage.kind not in OUT or (failure.phase is not None and failure.phase not in SERVING):
         return None
     allocated = failure.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:
@@ -187,6 +194,11 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
     Only that signal 9 ended the process is unknown: a liveness probe sends it too.
     """
     shortage = case.failure.shortage
+    if shortage.kind == "sanitizer":
+        size = "memory" if shortage.leaked_bytes is None else format_bytes(shortage.leaked_bytes)
+        summary = f"the sanitizer found {size} of host memory that nothing pointed to when the process ended"
+        remedy = "Look in its report for the calls that allocated the largest part, and report them to the engine."
+        return Finding(HOST, "fault", summary, evidence(case), remedy=remedy)
     if shortage.kind != "host":
         return None
     used, limit, usage = shortage.process_bytes, shortage.limit_bytes, shortage.usage_bytes
@@ -227,8 +239,12 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
     """Look at the blocks where they are known, else at the unused bytes in torch's message."""
     failure = case.failure
     shortage = failure.shortage
-    if shortage.kind not in OUT - {"library", "workspace"}:
+    if shortage.kind not in OUT - {"library", "workspace", "buffer"}:
         return Finding(HOLES, "ok", "no torch allocation failed for lack of memory")
+    if shortage.kind == "driver" and not case.allocates_by_torch:
+        return Finding(HOLES, "ok", "the engine does not allocate through torch")
+    if shortage.kind == "async" and failure.phase in {"load", "profile", "warmup"}:
+        return Finding(HOLES, "ok", "nothing had run before, so nothing can be fragmented")
     if shortage.kind == "async":
         return _async(case, limits)
     found = holes(failure, limits)

@@ -82,7 +82,7 @@ def test_words_of_other_engines_are_those_of_the_advice() -> None:
         ('File "/opt/x.py", line 1, in event_loop_overlap', "sglang"),
         ("python -m sglang.launch_server --model-path x", "sglang"),
         ("set --mem-fraction-static to a smaller value", "sglang"),
-        ('File "/opt/vllm/v1/worker/gpu_worker.py", line 1, in execute_model', None),
+        ('File "/opt/vllm/v1/worker/gpu_worker.py", line 1, in execute_model', "vllm"),
         ("benchmarked against sglang", None),
     ],
 )

@@ -28,7 +28,7 @@ def test_every_phase_has_its_words() -> None:
     every = set(get_args(Phase))
     assert every == set(IN_WORDS)
     assert {"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"} == SERVING
-    assert every - SERVING == {"load", "profile", "kv_pool", "graph_capture", "warmup", "startup", "wake"}
+    assert every - SERVING == {"load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""leak.kv_blocks and capacity.concurrency by an engine's own words about its KV pool: lost, or full.
+
+Lost: the engine counts its pool while nothing runs, and the count does not add up (a fault, whatever the size); or it
+has no blocks left although it admits only requests whose blocks are free (suspect, since the count is not printed).
+Full: it found no room for what was running. A pool that was full while requests only gave way is suspect. One request
+that had the pool to itself was too long, not one of too many.
+"""
+
+import re
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.postmortem.case import Case, evidence
+from kvdiag.diagnosis.postmortem.remedies import joined
+from kvdiag.formatting import format_count
+from kvdiag.model import Finding, Status
+from kvdiag.oom.pool_count import PoolCount
+
+BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
+MAX_BATCH_TOKENS = 2048
+"""llama.cpp's --batch-size by default."""
+
+_ALONE = re.compile(r"only one request")
+
+
+def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+    """Read the engine's own count of its pool."""
+    shortage = case.failure.shortage
+    if shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case):
+        return None
+    remedy = joined(
+        "upgrade the engine and start once without the newest feature (speculation, connector, mixed batches)",
+        "restart the server when the loss grows",
+    )
+    if shortage.kind == "kv_overrun":
+        summary = "no KV blocks were left although the engine admits only requests whose blocks are free"
+        kept = f"{summary}: earlier requests did not release theirs"
+        return Finding(BLOCKS, "suspect", kept, evidence(case), remedy=remedy)
+    if shortage.kind == "kv_full":
+        used = f"the requests that failed had {format_count(shortage.held_tokens or 0)} tokens"
+        summary = f"the KV pool of {format_count(shortage.fitting_tokens or 0)} tokens was full while {used}"
+        return Finding(BLOCKS, "suspect", summary, evidence(case), remedy=remedy)
+    wrong = [_off(count) for count in shortage.counts if count.lost]
+    counted = "; ".join(wrong) or "units of its KV pool are lost (the log's end has no figures)"
+    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}", evidence(case), remedy=remedy)
+
+
+def _off(count: PoolCount) -> str:
+    if count.lost < 0:
+        more = f"{format_count(-count.lost)} more than its {format_count(count.total)} are free or cached"
+        return f"{count.pool}: {more}, released twice"
+    return f"{count.pool}: {format_count(count.lost)} of {format_count(count.total)} lost"
+
+
+def unexplained(case: Case) -> bool:
+    """Whether a pool was full although what the failed requests had of it is less than half: something kept the rest.
+
+    Half, since what a batch still brings (2,048 tokens and more) is not in their tokens yet.
+    """
+    shortage = case.failure.shortage
+    held, capacity = shortage.held_tokens, shortage.fitting_tokens
+    return held is not None and capacity is not None and held + MAX_BATCH_TOKENS < capacity / 2
+
+
+def alone(case: Case) -> bool:
+    """Whether one request was too long for the pool, rather than all requests together."""
+    failure = case.failure
+    shortage, pools = failure.shortage, case.facts.pools
+    if shortage.kind != "kv_full" or unexplained(case):
+        return False
+    capacity = case.report.tokens or (pools[0].capacity_tokens if pools else None)
+    longer = capacity is not None and shortage.part is None and (shortage.asked_tokens or 0) > capacity
+    return longer or _ALONE.search(shortage.message) is not None
+
+
+def judge_concurrency(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+    """Read that the engine found no room in its pool, or that running requests gave way."""
+    failure = case.failure
+    shortage = failure.shortage
+    if shortage.kind not in {"kv_full", "retracted"}:
+        return None
+    if alone(case):
+        return Finding(CONCURRENCY, "ok", "one request alone was too long for the pool")
+    if unexplained(case):
+        return Finding(CONCURRENCY, "ok", "the requests that ran did not fill the pool")
+    what = shortage.part or "KV pool"
+    load = [
+        f"{format_count(count)} {state}"
+        for count, state in ((failure.running, "running"), (failure.waiting, "waiting"))
+        if count is not None
+    ]
+    asked, left = shortage.asked_tokens, shortage.fitting_tokens
+    unit = "slots" if shortage.part else "tokens"
+    short = "" if asked is None else f": {format_count(asked)} {unit} needed"
+    short += "" if left is None or asked is None else f", {format_count(left)} left"
+    counted = f" ({', '.join(load)})" if load else ""
+    status: Status = "fault"
+    if shortage.kind == "retracted":
+        summary, status = f"the {what} was full and running requests gave way{counted}", "suspect"
+    elif asked is not None and left is not None and left >= asked:
+        summary, status = f"the {what} refused an allocation{short}: another pool of the model was short", "suspect"
+    else:
+        verb = "were" if what.endswith("slots") else "was"
+        summary = f"the {what} {verb} too small for the requests that ran at once{short}{counted}"
+    remedy = joined(
+        f"lower {case.flag('max_num_seqs')}" + ("" if not failure.running else f" below {failure.running}"),
+        None if shortage.part else f"shorten contexts ({case.flag('max_model_len')})",
+        "add a replica",
+    )
+    return Finding(CONCURRENCY, status, summary, evidence(case), remedy=remedy)
