@@ -1,4 +1,4 @@
-"""The data files that lie beside each engine's code, for those that may import no engine: `kvdiag/engines/NAME/*.json`."""
+"""The data files in each engine's folder, for modules that may import no engine: `kvdiag/engines/NAME/*.json`."""
 
 import json
 from functools import cache

@@ -80,7 +80,7 @@ def engine_of_image(image: str) -> str | None:
 
 
 def engine_of_log(text: str) -> str | None:
-    """The name of the engine whose words a log has most of; `None` where it has nobody's."""
+    """The name of the engine whose wordings a log has most of; `None` where it has no engine's."""
     text = text[:MAX_LOG_CHARACTERS]
     counts = {name: sum(1 for _ in wording.finditer(text)) for name, wording in LOG_WORDINGS.items()}
     for outer, inner in WRAPPERS.items():
@@ -92,7 +92,8 @@ def engine_of_log(text: str) -> str | None:
 
 def flags_of(engine_name: str | None) -> Mapping[str, str]:
     """The command-line flags of an engine's settings; those of `DEFAULT` where it is not known."""
-    return engine_data("flags.json").get(engine_name or DEFAULT.name, DEFAULT.flags)
+    flags: Mapping[str, str] = engine_data("flags.json").get(engine_name or DEFAULT.name, DEFAULT.flags)
+    return flags
 
 
 def read_startup_log(path: Path) -> EngineReport:

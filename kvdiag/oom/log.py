@@ -2,8 +2,8 @@
 
 In this order: the lines are sorted by process, so that ranks that print at once do not mix; every message in them is
 found; the first one by line counts, since later ones, in other ranks and in the processes that wait for them, are its
-consequences, and an engine's own word for a failure, raised from it, tells more than the allocation; a failure that the
-engine says it recovered from is none, and what it serves on after counts only where nothing failed. Then the phase and
+consequences, and an engine's own word for a failure, raised from it, stands above the allocation; a failure from which
+the engine recovers is none, and one after which it serves on counts only where nothing else failed. Then the phase and
 the scheduled work come from what stands around it, and load and settings from what stands before. Lines that quote
 users' requests are no evidence. Pure.
 """
@@ -38,7 +38,7 @@ _REST = "\0"
 
 MAX_FAILURES = 1000
 MAX_WARNINGS = 16
-"""Of each wording: a server under pressure prints them without end, and the first tell as much."""
+"""Of each wording: a server under pressure prints thousands, and the first ones are enough."""
 
 _DUMP_LINES = 3000
 
@@ -60,7 +60,7 @@ _BEFORE: Mapping[str, tuple[re.Pattern[str], ...]] = {
 
 RECOVERY_CHARACTERS = 1000
 _RECOVERED = tuple(re.compile(pattern) for pattern in wordings("recovered"))
-"""How an engine says that it goes on without what it could not have."""
+"""How an engine says that it continues without an allocation that failed."""
 
 HELD_CHARACTERS = 8_000
 _HELD = tuple(
@@ -143,7 +143,7 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
     found.sort(key=lambda one: (one[1] in WARNINGS, one[0]))
     line, kind, position, stream, whole, end = found[0]
     shortage = parse_shortage(kind, _message(whole, kind, position, end))
-    if (own := next((one for one in found[1:] if one[3] is stream and _raised_from(whole, position, *one[1:3])), None)):
+    if own := next((one for one in found[1:] if one[3] is stream and _raised_from(whole, position, *one[1:3])), None):
         line, kind, position, stream, whole, end = own
         shortage = _filled(parse_shortage(kind, _message(whole, kind, position, end)), shortage)
     if kind == "kv_full":
@@ -184,10 +184,9 @@ def _held(shortage: Shortage, text: str, position: int) -> Shortage:
         sizes = _last(capacity, text[:position])
         if held and sizes is not None:
             together = shared.search(text, 0, position) is not None
-            alone = " of only one request" if len(held) == 1 else ""
             return replace(
                 shortage,
-                message=shortage.message + alone,
+                requests=len(held),
                 held_tokens=sum(held) if together else max(held),
                 fitting_tokens=int(sizes[1]),
             )
@@ -317,8 +316,8 @@ def _message(text: str, kind: Kind, start: int, end: int) -> str:
             )
         )
     begin = text.rfind("\n", 0, start) + 1 if kind in {"driver", "library", "buffer", "kv_lost"} else start
-    before = (m[0] for pattern in _BEFORE.get(kind, ()) if (m := _last(pattern, text[:start])))
-    return "\n".join((text[begin:end], *before))
+    lead = (m[0] for pattern in _BEFORE.get(kind, ()) if (m := _last(pattern, text[:start])))
+    return "\n".join((text[begin:end], *lead))
 
 
 def _work(lines: list[str], line: int) -> Work | None:

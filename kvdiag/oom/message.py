@@ -31,7 +31,7 @@ Kind = Literal[
     "buffer",  # ggml: a buffer that is allocated whole, past any allocator
     "budget",  # vLLM: less free at start than the memory fraction claims
     "model",  # Ollama: the model needs more than is free
-    "component",  # TensorRT-LLM: one part of the executor did not fit beside those before it
+    "component",  # TensorRT-LLM: one part of the executor did not fit next to those before it
     "prefill",  # TGI: the trial prefill by which it sizes its batch did not fit
     "blocks",  # nothing is left for the KV pool
     "context",  # vLLM: the pool is smaller than one request of the longest context
@@ -68,10 +68,10 @@ class Shortage:
     `private_bytes` is free in pools of their own (CUDA graphs), which torch's message counts as allocated. `others`
     are processes that torch's message lists, without its own. Only an engine's refusals report the last group:
     what the pool would have needed and got, the context that was asked for and the one that fits, the smallest memory
-    fraction with which it starts. Of the host's memory,
-    `killed` is the process, container or unit, `usage_bytes` what its cgroup used, of `limit_bytes`. `counts` are the
-    pools that an engine's own check counted; `held_tokens` are those of the requests that a full pool failed; `part` is what could not be created, or the unit that ran out; `created` are the parts before it and what was free
-    before each.
+    fraction with which it starts. Of the host's memory, `killed` is the process, container or unit, `usage_bytes` what
+    its cgroup used, of `limit_bytes`. `counts` are the pools that an engine's own check counted, `held_tokens` those of
+    the requests that a full pool failed; `part` is what could not be created, or the unit that ran out; `created` are
+    the parts before it and what was free before each.
     """
 
     kind: Kind
@@ -141,7 +141,7 @@ WORDINGS: dict[str, Any] = json.loads(resources.files("kvdiag.oom").joinpath("wo
 _ENGINES = tuple(engine_data("failures.json").values())
 
 
-def wordings(table: str) -> list[list[str]]:
+def wordings(table: str) -> list[Any]:
     """The rows of a table, those of single engines before the general ones."""
     return [*(row for engine in _ENGINES for row in engine.get(table, ())), *WORDINGS.get(table, ())]
 
@@ -176,7 +176,9 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
         parts = _CREATED.findall(text)[:MAX_PROCESSES]
         sizes = ((name, as_bytes(free, "GiB")) for name, free in parts)
         known["created"] = tuple((name.strip(), size) for name, size in sizes if size is not None)
-    known.update({"part": unit for of, pattern, unit in wordings("units") if of == kind and re.search(pattern, spaced)})
+    for of, pattern, unit in wordings("units"):
+        if of == kind and re.search(pattern, spaced):
+            known["part"] = unit
     known = _possible(known)
     if kind == "torch" and "allowed_bytes" in known and known.get("free_bytes", 0) >= known.get("asked_bytes", 2**63):
         kind = "limit"

@@ -22,6 +22,8 @@ IN_WORDS: dict[Phase, str] = WORDINGS["phases"]
 TRACEBACK_CHARACTERS = 40_000
 NEAR_CHARACTERS = 400
 _TRACEBACK = "Traceback (most recent call last)"
+_NATIVE_FRAME = re.compile(r"\n\d{1,3} {1,8}0x[0-9a-f]{6,16} ")
+"""A frame of a C++ program's stack, printed after its message."""
 
 _FUNCTIONS: dict[Phase, list[str]] = json.loads(resources.files("kvdiag.oom").joinpath("functions.json").read_bytes())
 """Functions of the engines by what they do. Outer frames stand before inner ones: a capture and a profile run go
@@ -74,6 +76,8 @@ def _framed(text: str, position: int) -> Phase | None:
         stack = before[begin:]
     elif (begin := after.find(_TRACEBACK, 0, MAX_MESSAGE_CHARACTERS)) >= 0:
         stack = after[begin:]
+    elif _NATIVE_FRAME.search(after, 0, MAX_MESSAGE_CHARACTERS):
+        stack = after[:MAX_MESSAGE_CHARACTERS]
     else:
         stack = tail if 'File "' in tail else ""
     return next((phase for phase, pattern in _FRAMES if stack and pattern.search(stack)), None)

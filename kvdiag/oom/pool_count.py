@@ -1,4 +1,4 @@
-"""Reads what an engine's own check of its KV pool counted: for each pool its size and what of it was accounted for. Pure.
+"""Reads what an engine's own check of its KV pool counted: of each pool its size and what is accounted for. Pure.
 
 A line is one pool: `[swa] total=911616, available=235264, evictable=676096, protected=0, session_held=0, uncached=0`
 (SGLang 0.5.12 and later), `mamba_available_size=315, mamba_evictable_size=138, self….mamba_pool.size=454` (0.5.2 to

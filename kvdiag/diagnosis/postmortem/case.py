@@ -20,9 +20,7 @@ from kvdiag.oom.phase import IN_WORDS
 OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace", "buffer"})
 """Kinds that mean that device memory ran out."""
 
-_REFUSALS: frozenset[Kind] = frozenset(
-    {"budget", "blocks", "context", "profiling", "model", "component", "prefill"}
-)
+_REFUSALS: frozenset[Kind] = frozenset({"budget", "blocks", "context", "profiling", "model", "component", "prefill"})
 """Kinds that mean that the engine refused to start."""
 
 _POOL: frozenset[Kind] = frozenset({"kv_lost", "kv_overrun", "kv_full", *WARNINGS})
@@ -251,8 +249,8 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("memory_limit", shortage.limit_bytes, "bytes"),
         ("needed", shortage.needed_bytes, "bytes"),
         ("available", shortage.available_bytes, "bytes"),
-        ("needed_tokens", shortage.asked_tokens, "tokens"),
-        ("max_fitting_model_len", shortage.fitting_tokens, "tokens"),
+        ("needed_tokens", shortage.asked_tokens, shortage.part or "tokens"),
+        ("max_fitting_model_len", shortage.fitting_tokens, shortage.part or "tokens"),
         ("weights", shortage.weights_bytes, "bytes"),
         ("held_by_failed", shortage.held_tokens, "tokens"),
         ("leaked_at_exit", shortage.leaked_bytes, "bytes"),

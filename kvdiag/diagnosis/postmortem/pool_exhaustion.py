@@ -1,6 +1,6 @@
 """leak.kv_blocks and capacity.concurrency by an engine's own words about its KV pool: lost, or full.
 
-Lost: the engine counts its pool while nothing runs, and the count does not add up (a fault, whatever the size); or it
+Lost: the engine counts its pool while nothing runs, and the count does not add up (a fault of any size); or it
 has no blocks left although it admits only requests whose blocks are free (suspect, since the count is not printed).
 Full: it found no room for what was running. A pool that was full while requests only gave way is suspect. One request
 that had the pool to itself was too long, not one of too many.
@@ -69,7 +69,7 @@ def alone(case: Case) -> bool:
         return False
     capacity = case.report.tokens or (pools[0].capacity_tokens if pools else None)
     longer = capacity is not None and shortage.part is None and (shortage.asked_tokens or 0) > capacity
-    return longer or _ALONE.search(shortage.message) is not None
+    return longer or shortage.requests == 1 or _ALONE.search(shortage.message) is not None
 
 
 def judge_concurrency(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike

@@ -46,8 +46,8 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
         return Foreign(size_bytes=taken, sure=True) if taken > limits.context_bytes else None
     if shortage.kind == "component" and total is not None and shortage.created:
         taken = total - shortage.created[0][1]
-        least = max(2 * limits.context_bytes, round(limits.foreign_fault_ratio * total))
-        return Foreign(size_bytes=taken, sure=True) if taken > least else None
+        enough = taken > max(2 * limits.context_bytes, round(limits.foreign_fault_ratio * total))
+        return Foreign(size_bytes=taken, sure=True) if enough else None
     others = shortage.other_bytes
     if others is not None:
         least = max(limits.foreign_suspect_bytes, limits.foreign_fault_ratio * (total or 0), shortage.short_bytes or 0)
@@ -77,7 +77,10 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
             missing = "the message does not list the device's processes; run nvidia-smi on the host"
             hidden = f"{asked_for(case)}; " if shortage.kind == "masked" else ""  # it leads where nothing else is known
             return Finding(FOREIGN, "unknown", hidden + missing)
-        seen = shortage.other_bytes is not None or shortage.kind == "budget"
+        if shortage.kind == "component" and not shortage.created:
+            missing = "the log does not list what was free before the first part; run nvidia-smi on the host"
+            return Finding(FOREIGN, "unknown", missing)
+        seen = shortage.other_bytes is not None or shortage.kind in {"budget", "component"}
         reason = "other processes use too little to explain the failure" if seen else "device memory did not run out"
         return Finding(FOREIGN, "ok", reason)
     size = format_bytes(found.size_bytes)
@@ -163,7 +166,9 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         return _refused(case, limits)
     if (held := outside_torch(case)) is not None:
         summary = f"{asked_for(case)}: the process uses {format_bytes(held)} outside torch, which has next to nothing"
-        return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes), f"lower {case.flag('max_num_seqs')}"))
+        return _fault(
+            case, summary, joined(lower_fraction(case, shortage.short_bytes), f"lower {case.flag('max_num_seqs')}")
+        )
     if shortage.kind == "context":
         return Finding(MISCONFIGURED, "ok", "the pool fits the device; only the allowed length is too long for it")
     if shortage.kind == "limit":
@@ -212,15 +217,21 @@ def _refused(case: Case, limits: Limits) -> Finding:
     shortage = case.failure.shortage
     fewer = f"lower {case.flag('max_num_batched_tokens')}, {case.flag('max_num_seqs')}"
     if shortage.kind == "model":
-        needed = "the model" if shortage.needed_bytes is None else f"the model needs {format_bytes(shortage.needed_bytes)}"
+        needed = (
+            "the model" if shortage.needed_bytes is None else f"the model needs {format_bytes(shortage.needed_bytes)}"
+        )
         there = "" if shortage.available_bytes is None else f", {format_bytes(shortage.available_bytes)} is free"
         smaller = f"lower {case.flag('max_model_len')} or {case.flag('max_num_seqs')}"
         remedy = joined(smaller, "load a smaller or further quantized model", "unload other models")
         return _fault(case, f"{needed}{'' if there else ' does not fit'}{there}", remedy)
     if shortage.kind == "prefill":
         tokens = "" if shortage.asked_tokens is None else f" of {format_count(shortage.asked_tokens)} tokens"
-        summary = f"the trial prefill{tokens} does not fit beside the weights"
-        remedy = joined(f"lower {case.flag('max_num_batched_tokens')}", f"raise {case.flag('tensor_parallel')}", "quantize the weights")
+        summary = f"the trial prefill{tokens} does not fit next to the weights"
+        remedy = joined(
+            f"lower {case.flag('max_num_batched_tokens')}",
+            f"raise {case.flag('tensor_parallel')}",
+            "quantize the weights",
+        )
         return _fault(case, summary, remedy)
     if foreign(case, limits) is not None:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
@@ -297,7 +308,8 @@ def _weights_fill_the_fraction(case: Case, weights: int, free: int) -> Finding:
     shortage = case.failure.shortage
     least = shortage.minimum_ratio or 1.0 - free / (free + weights)
     old = "" if shortage.fraction_ratio is None else f" under a fraction of {format_fraction(shortage.fraction_ratio)}"
-    summary = f"no memory is left for the KV pool{old}: the weights use {format_bytes(weights)} of {format_bytes(free + weights)}"
+    used = f"the weights use {format_bytes(weights)} of {format_bytes(free + weights)}"
+    summary = f"no memory is left for the KV pool{old}: {used}"
     remedy = joined(
         f"raise {case.flag('memory_fraction')} above {least:.3f}, by as much more as the KV pool needs",
         "split or quantize the weights",

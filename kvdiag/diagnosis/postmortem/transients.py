@@ -170,7 +170,11 @@ def _fewer_sequences(case: Case) -> str | None:
 def judge_torch_growth(case: Case, limits: Limits) -> Finding | None:
     """Compare torch's allocated bytes with weights, pool and peak activation at start."""
     failure, rank = case.failure, case.rank
-    if not case.allocates_by_torch or failure.shortage.kind not in OUT or (failure.phase is not None and failure.phase not in SERVING):
+    if (
+        not case.allocates_by_torch
+        or failure.shortage.kind not in OUT
+        or (failure.phase is not None and failure.phase not in SERVING)
+    ):
         return None
     allocated = failure.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:

@@ -1,22 +1,27 @@
 """The recorded failures and what the post-mortem says of each, as text for tests/golden/diagnosis/postmortem.txt."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import Case, postmortem
+from kvdiag.engines import flags_of
 from kvdiag.feeds.postmortem_inputs import gather
 from kvdiag.model import Evidence, Finding
 from kvdiag.oom.log import read_failures
 from tests.unit.diagnosis.postmortem.cases import case_of
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
-TEXTS: dict[str, str] = {
-    one["id"]: one["text"]
-    for name in ("incidents", "kept_aside")
+_ROWS = [
+    one
+    for name in ("incidents", "kept_aside", "engines", "engines_kept_aside")
     for one in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-}
+]
+TEXTS: dict[str, str] = {one["id"]: one["text"] for one in _ROWS}
+ENGINES: dict[str, str | None] = {one["id"]: one["engine"] for one in _ROWS if "engine" in one}
+"""Whose log a text is of, where it is not vLLM's."""
+
 LOGS = {path.name: path for path in sorted(FOLDER.glob("*.log"))}
 
 
@@ -24,7 +29,10 @@ def rendered(name: str) -> str:
     """What is reported of one text or log, a line for each thing."""
     if name in LOGS:
         return _rendered(LOGS[name].read_text(encoding="utf-8"), gather([LOGS[name]]))
-    return _rendered(TEXTS[name], case_of(TEXTS[name]))
+    case = case_of(TEXTS[name])
+    if name in ENGINES:
+        case = replace(case, engine_name=ENGINES[name], flags=flags_of(ENGINES[name]))
+    return _rendered(TEXTS[name], case)
 
 
 def _rendered(text: str, case: Case) -> str:

@@ -1,0 +1,52 @@
+"""Failures of other engines than vLLM in their own words: what is read, whose log it is, and what is concluded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.diagnosis.postmortem import postmortem
+from kvdiag.feeds.postmortem_inputs import gather
+from kvdiag.model import Diagnosis
+from kvdiag.oom.log import read_failures
+
+FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
+INCIDENTS: list[dict[str, Any]] = json.loads((FOLDER / "engines.json").read_text())
+TEXTS: list[dict[str, Any]] = json.loads((FOLDER / "engines_kept_aside.json").read_text())
+
+
+def judged(text: str, folder: Path) -> Diagnosis:
+    """The post-mortem of a log file with this text."""
+    log = folder / "server.log"
+    log.write_text(text)
+    return postmortem(gather([log]))
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: str(incident["id"]))
+def test_public_incident_gets_its_verdict(incident: dict[str, Any], tmp_path: Path) -> None:
+    """The log's lines give the verdict of the public thread and no other, or its known miss as unknown."""
+    actual = judged(incident["text"], tmp_path)
+    assert incident["status"] == actual.worst
+    called = {one.id: one.status for one in actual.findings if one.status in {"fault", "suspect"}}
+    assert called == ({} if "miss" in incident else {incident["verdict"]: incident["status"]})
+
+
+def test_misses_have_a_reason() -> None:
+    """At most one text in six is one."""
+    misses = [incident for incident in INCIDENTS if "miss" in incident]
+    assert len(misses) <= len(INCIDENTS) // 6
+    assert all(incident["miss"]["why"] for incident in misses)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(text["id"]))
+def test_text_is_read_and_judged(text: dict[str, Any], tmp_path: Path) -> None:
+    """Texts chosen after the wordings had been written: engine, kind, figures, status, and one verdict alone."""
+    found = read_failures(text["text"])
+    actual = judged(text["text"], tmp_path)
+    assert text["kind"] == (None if found is None else found.shortage.kind)
+    assert found is None or text["figures"] == {name: getattr(found.shortage, name) for name in text["figures"]}
+    assert text["status"] == actual.worst
+    assert text["engine"] == actual.facts.engine_name
+    called = [one.id for one in actual.findings if one.status in {"fault", "suspect"}]
+    assert called == ([text["verdict"]] if text["status"] != "unknown" else [])
