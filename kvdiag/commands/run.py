@@ -197,7 +197,7 @@ async def _run(
             if agents is not None:
                 stack.callback(agents.close)
             tokens = await token_ids(client, facts.model)
-            requests = Requests(client, facts.model, tokens, engine=engine)
+            requests = Requests(client, facts.model, tokens, engine=engine, capabilities=facts.capabilities)
             recorder = TimelineBuilder()
             sampler = Sampler(
                 engine=server.engine,

@@ -99,6 +99,12 @@ class Limits:
     idle_samples: int = 2
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
+    unproven_ratio: float = 0.1
+    """Share of a pool that need not be filled again to show that nothing of it is lost."""
+
+    refresh_tokens: int = 17
+    """Prompt and output of the request that a run sends to an engine whose gauges move only when a request ends."""
+
     load_samples: int = 2
     """Samples with all requests of a load in the pool without which its step is unknown."""
 

@@ -12,7 +12,7 @@ from typing import Literal
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Outcome, Span, Timeline
-from kvdiag.oom.message import ANCHORS, SEGMENT_BYTES, Shortage, parse_shortage
+from kvdiag.oom.message import ANCHORS, POOL_FULL, SEGMENT_BYTES, Shortage, parse_shortage
 
 _TORCH = tuple(pattern for kind, pattern in ANCHORS if kind in {"torch", "limit", "async"})
 
@@ -32,6 +32,11 @@ def oom_error(outcome: Outcome | None) -> str | None:
     """The first error of a load that says that device memory ran out, with or without figures."""
     errors = () if outcome is None else outcome.errors
     return next((error for error in errors if "out of memory" in error.lower()), None)
+
+
+def pool_full(outcome: Outcome) -> bool:
+    """Whether an engine that neither queues nor preempts refused requests of a load for lack of room in its KV pool."""
+    return any(POOL_FULL.search(error) for error in outcome.errors)
 
 
 def parse_oom(text: str) -> Shortage | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, grows_with_every_token
+from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.step_accounting import (
     CUT_SHORT,
     NOT_RUN,
@@ -92,12 +93,13 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     measured = MeasuredFigures(blocks=floor.blocks, device_used_bytes=used if devices and not dark else None)
     status: Status = "ok"
     parts: list[str] = []
+    unit = facts.capabilities.unit
     if floor.blocks is None:
         status, parts = "unknown", ["the pool's usage is not reported or did not settle; check the engine's /metrics"]
     elif floor.blocks > 0:
-        status, parts = "fault", [f"{plural(floor.blocks, 'block is', 'blocks are')} in use while idle"]
+        status, parts = "fault", [f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"]
     else:
-        parts = ["no block is in use"]
+        parts = [f"no {unit} is in use"]
     # Memory that a GPU never reports is no failure.
     if dark and any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps):
         status = "unknown" if status == "ok" else status
@@ -173,21 +175,25 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         unsettled = "the pool did not settle between the requests; pause other traffic"
         return unknown("single_request", unsettled, judged[-1])
     peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
-    status, sentence = compare(peak, limits)
+    status, sentence = compare(peak, facts.capabilities.unit, limits)
     kept = last - first
+    shown = facts.capabilities.returns
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
     between = later[later.index(judged[0]) : later.index(judged[-1]) + 1]
     requests = sum(span.outcome.completed for span in between if span.outcome)
     loads = plural(requests, "request")
-    if kept > 0:
+    unit = facts.capabilities.unit
+    if not shown:
+        sentence = f"{sentence}; {unit}s of ended requests are a cache, so that step 4 tests their release"
+    elif kept > 0:
         status = "fault"
         kept_each = format_number(kept / max(requests, 1))
-        sentence = f"{plural(kept, 'block')} not released after {loads}, {kept_each} each; {sentence}"
+        sentence = f"{plural(kept, unit)} not released after {loads}, {kept_each} each; {sentence}"
     elif kept < 0:
         # Blocks in use before the step were released: other requests held them.
-        sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
+        sentence = f"all {unit}s released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
-        sentence = f"all blocks released (detection limit 1 block over {loads} after warm-up); {sentence}"
+        sentence = f"all {unit}s released (detection limit 1 {unit} over {loads} after warm-up); {sentence}"
     if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
         status = "fault"
         each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_request"))
@@ -197,13 +203,13 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         "single_request",
         status,
         sentence,
-        expected=replace(expected, blocks_kept=0),
+        expected=replace(expected, blocks_kept=0 if shown else None),
         measured=replace(
             measured,
-            blocks_kept=kept,
+            blocks_kept=kept if shown else None,
             cycles_judged=len(judged),
             # Detection limit: one block over all requests.
-            smallest_detectable_leak=round(1 / max(requests, 1), 3),
+            smallest_detectable_leak=round(1 / max(requests, 1), 3) if shown else None,
         ),
         notes=judged[-1].notes,
     )
@@ -233,7 +239,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     Linear growth never exceeds its end: a duplicate or a leak on the way shows as an overshoot even where the end is
     right. Windowed layers hold a prefill chunk on top of their window, so only their end is judged.
     """
-    result = judge_load("long_context", timeline, facts, limits)
+    result = _with_refill(judge_load("long_context", timeline, facts, limits), timeline, facts)
     span = last_span(timeline, "long_context")
     if result.status == "unknown" or span is None or span.workload is None or refused(span) is not None:
         return result
@@ -243,7 +249,9 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
         return result
     overshoot = highest - most.most_blocks
     linear = overshoot <= limits.blocks_per_request_tolerance
-    above = f"usage during prefill peaked {plural(overshoot, 'block')} above the finished request's need"
+    above = (
+        f"usage during prefill peaked {plural(overshoot, facts.capabilities.unit)} above the finished request's need"
+    )
     sentence = "growth is linear" if linear else above
     return replace(
         result,
@@ -251,6 +259,18 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
         summary=f"{result.summary}; {sentence}",
         expected=replace(result.expected, highest_blocks=most.most_blocks),
         measured=replace(result.measured, highest_blocks=highest),
+    )
+
+
+def _with_refill(result: StepResult, timeline: Timeline, facts: Facts) -> StepResult:
+    """The result, with what the load proves of the pool where lost cells do not show."""
+    found = None if facts.capabilities.returns else refilled(timeline, facts)
+    if found is None or result.status != "ok":
+        return result
+    unit = facts.capabilities.unit
+    filled = f"it filled {format_count(found.proven_tokens)} of {plural(found.pool_tokens, unit)}"
+    return replace(
+        result, summary=f"{result.summary}; {filled} (detection limit {plural(found.unproven_tokens, unit)})"
     )
 
 
@@ -310,7 +330,10 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         summary = soak_verdict(first, limits)[1]
     kept = found.blocks_kept
     if kept is not None and kept > 0:
-        status, summary = "fault", f"{format_count(kept)} KV blocks are still in use after {_length(found)}"
+        status, summary = (
+            "fault",
+            f"{format_count(kept)} KV {facts.capabilities.unit}s are still in use after {_length(found)}",
+        )
     measured = MeasuredFigures(
         requests=found.requests,
         blocks_kept=kept,

@@ -77,10 +77,11 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
         samples = (sample for sample in timeline.samples if sample.engines is not None)
-        intervals = [tuple(group) for idle, group in groupby(samples, is_idle) if idle]
+        late_seconds = facts.capabilities.late_seconds
+        intervals = [_current(tuple(group), late_seconds) for idle, group in groupby(samples, is_idle) if idle]
         return tuple(floor for each in intervals if (floor := _floor(each, timeline, facts, limits)) is not None)
 
-    return timeline.once(("idle_floors", facts.pools, limits.idle_samples), floors)
+    return timeline.once(("idle_floors", facts.pools, facts.capabilities, limits.idle_samples), floors)
 
 
 def floor_within(
@@ -89,8 +90,18 @@ def floor_within(
     """The idle floor at the end of a window; `None` where it did not settle, or the window was not reached."""
     if start_seconds is None or end_seconds is None:
         return None
-    newest_first = (one for one in reversed(timeline.between(start_seconds, end_seconds)) if one.engines is not None)
-    return _floor(tuple(takewhile(is_idle, newest_first))[::-1], timeline, facts, limits)
+    late_seconds = facts.capabilities.late_seconds
+    looked_at = timeline.between(start_seconds - late_seconds, end_seconds)
+    newest_first = (one for one in reversed(looked_at) if one.engines is not None)
+    interval = _current(tuple(takewhile(is_idle, newest_first))[::-1], late_seconds)
+    return _floor([one for one in interval if one.at_seconds >= start_seconds], timeline, facts, limits)
+
+
+def _current(interval: Sequence[Sample], late_seconds: float) -> Sequence[Sample]:
+    """The samples of an idle interval whose figures are of the interval itself, where the engine reports them late."""
+    if not late_seconds or not interval:
+        return interval
+    return [one for one in interval if one.at_seconds >= interval[0].at_seconds + late_seconds]
 
 
 def is_idle(sample: Sample) -> bool:
@@ -109,10 +120,18 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
     return IdleFloor(
         begin_seconds=begin_seconds,
         at_seconds=end_seconds,
-        blocks=_settled([held_blocks(sample, facts) for sample in interval[-limits.idle_samples :]]),
+        blocks=_settled([_idle_blocks(sample, facts, limits) for sample in interval[-limits.idle_samples :]]),
         devices=next(listed, devices[0] if devices else None),
         allocators=next(published, None),
     )
+
+
+def _idle_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:
+    """Blocks in use, without those of the last request where the figures are of the step before that ended."""
+    held = held_blocks(sample, facts)
+    if held is None or not facts.capabilities.on_completion:
+        return held
+    return max(held - sum(-(-limits.refresh_tokens // pool.block_tokens) for pool in facts.pools), 0)
 
 
 def _settled(last: Sequence[int | None]) -> int | None:

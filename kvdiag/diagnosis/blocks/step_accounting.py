@@ -68,7 +68,8 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: 
     held = held_blocks(sample, facts)
     if sample.load is None or held is None:
         return None
-    tokens = _caught_up(sample.load.resident_tokens, counted)
+    exact = facts.capabilities.reserved or facts.capabilities.on_completion
+    tokens = sample.load.resident_tokens if exact else _caught_up(sample.load.resident_tokens, counted)
     expected = blocks_needed(tokens, facts)
     if expected is None:
         return None
@@ -162,18 +163,18 @@ def load_figures(facts: Facts, peak: LoadPeak) -> tuple[StepFigures, MeasuredFig
     )
 
 
-def compare(peak: LoadPeak, limits: Limits) -> tuple[Status, str]:
-    """Status and sentence of a load by its peak."""
+def compare(peak: LoadPeak, unit: str, limits: Limits) -> tuple[Status, str]:
+    """Status and sentence of a load by its peak; the pool is counted in `unit`."""
     expected = peak.expected.most_blocks
     tolerance = limits.blocks_per_request_tolerance * peak.requests
-    held = f"{plural(peak.held_blocks, 'block')} under load, {format_count(expected)} needed"
+    held = f"{plural(peak.held_blocks, unit)} under load, {format_count(expected)} needed"
     who = f"{plural(peak.tokens, 'token')} of {plural(peak.requests, 'request')}"
     if abs(peak.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
     if peak.held_blocks <= 0:
-        return "unknown", f"the usage gauge shows no block in use for {who}; check the engine's kv_cache_usage_perc"
+        return "unknown", f"the usage gauge shows no {unit} in use for {who}; check the engine's metrics"
     if peak.excess_blocks < 0:
-        check = "compare the reported pool and block size with the engine's startup log"
+        check = f"compare the reported pool and its {unit} size with the engine's startup log"
         return "suspect", f"{held} for {who}: fewer than needed; {check}"
     ratio = peak.held_blocks / max(expected, 1)
     status: Status = "fault" if ratio > limits.kv_excess_fault_ratio else "suspect"
@@ -212,7 +213,7 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if peak is None:
         missing = "the pool's usage before or under the load is not reported; check the engine's /metrics"
         return unknown(step, missing, span)
-    status, sentence = compare(peak, limits)
+    status, sentence = compare(peak, facts.capabilities.unit, limits)
     expected, measured = load_figures(facts, peak)
     measured = replace(measured, samples_of_whole_load=peak.samples)
     return StepResult(step, status, sentence, expected=expected, measured=measured, notes=span.notes)

@@ -98,7 +98,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak:
             components.append(SoakedComponent(kind=kind, who=who, soaked=found))
     problem = None if components else f"too few load and idle cycles were followed by a sample{_why(cycles)}"
     held = [floor.blocks for floor in floors if floor is not None and floor.blocks is not None]
-    kept = held[-1] - held[0] if held else None
+    kept = held[-1] - held[0] if held and facts.capabilities.returns else None
     return Soak(cycles=cycles, problem=problem, components=tuple(components), blocks_kept=kept)
 
 

@@ -12,6 +12,9 @@ Decided in this order:
    they grow, the lowest samples at equal numbers of running requests rise. A rise proves no leak, since requests may
    have become longer (unknown), but without one there is none.
 
+Two kinds of engine show no leak while idle: where ended requests keep their cells as a cache, the loads of a run prove
+how much of the pool is free (`blocks/refill.py`); where gauges move only when a request ends, only a run makes them.
+
 The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
 
@@ -24,11 +27,20 @@ from typing import Literal
 
 from kvdiag import stats
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
+from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
-from kvdiag.formatting import format_bytes, format_duration, format_number, format_rate, format_ratio, plural
+from kvdiag.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_rate,
+    format_ratio,
+    plural,
+)
 from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
 
 ID = "leak.kv_blocks"
@@ -38,6 +50,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
+    if not facts.capabilities.returns:
+        return (_by_filling(timeline, facts, limits),)
+    if facts.capabilities.on_completion and not timeline.marks:
+        return unknown(ID, "usage moves only when a request ends, so an idle pool is not observed; run `kvdiag run`")
+    unit = facts.capabilities.unit
     intervals = idle_floors(timeline, facts, limits)
     floors = [floor for floor in intervals if floor.blocks is not None]
     if not floors:
@@ -61,13 +78,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (_released_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:
             return (_hits_collapsed(collapse, evidence),)
-        limit = f"detection limit 1 block over {plural(requests, 'request')}" if requests else "detection limit 1 block"
-        summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')} ({limit})"
+        limit = f"detection limit 1 {unit}" + (f" over {plural(requests, 'request')}" if requests else "")
+        summary = f"no {unit} was in use at the end of {plural(len(floors), 'idle interval')} ({limit})"
         return (Finding(ID, "ok", summary, evidence),)
     # What falls below the lowest floor since the pool was last empty is being released late.
     since_empty = [last, *takewhile(lambda floor: floor.blocks, reversed(floors[:-1]))]
     if held < min((floor.blocks for floor in since_empty[1:] if floor.blocks), default=held):
-        blocks = plural(held, "block is", "blocks are")
+        blocks = plural(held, f"{unit} is", f"{unit}s are")
         summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
         return (Finding(ID, "unknown", summary, evidence),)
     size = block_bytes(facts)
@@ -84,13 +101,38 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if growth is not None and growth.exhaustion_seconds is not None:
         grows = format_rate(growth.bytes_per_second * HOUR_SECONDS)
         rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
-    summary = f"{format_number(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
+    summary = f"{format_number(held)} of {plural(total, f'KV {unit}')}{amount} still in use while idle{rate}"
     since = since_empty[-1].begin_seconds
     if facts.kv_connector is not None and _held_seconds(last, timeline, facts) < limits.connector_timeout_seconds:
         timeout = format_duration(limits.connector_timeout_seconds)
         summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"
         return (Finding(ID, "suspect", summary, evidence, growth=growth, since_seconds=since),)
     return (Finding(ID, "fault", summary, evidence, growth=growth, since_seconds=since),)
+
+
+def _by_filling(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
+    """The verdict where cells of ended requests are a cache: by what the run's own loads could fill."""
+    unit = facts.capabilities.unit
+    hidden = f"idle slots keep the {unit}s of ended requests as a cache, which hides those that are lost"
+    found = refilled(timeline, facts)
+    if found is None:
+        return Finding(ID, "unknown", f"{hidden}; fill the pool with `kvdiag run`")
+    evidence = (
+        Evidence("pool_tokens", found.pool_tokens, "tokens", "engine"),
+        Evidence("tokens_filled", found.proven_tokens, "tokens", "kvdiag"),
+        Evidence("tokens_refused", found.refused_tokens, "tokens", "kvdiag"),
+    )
+    pool = plural(found.pool_tokens, unit)
+    if found.refused_tokens is not None and not facts.forced:
+        lost = format_count(max(found.pool_tokens - found.refused_tokens, 0) + 1)
+        refused = f"a load of {plural(found.refused_tokens, 'token')} was refused for lack of room in a pool of {pool}"
+        return Finding(ID, "fault", f"{refused}: at least {lost} {unit}s are not released", evidence)
+    unproven = plural(found.unproven_tokens, unit)
+    if found.unproven_tokens <= limits.unproven_ratio * found.pool_tokens:
+        filled = f"a load filled {format_count(found.proven_tokens)} of {pool} again after all others had ended"
+        return Finding(ID, "ok", f"{filled} (detection limit {unproven})", evidence)
+    filled = f"{hidden}; the run filled only {format_count(found.proven_tokens)} of {pool}"
+    return Finding(ID, "unknown", f"{filled}; fill it whole: repeat the run while the server is idle", evidence)
 
 
 def _growth(floors: Sequence[IdleFloor], block_bytes: int, room_bytes: int, limits: Limits) -> GrowthFigures | None:
@@ -132,7 +174,7 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
         ID,
         # Once may be a peer that was lost; what happens again is how this server works.
         "fault" if len(large) > 1 else "suspect",
-        f"{format_number(most)} of {plural(total, 'KV block')} stayed in use for up to "
+        f"{format_number(most)} of {plural(total, f'KV {facts.capabilities.unit}')} stayed in use for up to "
         f"{format_duration(longest)} while idle, {times}; released by a timeout, not when their requests ended",
         (
             *evidence,
@@ -177,7 +219,8 @@ def _not_idle(timeline: Timeline, facts: Facts) -> str:
 def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     """A server that is never idle, by its minimum usage: ok as far as that bounds a leak, else unknown."""
     total = sum(pool.usable_blocks for pool in facts.pools)
-    lowest = f"{format_number(floor.lowest_blocks)} of {plural(total, 'KV block')}"
+    unit = facts.capabilities.unit
+    lowest = f"{format_number(floor.lowest_blocks)} of {plural(total, f'KV {unit}')}"
     evidence = (
         Evidence("window", round(floor.hours, 2), "hours", "kvdiag"),
         Evidence("min_blocks_under_load", floor.lowest_blocks, "blocks", "engine"),
@@ -186,16 +229,16 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
         Evidence("detection_limit_per_hour", floor.visible_per_hour, "blocks", "computed"),
     )
     if floor.says == "bounded":
-        most = plural(floor.lowest_blocks, "block is leaked", "blocks are leaked")
-        leaked = f"at most {most}" if floor.lowest_blocks else "no block is leaked"
+        most = plural(floor.lowest_blocks, f"{unit} is leaked", f"{unit}s are leaked")
+        leaked = f"at most {most}" if floor.lowest_blocks else f"no {unit} is leaked"
         return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: {leaked}", evidence)
     usage = "never idle; minimum usage at equal concurrency"
     if floor.says == "flat":
         window, limit = format_duration(floor.hours * HOUR_SECONDS), format_number(floor.visible_per_hour)
-        summary = f"{usage} did not rise over {window} (detection limit {limit} blocks/h)"
+        summary = f"{usage} did not rise over {window} (detection limit {limit} {unit}s/h)"
         return Finding(ID, "ok", summary, evidence)
     if floor.says == "rising":
-        rate = f"{format_number(floor.growth_per_hour)} blocks/h"
+        rate = f"{format_number(floor.growth_per_hour)} {unit}s/h"
         summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
         return Finding(ID, "unknown", summary, evidence)
     summary = (

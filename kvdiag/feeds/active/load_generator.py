@@ -1,10 +1,15 @@
 """kvdiag's own requests: unique random prompts of an exact length, streamed, so that their resident tokens are known.
 
 Every request carries a cache salt of its own and random token ids (no prefix hits), has an exact length, and requests
-its usage with every chunk. The engine adapter writes the request's body; the response is OpenAI's event stream.
+its usage with every chunk. The engine adapter writes the request's body and reads the events of the response.
+
+What the open requests hold is what the engine's gauges can show of it: all that they may need from admission on, where
+an engine reserves it; and where gauges move only when a request ends, what they held when the last one did. Small
+requests beside the load and one after it then make the gauges move.
 """
 
 import asyncio
+import contextlib
 import random
 import secrets
 import string
@@ -15,9 +20,11 @@ from typing import Any
 
 import httpx2
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.engines.engine import EngineAdapter, RequestDialect
 from kvdiag.formatting import format_duration
-from kvdiag.model import Load, Outcome, Workload
+from kvdiag.model import Capabilities, Load, Outcome, Workload
+from kvdiag.model.capabilities import ALL
 from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.http import UNPACKED, HttpReader, Unreadable, explain, unpacked
 
@@ -29,6 +36,9 @@ MAX_EVENT_BYTES = 2**20
 WORDS = 400
 MAX_ID = 2**24
 ANSWER_SECONDS = 10.0
+
+REFRESH_SECONDS = 0.3
+"""Between two of the small requests that make gauges move which only an ending request moves."""
 
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
@@ -46,6 +56,7 @@ class _Request:
     """A request under way, or over: its tokens, how long they took, and why it failed."""
 
     prompt_tokens: int
+    max_tokens: int
     generated_tokens: int = 0
     error: str | None = None
     first_token_seconds: float | None = None
@@ -81,10 +92,13 @@ class Requests:
         token_ids: Sequence[int] = DEFAULT_TOKEN_IDS,
         *,
         engine: EngineAdapter,
+        capabilities: Capabilities = ALL,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """Send to `model` through `client` in the dialect of `engine`; prompts are drawn from `token_ids`."""
         self.engine = engine
+        self._capabilities = capabilities
+        self._shown: dict[_Request, int] = {}
         self._client = client
         self._silence_seconds = silence_seconds
         self._model = model
@@ -94,15 +108,25 @@ class Requests:
         self._repeated: list[Prompt] = []
 
     def load(self) -> Load:
-        """What the open requests hold now."""
-        resident = tuple(
-            request.prompt_tokens + request.generated_tokens - 1 for request in self._open if request.generated_tokens
-        )
-        return Load(requests=len(self._open), resident_tokens=resident)
+        """What the open requests hold now, as far as the engine's gauges can show it."""
+        held = self._held()
+        if self._capabilities.on_completion:
+            held = {request: self._shown[request] for request in held if request in self._shown}
+        return Load(requests=len(self._open), resident_tokens=tuple(held.values()))
+
+    def _held(self) -> dict[_Request, int]:
+        reserved = self._capabilities.reserved
+        return {
+            one: one.prompt_tokens + (one.max_tokens if reserved else one.generated_tokens - 1)
+            for one in self._open
+            if one.generated_tokens
+        }
 
     async def measure(self, prompt_tokens: int, max_tokens: int) -> Speed | str:
         """Send one request to warm the server up and see how fast it is; the error's text where it failed."""
         done = await self._send(self.new_prompt(prompt_tokens), max_tokens)
+        if self._capabilities.on_completion:
+            await self._refresh()
         if done.error is not None or done.first_token_seconds is None or done.decode_seconds is None:
             return done.error or "the server answered without a token"
         rate = (done.generated_tokens - 1) / done.decode_seconds if done.decode_seconds > 0 else 1000.0
@@ -115,9 +139,25 @@ class Requests:
     async def offer(self, workload: Workload) -> Outcome:
         """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
         prompts = self._prompts(workload)
+        refreshed_tokens = 0
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._send(prompt, workload.max_tokens)) for prompt in prompts]
-        return _outcome(*(task.result() for task in tasks))
+            while self._capabilities.on_completion:
+                refreshed_tokens += await self._refresh()
+                if not (await asyncio.wait(tasks, timeout=REFRESH_SECONDS))[1]:
+                    refreshed_tokens += await self._refresh()
+                    break
+        outcome = _outcome(*(task.result() for task in tasks))
+        return replace(outcome, prompt_tokens=outcome.prompt_tokens + refreshed_tokens)
+
+    async def _refresh(self) -> int:
+        """Send a small request, at whose end the gauges move; return its prompt tokens."""
+        tokens = DEFAULT_LIMITS.refresh_tokens - 1
+        request = _Request(prompt_tokens=tokens, max_tokens=1)
+        with contextlib.suppress(httpx2.HTTPError, Unreadable):
+            await self._stream(request, 1, self.new_prompt(tokens))
+        self._shown = self._held()
+        return tokens
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""
@@ -139,7 +179,7 @@ class Requests:
         return Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
 
     async def _send(self, prompt: Prompt, max_tokens: int) -> _Request:
-        request = _Request(prompt_tokens=len(prompt.token_ids))
+        request = _Request(prompt_tokens=len(prompt.token_ids), max_tokens=max_tokens)
         self._open.add(request)
         try:
             await self._stream(request, max_tokens, prompt)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.steps import Step
+from kvdiag.diagnosis.steps import LONG_CONTEXT, Step
 from kvdiag.feeds.active.load_generator import Speed
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Facts, Workload
 
 MIN_OUTPUT_TOKENS = 64
@@ -20,6 +21,12 @@ CYCLES_SECONDS = 25.0
 
 MIN_CYCLES = 6
 """Two for warm-up, three to judge, and one that is allowed to be unseen."""
+
+MIN_LATE_CYCLES = 3
+"""The same on an engine whose figures are half a minute late: one for warm-up, two to judge."""
+
+FILLING_SECONDS = 30.0
+"""Most time for the prompts that fill a pool."""
 
 CYCLE_OVERHEAD_SECONDS = 1.0
 """Lead-in and settling of a cycle."""
@@ -56,14 +63,40 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
     workload, notes = admitted(_held(step.workload, speed), facts)
+    if step.id == LONG_CONTEXT.id and not facts.capabilities.returns:
+        workload, notes = _filling(workload, facts, speed)
     cycles = step.cycles
     if speed is not None and cycles > MIN_CYCLES:
         output_seconds = workload.max_tokens / speed.tokens_per_second
-        cycle_seconds = speed.first_token_seconds + output_seconds + CYCLE_OVERHEAD_SECONDS
-        cycles = min(cycles, max(MIN_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))
+        late_seconds = facts.capabilities.late_seconds
+        cycle_seconds = speed.first_token_seconds + output_seconds + CYCLE_OVERHEAD_SECONDS + late_seconds
+        least = MIN_CYCLES if late_seconds < CYCLES_SECONDS / MIN_CYCLES else MIN_LATE_CYCLES
+        cycles = min(cycles, max(least, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
     return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
+
+
+def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Workload, tuple[str, ...]]:
+    """Requests that fill the whole pool, since only that shows that cells of ended requests are free again.
+
+    As many of the longest ones as it holds, shorter where their prompts would take too long at the measured speed.
+    """
+    pool = min((pool.usable_blocks * pool.block_tokens for pool in facts.pools), default=None)
+    if pool is None:
+        return workload, ()
+    longest = min(facts.max_model_len_tokens or pool, pool)
+    requests = max(pool // longest, 1)
+    output = min(workload.max_tokens, max(longest // 4, 1))
+    prompt = longest - output
+    affordable = prompt if speed is None else int(FILLING_SECONDS * speed.prompt_tokens_per_second / requests)
+    cut = max(min(prompt, affordable), min(workload.prompt_tokens, prompt))
+    pooled = f"the {pool:,} tokens of the pool"
+    note = f"{plural(requests, 'request')} of {cut:,} + {output:,} tokens, to fill {pooled}: only that shows lost cells"
+    if cut < prompt:
+        limit = format_duration(FILLING_SECONDS)
+        note = f"{plural(requests, 'request')} of {cut:,} + {output:,} tokens; {pooled} would take more than {limit}"
+    return replace(workload, requests=requests, prompt_tokens=cut, max_tokens=output), (note,)
 
 
 def _held(workload: Workload, speed: Speed | None) -> Workload:

@@ -155,8 +155,9 @@ class ActiveFeed(MarkedRun):
             return measured[0]
 
         newest = engine_samples(self.recorder.since(0))[-1:]
-        if not self.sampler.facts.forced and all(one.engines_idle is None for one in newest):
-            # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
+        moved = self.sampler.facts.capabilities.on_completion
+        if moved or (not self.sampler.facts.forced and all(one.engines_idle is None for one in newest)):
+            # Engines of a data-parallel server have no gauges before their first request.
             await warmed_up(1, self.steps[0].title)
         for number, step in enumerate(self.steps, start=1):
             if step.workload.requests == 0:
@@ -283,7 +284,7 @@ class ActiveFeed(MarkedRun):
         step, first = planned.step.id, self.recorder.count
         self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
         # Growth over cycles is judged by what there was before the first and after each.
-        await self._settle(publications=planned.cycles > 1 and cycle == 0)
+        await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned.workload)
         errors = tuple(dict.fromkeys(still_queued(error, self.recorder.since(first)) for error in outcome.errors))
@@ -298,21 +299,25 @@ class ActiveFeed(MarkedRun):
     async def _load(self, workload: Workload) -> Outcome:
         return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)
 
-    async def _settle(self, *, publications: bool = False) -> None:
+    async def _settle(self, *, publications: bool = False, current: bool = True) -> None:
         """Wait until the engine has been idle for some samples, with one sample of the devices among them.
 
-        With `publications`, also until the server's agents, if there are any, have published since then.
+        With `publications`, also until the server's agents, if there are any, have published since then; with
+        `current`, until figures that the engine reports late are of this idle interval.
         """
         first = self.recorder.count
+        late_seconds = self.sampler.facts.capabilities.late_seconds if current else 0.0
+        current_seconds = self.sampler.clock.now_seconds() + late_seconds
 
         def settled(_: list[Sample]) -> bool:
-            return idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
+            is_current = not late_seconds or self.sampler.clock.now_seconds() >= current_seconds
+            return is_current and idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
 
         def reported(_: list[Sample]) -> bool:
             return settled([]) or len(engine_samples(self.recorder.since(first))) >= SETTLE_READINGS
 
         is_patient = self._settle_seconds == SETTLE_SECONDS
-        if not await self._checked_wait(settled, self._settle_seconds) and is_patient:
+        if not await self._checked_wait(settled, self._settle_seconds + late_seconds) and is_patient:
             await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             if not settled([]):
                 # There is other traffic: every further wait would take as long without success.

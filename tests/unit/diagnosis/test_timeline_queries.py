@@ -29,7 +29,19 @@ from kvdiag.diagnosis.timeline_queries import (
     torch_readings,
     whole_load,
 )
-from kvdiag.model import MAX_COUNT, Allocator, Device, Engine, Facts, Gap, Load, Sample, Timeline, Workload
+from kvdiag.model import (
+    MAX_COUNT,
+    Allocator,
+    Capabilities,
+    Device,
+    Engine,
+    Facts,
+    Gap,
+    Load,
+    Sample,
+    Timeline,
+    Workload,
+)
 from tests.builders.values import GIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
 from tests.unit.diagnosis import loads
 
@@ -321,3 +333,17 @@ def test_tokens_of_a_pool_are_a_count_that_a_document_can_hold() -> None:
     """A page may claim blocks of any size: their product stays within what counts are."""
     assert MAX_COUNT == pool_tokens(replace(pool(capacity_tokens=None), block_tokens=2**50))
     assert 16 * 6144 == pool_tokens(pool(capacity_tokens=None))
+
+
+def test_late_figures_count_once_they_are_of_the_idle_interval() -> None:
+    """Where usage may be 30 s old while idle, what an interval shows before that is of the load before it."""
+    late = replace(KNOWN, capabilities=Capabilities(late_seconds=30.0))
+    samples = timeline(
+        at(0.0, holding(9, running=1)), *(at(float(s), holding(9 if s < 35 else 0)) for s in range(5, 60, 5))
+    )
+    (whole,) = idle_floors(samples, late, DEFAULT_LIMITS)
+    assert (35.0, 0) == (whole.begin_seconds, whole.blocks)
+    ends = {end: floor_within(samples, 5.0, end, late, DEFAULT_LIMITS) for end in (35.0, 40.0)}
+    assert (None, 0) == (ends[35.0], ends[40.0] and ends[40.0].blocks)
+    # What was idle before a window makes its figures current from its begin.
+    assert floor_within(samples, 45.0, 55.0, late, DEFAULT_LIMITS) is not None

@@ -16,7 +16,7 @@ from kvdiag.feeds.active.step_plan import (
     PlannedStep,
     plan,
 )
-from kvdiag.model import Facts, KvPool, Workload
+from kvdiag.model import Capabilities, Facts, KvPool, Workload
 from tests.builders.answers import containing
 
 ROOMY = Facts(max_model_len_tokens=131072)
@@ -147,3 +147,24 @@ def test_single_cycle_is_always_offered() -> None:
     """Steps of one cycle are offered once, however slow the server."""
     actual = plan(STEPS, ROOMY, Speed(first_token_seconds=60.0, tokens_per_second=0.1))
     assert [1, MIN_CYCLES, 1, 1] == [one.cycles for one in actual]
+
+
+@pytest.mark.parametrize(
+    ("slot_tokens", "prompt_speed", "expected"),
+    [
+        pytest.param(8192, 1e6, (4, 8192 - 128), id="four slots"),
+        pytest.param(32_768, 1e6, (1, 32_768 - 128), id="one pool for all"),
+        pytest.param(32_768, 1000.0, (1, 30_000), id="no longer than 30 s"),
+        pytest.param(32_768, 1.0, (1, 16_384), id="no shorter than the step"),
+    ],
+)
+def test_a_pool_that_hides_lost_cells_is_filled(
+    slot_tokens: int, prompt_speed: float, expected: tuple[int, int]
+) -> None:
+    """The fourth step sends the longest requests that the pool can hold at once, as far as time allows."""
+    cells = pool(32_768, block_tokens=1)
+    facts = Facts(max_model_len_tokens=slot_tokens, pools=(cells,), capabilities=Capabilities(returns=False))
+    speed = Speed(first_token_seconds=0.01, tokens_per_second=85.0, prompt_tokens_per_second=prompt_speed)
+    filling = planned("long_context", facts, speed)
+    assert expected == (filling.workload.requests, filling.workload.prompt_tokens)
+    assert filling.notes

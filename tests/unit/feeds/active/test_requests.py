@@ -11,7 +11,7 @@ import pytest
 from kvdiag.engines.engine import EngineClient
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests, Speed, token_ids
-from kvdiag.model import Load, Outcome, Workload
+from kvdiag.model import Capabilities, Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
 from tests.builders.answers import containing
@@ -199,3 +199,45 @@ def test_vocabulary_that_never_ends_is_given_up() -> None:
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL, answer_seconds=0.3))
     assert DEFAULT_TOKEN_IDS == actual
+
+
+def test_a_reserving_engine_holds_all_that_a_request_may_need(drill: str) -> None:
+    """From its first token on a request counts with its whole output, where the engine reserves it."""
+    reserved = Capabilities(reserved=True)
+
+    async def held(client: httpx2.AsyncClient) -> set[int]:
+        requests = Requests(client, MODEL, engine=ENGINE, capabilities=reserved)
+        task = asyncio.ensure_future(requests.offer(Workload(requests=1, prompt_tokens=64, max_tokens=64)))
+        found: set[int] = set()
+        while not task.done():
+            found.update(requests.load().resident_tokens)
+            await asyncio.sleep(0.001)
+        return found
+
+    assert {128} == with_client(drill, held)
+
+
+def test_small_requests_move_gauges_that_only_an_ending_request_moves(drill: str) -> None:
+    """They run during a load and after it, and count as kvdiag's own; a load is what it held when the last one ended."""
+    late = Capabilities(on_completion=True)
+
+    async def offer(client: httpx2.AsyncClient) -> tuple[Outcome, int, set[int]]:
+        requests = Requests(client, MODEL, engine=ENGINE, capabilities=late)
+        before = await _prompt_tokens(ENGINE.open(HttpReader(client)))
+        task = asyncio.ensure_future(requests.offer(Workload(requests=2, prompt_tokens=64, max_tokens=256)))
+        changes: set[int] = set()
+        while not task.done():
+            changes.add(sum(requests.load().resident_tokens))
+            await asyncio.sleep(0.001)
+        return await task, await _prompt_tokens(ENGINE.open(HttpReader(client))) - before, changes
+
+    outcome, counted, changes = with_client(drill, offer)
+
+    assert (2, counted) == (outcome.completed, outcome.prompt_tokens)
+    assert outcome.prompt_tokens >= 2 * 64 + 2 * 16
+    assert len(changes) < 256
+
+
+async def _prompt_tokens(source: EngineClient) -> int:
+    engines, _ = await source.read()
+    return sum(engine.prompt_tokens_total or 0 for engine in engines or ())

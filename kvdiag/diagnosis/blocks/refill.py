@@ -1,0 +1,43 @@
+"""What kvdiag's own loads prove of a pool whose ended requests keep their cells as a cache (llama.cpp's slots).
+
+Such an engine does not show a cell that is lost: it looks like those of an idle slot. So the pool is filled again: a
+load that completes proves that its tokens were free, and a load that fits the pool and is refused for lack of room
+proves that cells are lost.
+"""
+
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.request_failures import pool_full
+from kvdiag.diagnosis.timeline_queries import pool_tokens, whole_load
+from kvdiag.model import Facts, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refill:
+    """One engine's pool, the most tokens that a completed load held at once, and the fewest that were refused.
+
+    `refused_tokens` is `None` where no load was refused that fits the pool.
+    """
+
+    pool_tokens: int
+    proven_tokens: int
+    refused_tokens: int | None
+
+    @property
+    def unproven_tokens(self) -> int:
+        """The most that can be lost."""
+        return max(self.pool_tokens - self.proven_tokens, 0)
+
+
+def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
+    """What the loads of a timeline prove; `None` without a pool, or without loads."""
+    pool = min((pool_tokens(pool) for pool in facts.pools), default=0)
+    spans = [
+        (span, span.workload.requests * span.workload.tokens_per_request) for span in timeline.spans() if span.workload
+    ]
+    loads = [(span, span.outcome, tokens) for span, tokens in spans if span.outcome and 0 < tokens <= pool]
+    if not loads:
+        return None
+    proven = [tokens for span, outcome, tokens in loads if not outcome.failed and whole_load(timeline, span)]
+    refused = [tokens for _, outcome, tokens in loads if pool_full(outcome)]
+    return Refill(pool_tokens=pool, proven_tokens=max(proven, default=0), refused_tokens=min(refused, default=None))
