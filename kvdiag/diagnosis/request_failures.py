@@ -12,9 +12,10 @@ from typing import Literal
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Outcome, Span, Timeline
-from kvdiag.oom.message import ANCHORS, POOL_FULL, SEGMENT_BYTES, Shortage, parse_shortage
+from kvdiag.oom.message import ANCHORS, SEGMENT_BYTES, Shortage, parse_shortage
 
 _TORCH = tuple(pattern for kind, pattern in ANCHORS if kind in {"torch", "limit", "async"})
+_FULL = tuple(pattern for kind, pattern in ANCHORS if kind == "kv_full")
 
 
 def memory_failures(timeline: Timeline) -> tuple[tuple[Span, Shortage], ...]:
@@ -36,7 +37,7 @@ def oom_error(outcome: Outcome | None) -> str | None:
 
 def pool_full(outcome: Outcome) -> bool:
     """Whether an engine that neither queues nor preempts refused requests of a load for lack of room in its KV pool."""
-    return any(POOL_FULL.search(error) for error in outcome.errors)
+    return any(pattern.search(error) for error in outcome.errors for pattern in _FULL)
 
 
 def parse_oom(text: str) -> Shortage | None:

@@ -146,9 +146,6 @@ def wordings(table: str) -> list[Any]:
     return [*(row for engine in _ENGINES for row in engine.get(table, ())), *WORDINGS.get(table, ())]
 
 
-POOL_FULL = re.compile(WORDINGS["pool_full"], re.IGNORECASE)
-"""Refusals of a request for lack of room in the KV pool: llama.cpp's, tools/server/server-context.cpp (b11434)."""
-
 ANCHORS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in wordings("anchors")
 )

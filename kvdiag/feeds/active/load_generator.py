@@ -5,7 +5,7 @@ its usage with every chunk. The engine adapter writes the request's body and rea
 
 What the open requests hold is what the engine's gauges can show of it: all that they may need from admission on, where
 an engine reserves it; and where gauges move only when a request ends, what they held when the last one did. Small
-requests beside the load and one after it then make the gauges move.
+requests during the load and one after it then make the gauges move.
 """
 
 import asyncio

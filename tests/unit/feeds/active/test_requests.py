@@ -218,7 +218,7 @@ def test_a_reserving_engine_holds_all_that_a_request_may_need(drill: str) -> Non
 
 
 def test_small_requests_move_gauges_that_only_an_ending_request_moves(drill: str) -> None:
-    """They run during a load and after it, and count as kvdiag's own; a load is what it held when the last one ended."""
+    """They run during a load and after it and count as kvdiag's own; a load is what it held when the last one ended."""
     late = Capabilities(on_completion=True)
 
     async def offer(client: httpx2.AsyncClient) -> tuple[Outcome, int, set[int]]:
