@@ -9,6 +9,7 @@ worst, since a restart explains nothing. The memory ledger of the newest samples
 import math
 from dataclasses import replace
 
+from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import KNOWLEDGE, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -38,6 +39,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
     It never raises for what a timeline holds: impossible values cannot be built (`Checked`).
     """
+    facts = with_pool_by_share(timeline, facts)
 
     def judged(timeline: Timeline) -> Judged:
         stepped = bool(timeline.marks) or _cut_off(facts)

@@ -8,7 +8,7 @@ Feeds and commands take both as arguments and name no engine themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,8 +130,8 @@ class EngineAdapter:
     owned_by: str
     """`owned_by` of its models in GET /v1/models: by this `recognise` knows the engine first."""
 
-    capabilities: Callable[[Container[str]], Capabilities]
-    """What it can show, by the names of the metrics that a server, or a Prometheus, has of it."""
+    capabilities: Callable[[Page], Capabilities]
+    """What it can show, by a server's metrics; of a Prometheus's only those that describe the pool have series."""
 
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
     """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""

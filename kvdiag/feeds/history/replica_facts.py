@@ -14,7 +14,8 @@ from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Capabilities, Gap, HostCache, KvPool
+from kvdiag.model.capabilities import ALL
 from kvdiag.sources.prometheus_answers import Points
 from kvdiag.sources.prometheus_text import Page, Series, engine_label
 
@@ -24,7 +25,7 @@ MAX_EARLIER = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The newest pools, the engine's host caches, and what could not be read of them.
+    """The newest pools, the engine's host caches and capabilities, and what could not be read of them.
 
     `earlier` are the pools of other sizes before restarts, each with the time until which they were there: the usage
     of that time is read by them.
@@ -32,6 +33,7 @@ class Pools:
 
     pools: tuple[KvPool, ...]
     caches: tuple[HostCache, ...] = ()
+    capabilities: Capabilities = ALL
     earlier: tuple[tuple[float, tuple[KvPool, ...]], ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -53,6 +55,7 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
     return Pools(
         pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
         caches=engine.parse_caches(page),
+        capabilities=engine.capabilities({**dict.fromkeys(present, ()), **page}),
         earlier=tuple(reversed(earlier)),
         gaps=gaps,
     )

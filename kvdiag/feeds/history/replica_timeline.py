@@ -20,7 +20,6 @@ from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigne
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, only
 from kvdiag.formatting import format_duration, format_time
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
-from kvdiag.model.capabilities import ALL
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
 ENDED_SECONDS = 300.0
@@ -61,7 +60,7 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
         host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
         device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,
-        capabilities=ALL if engine is None else engine.capabilities(present),
+        capabilities=pools.capabilities,
         gaps=(
             *replica.gaps,
             *pools.gaps,
