@@ -230,7 +230,10 @@ async def _run(
                 soak=soak,
                 instead=probe,
             )
-            return await feed.run(), facts
+            timeline = await feed.run()
+            if (left := await server.engine.clean_up()) is not None:
+                stack.callback(click.echo, left, err=True)
+            return timeline, facts
 
 
 def _print_plan(facts: Facts) -> None:

@@ -111,6 +111,13 @@ class EngineClient(Protocol):
             Unreadable: as `page`.
         """
 
+    async def clean_up(self) -> str | None:
+        """Remove what kvdiag's own requests left in the engine's caches, unless others' would go with it.
+
+        Returns:
+            What of it stays, and for how long; `None` if nothing does that another request would notice.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAdapter:

@@ -120,6 +120,10 @@ class OpenAIClient:
         names = self.engine.length_metrics
         return self.engine.parse_lengths(await self.page(names)) if names else None
 
+    async def clean_up(self) -> str | None:
+        """Nothing: what is cached under kvdiag's salts is free for others at once."""
+        return None
+
     async def _unfiltered(self) -> EngineReading:
         """The engines if a filtered response has none: the server cannot filter, or no engine has started."""
         if self._empty % WHOLE_EVERY == 0:
