@@ -123,10 +123,10 @@ class Finder:
         engine = await recognise(self._readers.setdefault(url, HttpReader(self.client(url))))
         facts, identity = await gather_facts(engine, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
-            return FoundServer(facts=facts, engine=engine, nvml=self.nvml)
+            return FoundServer(facts=facts, engine=engine, nvml=self.nvml, identity=identity)
         if url not in self._drills:
             self._drills[url] = device_reader(url, drill=True)
-        return FoundServer(facts=facts, engine=engine, nvml=self._drills[url])
+        return FoundServer(facts=facts, engine=engine, nvml=self._drills[url], identity=identity)
 
     def client(self, url: str) -> httpx2.AsyncClient:
         """The client of an address, made once."""

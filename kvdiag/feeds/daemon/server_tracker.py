@@ -2,25 +2,27 @@
 
 The state is `starting` until the first answer, then `serving`, and `lost` from a failed read to the next answer. A
 search repeats until the server is found. Later one starts only if a lost server answers again or stays lost, counters
-fell, or its processes are missing, because a search also identifies the server and computes its cost model. A server is
-another process if a counter fell or no pid is the same; where pids are not known, its facts decide. A failed search is
-logged and repeated: the daemon outlives its server. Nothing here judges memory.
+fell, its processes are missing, or it identifies itself as another version or model, because a search also computes the
+cost model. A server is another process if a counter fell, no pid is the same, or the engine or its version is another;
+where pids are not known, its facts decide. A failed search is logged and repeated: the daemon outlives its server.
+Nothing here judges memory.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import structlog
 
-from kvdiag.engines.engine import EngineClient
+from kvdiag.engines.engine import EngineClient, Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import DeviceReading, ticks
 from kvdiag.feeds.recording.restore import same_server
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import Facts, Sample, ServerState
 from kvdiag.sources import host
+from kvdiag.sources.http import Unreadable
 from kvdiag.sources.worker_thread import ThreadedReader
 
 _log = structlog.get_logger()
@@ -31,6 +33,9 @@ MAX_ENGINES = 1024
 LOST_SEARCH_SECONDS = 10.0
 """Between searches for a server that is lost, or whose processes are no longer found."""
 
+IDENTITY_CHECKS = 6
+"""Of such intervals between two questions to a server that answers whether it still is the same version and model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundServer:
@@ -39,6 +44,8 @@ class FoundServer:
     facts: Facts
     engine: EngineClient
     nvml: ThreadedReader[DeviceReading]
+    identity: Identity | None = None
+    """What `engine` said of itself; `None` is not checked again."""
 
 
 class Finder(Protocol):
@@ -62,6 +69,7 @@ class ServerTracker:
         self._had_pids = False
         self._exited = False
         self._returned = asyncio.Event()
+        self._found_server: FoundServer | None = None
         self._answered_seconds: float | None = None
         self._began_seconds: float | None = None
         self.state: ServerState = "starting"
@@ -119,6 +127,8 @@ class ServerTracker:
         # In a container the next process has the same id; a process keeps its pools.
         blocks = {(one.engine, one.total_blocks) for one in before.pools if facts.pool(one.engine)}
         same = same and blocks <= {(one.engine, one.total_blocks) for one in facts.pools}
+        names = ((one.engine_name, one.engine_version) for one in (before, facts))
+        same = same and not _differ(*names)
         other = self._restarted or not same
         if other:
             self._tokens.clear()
@@ -138,14 +148,16 @@ class ServerTracker:
 
     async def next(self) -> FoundServer:
         """The server again, once it was lost and has returned, has restarted, or has other facts."""
+        intervals = 0
         while True:
             try:
                 async with asyncio.timeout(LOST_SEARCH_SECONDS):
                     await self._returned.wait()
             except TimeoutError:
+                intervals += 1
                 # A server that restarts during a search is found without its processes, or with those that exited.
                 without = self._had_pids and (self._exited or self.facts.server_pids is None)
-                if self.state != "lost" and not without:
+                if self.state != "lost" and not without and (intervals % IDENTITY_CHECKS or await self._is_itself()):
                     continue
             self._returned.clear()
             try:
@@ -170,7 +182,18 @@ class ServerTracker:
             raise KvdiagError(f"internal error while searching ({kind}); please report it with a log of -vv") from error
         # The cost model of a new server takes some 0.1 s; afterwards its answers are remembered.
         await asyncio.to_thread(all_pools_bytes, found.facts)
+        self._found_server = found
         return found
+
+    async def _is_itself(self) -> bool:
+        """Whether the server that was found has still the same version and model, as far as it says so."""
+        found = self._found_server
+        if found is None or found.identity is None:
+            return True
+        try:
+            return not _differ(astuple(found.identity), astuple(await found.engine.identify()))
+        except Unreadable:
+            return True  # the sampler notices a server that does not answer
 
     def _counters_fell(self, sample: Sample) -> bool:
         """Whether an engine's counter has fallen: counters begin at 0 with their process."""
@@ -187,3 +210,8 @@ class ServerTracker:
         if state != self.state:
             self.state = state
             _log.info("server", state=state, url=self.facts.url)
+
+
+def _differ(before: Sequence[object], now: Sequence[object]) -> bool:
+    """Whether a value that is known both times is another one."""
+    return any(None not in (one, other) and one != other for one, other in zip(before, now, strict=True))

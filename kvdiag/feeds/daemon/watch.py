@@ -17,6 +17,7 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.latest import LatestReadings
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import Finder, FoundServer, ServerTracker
+from kvdiag.feeds.live.alternation import Alternation
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
@@ -90,6 +91,7 @@ class Watch:
         self._engine: EngineClient | None = None
         self._lengths: Lengths | None = None
         self._counted: dict[str, Ticks] = {}
+        self._alternation = Alternation()
         self._changed = asyncio.Event()
         self._elsewhere: Finder | None = None
         self._snapshot: Snapshot | None = None
@@ -232,6 +234,7 @@ class Watch:
                 clock=self._clock,
                 load=lambda: None,
                 counted=self._counted,
+                alternation=self._alternation,
             )
             async with asyncio.TaskGroup() as group:
                 search = self._server.first(self._absent) if found is None else self._server.next()
@@ -246,6 +249,7 @@ class Watch:
             if self._elsewhere is not None:
                 self._server.leave(self._elsewhere)
                 self._elsewhere, found, self._latest = None, None, LatestReadings()
+                self._alternation = Alternation()
                 self._retention.clear()
                 self._take(Facts())
             elif not searching.cancelled():

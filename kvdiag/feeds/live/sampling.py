@@ -17,6 +17,7 @@ import structlog
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live.alternation import Alternation
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
@@ -194,6 +195,7 @@ class Sampler:
         pace, clock: the interval of each source in seconds, and the time of each sample.
         load: our own requests at this moment; `None` where there are none.
         counted: ticks of each source so far, which are added to.
+        alternation: what is known of servers that answer in turn at this address.
 
     A source that fails, or does not answer in time, is a sample with a `Gap`; no other source waits for it.
     """
@@ -208,6 +210,7 @@ class Sampler:
     clock: Clock
     load: Callable[[], Load | None]
     counted: dict[str, Ticks] = field(default_factory=dict)
+    alternation: Alternation = field(default_factory=Alternation)
     durations_seconds: dict[str, float] = field(default_factory=dict, init=False)
     """Duration of the newest read of each source."""
     _driver_absent: bool = field(default=False, init=False)
@@ -281,7 +284,8 @@ class Sampler:
         async with self._reading_engine:
             before = self.load()
             with self._timed("engine"):
-                engines, gaps = await self.engine.read()
+                reading = await self.engine.read()
+            engines, gaps = self.alternation.check(reading, self.clock.steady_seconds())
             now_seconds, after = self.clock.now_seconds(), self.load()
             self.record(Sample(at_seconds=now_seconds, engines=engines, load=after, load_before=before, gaps=gaps))
 

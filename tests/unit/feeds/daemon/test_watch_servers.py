@@ -5,6 +5,8 @@ Hours pass at once (`virtual_time`); the engine's metrics are parsed by the prod
 
 import asyncio
 import gc
+import json
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +16,7 @@ import httpx2
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.engines.engine import Identity
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
@@ -23,6 +26,7 @@ from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.model import Device, Diagnosis, Facts, Life, Snapshot, Status, Timeline
+from kvdiag.outputs.current_verdict import current_verdict
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
@@ -55,6 +59,14 @@ class Place:
     usable_blocks: int = 6144
     nonsense: bool = False
     prompt_tokens: int = 0
+    version: str | None = None
+    """What the server says that it is; `None` if it is not asked."""
+
+    beside_tokens: int | None = None
+    """The prompt tokens of a second server, to which a load balancer sends half of the requests."""
+
+    beside_engine: str = "vllm"
+    balancer: random.Random = field(default_factory=lambda: random.Random(7))  # noqa: S311 - a draw, no secret
     usage: float = 0.0
     gpus: int = 1
     pids: bool = False
@@ -71,24 +83,39 @@ class Place:
 
     asked_engine_total: int = 0
 
-    def answer(self, _: httpx2.Request) -> httpx2.Response:
-        """The engine's metrics now."""
+    @property
+    def identity(self) -> Identity | None:
+        """What a search learns of the server."""
+        if self.version is None:
+            return None
+        return Identity(
+            version=self.version, model=self.model, root=None, max_model_len_tokens=None, server_header=None
+        )
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        """The engine's metrics now, or what it is."""
+        if request.url.path == "/version":
+            return page(json.dumps({"version": self.version}))
+        if request.url.path == "/v1/models":
+            return page(json.dumps({"data": [{"id": self.model}]}))
         self.asked_engine_total += 1
         if not self.up:
             raise httpx2.ConnectError("nobody listens")
         if self.nonsense:
             return page(f"{self.asked_engine_total} }}{{ never twice the same \n\0")
         self.prompt_tokens += 1
+        beside = self.beside_tokens is not None and self.balancer.random() < 0.5
+        engine = self.beside_engine if beside else "vllm"
         lines = [
-            f'vllm:{name}{{engine="0"}} {value}'
+            f'{engine}:{name}{{engine="0"}} {value}'
             for name, value in (
                 ("kv_cache_usage_perc", self.usage),
                 ("num_requests_running", 0),
                 ("num_requests_waiting", 0),
-                ("prompt_tokens_total", self.prompt_tokens),
+                ("prompt_tokens_total", self.beside_tokens if beside else self.prompt_tokens),
             )
         ]
-        lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {int(not self.asleep)}')
+        lines.append(f'{engine}:engine_sleep_state{{engine="0",sleep_state="awake"}} {int(not self.asleep)}')
         return page("\n".join(lines) + "\n")
 
     def devices(self) -> tuple[Device, ...]:
@@ -151,7 +178,11 @@ def watching(
             )
             if place.pids:
                 known = replace(known, server_pids=(place.pid,))
-            return FoundServer(facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver)
+            if place.version is not None:
+                known = replace(known, engine_version=place.version)
+            return FoundServer(
+                facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver, identity=place.identity
+            )
 
         Inline.said.clear()
         watch = Watch(
@@ -239,6 +270,46 @@ def test_another_model_is_another_server() -> None:
     assert [("lost", None)] == states
     assert ("serving", [2048]) == (watch.snapshot().state, [one.usable_blocks for one in known.pools or ()])
     assert came_seconds <= lives(watch)[1].start_seconds
+
+
+def test_another_version_without_an_outage_is_another_server() -> None:
+    """A gateway hides a restart: the facts of the old version judge none of the new one's samples for long."""
+    place = Place(version="0.31.0", pids=True)
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(600)
+        place.version, place.usable_blocks = "0.32.0", 2048
+        await until(lambda: watch.snapshot().facts.engine_version == "0.32.0")
+        await asyncio.sleep(120)
+
+    watch = watching(place, script)
+
+    assert [2048] == [one.usable_blocks for one in watch.snapshot().facts.pools]
+    assert 2 == len(lives(watch))
+    assert "serving" == watch.snapshot().state
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_servers_that_answer_in_turn_are_unknown(engine: str) -> None:
+    """Two servers behind one address are not one server that restarts with each sample, and never at fault."""
+    place = Place(prompt_tokens=100_000, beside_engine=engine)
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(300)
+        place.beside_tokens = 500
+        await asyncio.sleep(600)
+        snapshot = watch.snapshot()
+        shown.append((snapshot.state, current_verdict(snapshot, snapshot.newest.at_seconds).status))
+        assert snapshot.newest.engine_refused
+        place.beside_tokens = None
+        await asyncio.sleep(180)
+
+    shown: list[tuple[str, Status]] = []
+    watch = watching(place, script)
+
+    assert [("serving", "unknown")] == shown
+    assert "fault" not in Inline.said
+    assert watch.snapshot().newest.engines
 
 
 def test_processes_that_were_not_found_again_are_searched_for() -> None:

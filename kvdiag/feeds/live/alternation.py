@@ -1,0 +1,77 @@
+"""Notices that several servers answer at one address in turn, so that their figures are not taken for one server's.
+
+A load balancer in front of two servers shows each of them at random. A counter of tokens then falls, and with a later
+sample it is back at once, above its earlier value; or samples without this engine's metrics stand between samples with
+them. A server that restarts begins at 0 and takes its time to get there: where it does not, as with one long prompt,
+that counts as a change, too, and `MAX_CHANGES` of them are allowed in `WINDOW_SECONDS`. Beyond that every sample is
+refused, until nothing has changed for that long.
+"""
+
+from collections import deque
+
+from kvdiag.engines.engine import SOURCE, EngineReading
+from kvdiag.formatting import format_duration
+from kvdiag.model import Engine, Gap
+
+WINDOW_SECONDS = 60.0
+"""An engine loads its model for seconds to minutes; a small model of llama.cpp's is served again within a second."""
+
+MAX_CHANGES = 2
+"""In `WINDOW_SECONDS`: a server that restarts twice at once is one server."""
+
+MAX_ENGINES = 1024
+
+REASON = (
+    f"several servers answer at this address in turn: their metrics changed more than {MAX_CHANGES} times within "
+    f"{format_duration(WINDOW_SECONDS)}; give the address of one of them"
+)
+
+
+class Alternation:
+    """The changes of server that were observed at one address."""
+
+    def __init__(self) -> None:
+        """Nothing is known of the server yet."""
+        self._highest: dict[str, int] = {}
+        self._fallen: dict[str, tuple[int, int]] = {}
+        self._interrupted = False
+        self._known = False
+        self._changes: deque[float] = deque(maxlen=MAX_CHANGES + 1)
+
+    def check(self, reading: EngineReading, now_seconds: float) -> EngineReading:
+        """The reading, or a gap in its place while several servers answer."""
+        engines, gaps = reading
+        if engines is not None:
+            if self._returned(engines):
+                self._changes.append(now_seconds)
+            self._known = True
+        elif self._known and any(gap.kind == "absent" for gap in gaps):
+            # It answers, with the metrics of something else.
+            self._interrupted = True
+        while self._changes and now_seconds - self._changes[0] > WINDOW_SECONDS:
+            self._changes.popleft()
+        if len(self._changes) <= MAX_CHANGES:
+            return reading
+        return None, (Gap(SOURCE, "refused", REASON),)
+
+    def _returned(self, engines: tuple[Engine, ...]) -> bool:
+        """Whether the server of an earlier sample answers again, after another one did."""
+        interrupted, self._interrupted = self._interrupted, False
+        if len(self._highest) > MAX_ENGINES:
+            self._highest.clear()
+            self._fallen.clear()
+        returned = False
+        for engine in engines:
+            count = engine.prompt_tokens_total
+            if count is None:
+                continue
+            highest = self._highest.setdefault(engine.engine, count)
+            lowest, last = self._fallen.get(engine.engine, (count, count))
+            if count < highest:
+                self._fallen[engine.engine] = (min(lowest, count), count)
+            else:
+                # At once, not as a restarted server gets there.
+                returned = returned or (count - last) * 2 > highest - lowest > 0
+                self._fallen.pop(engine.engine, None)
+                self._highest[engine.engine] = count
+        return returned or interrupted

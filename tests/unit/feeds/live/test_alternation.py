@@ -1,0 +1,63 @@
+"""Several servers that answer at one address, and one server that restarts."""
+
+import pytest
+
+from kvdiag.engines.engine import EngineReading
+from kvdiag.feeds.live.alternation import WINDOW_SECONDS, Alternation
+from kvdiag.model import Engine, Gap
+
+ANOTHER_ENGINE: EngineReading = (None, (Gap("engine", "absent", "no such metrics"),))
+DOWN: EngineReading = (None, (Gap("engine", "failed", "cannot connect"),))
+
+
+def tokens(count: int | None, engine: str = "0") -> EngineReading:
+    """An engine with this counter."""
+    return (Engine(engine=engine, prompt_tokens_total=count),), ()
+
+
+def refused(readings: list[EngineReading], every_seconds: float = 1.0) -> list[bool]:
+    """Of each reading, whether it is refused."""
+    alternation = Alternation()
+    checked = [alternation.check(one, number * every_seconds) for number, one in enumerate(readings)]
+    return [any(gap.kind == "refused" for gap in gaps) for _, gaps in checked]
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pytest.param([tokens(1000), tokens(10)] * 4, id="two servers in turn"),
+        pytest.param([tokens(1000 + n if at == "A" else n) for n, at in enumerate("AABABBBABABBA")], id="at random"),
+        pytest.param([tokens(1000), ANOTHER_ENGINE] * 4, id="two engines"),
+        pytest.param([tokens(None), ANOTHER_ENGINE] * 4, id="two engines without counters"),
+        pytest.param([tokens(9, "a"), tokens(7, "a"), tokens(9, "a")] * 4, id="a difference of two tokens"),
+    ],
+)
+def test_several_servers_are_refused_after_two_changes(readings: list[EngineReading]) -> None:
+    """The third return of a server within a minute is none that a restart makes."""
+    found = refused(readings)
+    assert not any(found[:5])
+    assert found[-1]
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pytest.param([tokens(n) for n in range(99)], id="no restart"),
+        pytest.param([tokens(1000), DOWN, tokens(0), tokens(500), tokens(1500)], id="a restart"),
+        pytest.param([tokens(1000), DOWN, ANOTHER_ENGINE, tokens(0), tokens(2000)], id="a restart without metrics"),
+        pytest.param([tokens(n % 5) for n in range(99)], id="restarts that count up to the same"),
+        pytest.param([tokens(900), *([DOWN, tokens(0)] * 9)], id="a server that dies again and again"),
+        pytest.param([tokens(5), DOWN] * 20, id="a network that fails"),
+        pytest.param([ANOTHER_ENGINE] * 20, id="another engine alone"),
+        pytest.param([tokens(None)] * 20, id="no counter"),
+        pytest.param([tokens(3, "0"), tokens(1, "1")] * 9, id="ranks that are missing by turns"),
+    ],
+)
+def test_one_server_is_not_refused(readings: list[EngineReading]) -> None:
+    """Counters that fall once belong to a restart."""
+    assert not any(refused(readings))
+
+
+def test_changes_are_forgotten_after_a_minute() -> None:
+    """Restarts far apart are restarts."""
+    assert not any(refused([tokens(1000), tokens(10)] * 9, every_seconds=WINDOW_SECONDS / 2))
