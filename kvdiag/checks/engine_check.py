@@ -1,6 +1,6 @@
 """Check the server: whether it answers, in a tested version, with the series that verdicts need, on the same clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check, clock_check
@@ -25,10 +25,11 @@ AFTER_ANSWERS = tuple(f"engine.{name}" for name in ("version", "series", "name_f
 def version(engine: EngineAdapter, identity: Identity) -> Check:
     """Check whether kvdiag is tested with the server's version."""
     known = engine.parse_version(identity.version)
+    role = "" if identity.role is None else f", {identity.role}"
     if known is None:
         fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
-        return Check("engine.version", "warn", "the server does not report its version", fix)
-    found = f"{engine.name} {identity.version}"
+        return Check("engine.version", "warn", f"{engine.name}{role}: the server does not report its version", fix)
+    found = f"{engine.name} {identity.version}{role}"
     oldest, newest = (".".join(map(str, tested)) for tested in engine.tested_versions)
     if known[:2] < engine.tested_versions[0]:
         fix = f"kvdiag is tested with {oldest} to {newest}: older metrics may differ in meaning"
@@ -87,6 +88,12 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
         fix = "run kvdiag as the server's user to read the host memory of the others"
         return Check("engine.processes", "warn", found, fix)
     return Check("engine.processes", "pass", found)
+
+
+def others(servers: Mapping[str, str]) -> Check:
+    """Name the other servers on this host, by their addresses."""
+    listed = ", ".join(f"{url} ({server})" for url, server in servers.items())
+    return Check("engine.others", "pass", f"not checked: {listed}; kvdiag watches one server: name it by --url")
 
 
 def clock(date: str | None, now_seconds: float) -> Check:

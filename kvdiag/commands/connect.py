@@ -7,6 +7,7 @@ daemon's `Finder` searches again and again, and keeps one client for each addres
 commands that need one server now.
 """
 
+import asyncio
 import contextlib
 import importlib
 import ssl
@@ -29,8 +30,8 @@ from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
-from kvdiag.sources.host import PORTS, candidates
-from kvdiag.sources.http import HttpReader, no_cookies
+from kvdiag.sources.host import USUAL_PORTS, candidates
+from kvdiag.sources.http import HttpReader, Unreadable, no_cookies
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -58,6 +59,24 @@ def base_url(url: str) -> str:
 def without_credentials(url: str) -> str:
     """Return the address as it may be shown, recorded and passed on."""
     return urlunsplit(without_user(urlsplit(url)))
+
+
+async def servers_here(own_port: int) -> dict[str, str]:
+    """Every server on this host's usual ports by its address: engine, role and model, as it says without a key."""
+
+    async def described(url: str) -> str:
+        async with open_client(url, ServerAccess()) as client:
+            engine = await recognise(HttpReader(client))
+            try:
+                identity = await engine.identify()
+            except Unreadable:
+                return ""
+        parts = (f"{engine.engine.title} {identity.version or ''}".rstrip(), identity.role, identity.model)
+        return ", ".join(filter(None, parts))
+
+    urls = candidates(own_port)
+    found = await asyncio.gather(*map(described, urls))
+    return {url: server for url, server in zip(urls, found, strict=True) if server}
 
 
 @asynccontextmanager
@@ -89,17 +108,20 @@ class Finder:
         Raises:
             KvdiagError: the address, the key or the certificates cannot be used.
         """
+        url = url or access.metrics_url
         self._url = None if url is None else base_url(url)
+        self._metrics_url = None if access.metrics_url is None else base_url(access.metrics_url)
         self._own_port = own_port
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         self._access = access if url is not None else replace(access, api_key=None)
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._readers: dict[str, HttpReader] = {}
-        self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
+        self.nvml: ThreadedReader[DeviceReading] = device_reader(self._metrics_url or self._url, drill=False)
         self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
         self._host = ThreadedReader(read_facts, "host")
-        if self._url is not None:
-            self.client(self._url)
+        for address in (self._url, self._metrics_url):
+            if address is not None:
+                self.client(address)
 
     async def find(self) -> FoundServer:
         """Return the first server that answers.
@@ -109,24 +131,30 @@ class Finder:
         """
         if self._url is not None:
             return await self._ask(self._url)
-        urls = candidates(self._own_port)
-        why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]}"
-        for url in urls:
+        why = []
+        for url in candidates(self._own_port):
             try:
                 return await self._ask(url)
             except KvdiagError as error:
-                why = str(error)
-        raise KvdiagError(f"no server found on this host ({why}); wait if it is starting, or give its --url")
+                why.append(str(error))
+        found = "; ".join(why) or f"nothing listens on ports {USUAL_PORTS}"
+        raise KvdiagError(f"no server found on this host ({found}); wait if it is starting, or give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
-        # One reader for each address: it remembers which requests that server does not answer.
-        engine = await recognise(self._readers.setdefault(url, HttpReader(self.client(url))))
-        facts, identity = await gather_facts(engine, without_credentials(url), self._host)
+        read = self._metrics_url or url
+        engine = await recognise(self._reader(read))
+        front = None if read == url else await recognise(self._reader(url))
+        facts, identity = await gather_facts(engine, without_credentials(read), self._host, front=front)
+        facts = replace(facts, url=without_credentials(url))
         if identity.server_header != DRILL_HEADER:
             return FoundServer(facts=facts, engine=engine, nvml=self.nvml, identity=identity)
         if url not in self._drills:
             self._drills[url] = device_reader(url, drill=True)
         return FoundServer(facts=facts, engine=engine, nvml=self._drills[url], identity=identity)
+
+    def _reader(self, url: str) -> HttpReader:
+        """One reader for each address: it remembers which requests that server does not answer."""
+        return self._readers.setdefault(url, HttpReader(self.client(url)))
 
     def client(self, url: str) -> httpx2.AsyncClient:
         """The client of an address, made once."""

@@ -31,7 +31,7 @@ from kvdiag.formatting import format_duration
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
-from kvdiag.sources.host import PORTS, candidates
+from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
 from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG
@@ -94,17 +94,20 @@ async def _look(
     url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
     own_port = int(LISTEN.rpartition(":")[2])
-    address = connect.base_url(url) if url is not None else next(iter(candidates(own_port)), None)
+    url = access.metrics_url or url
+    here = {} if url is not None else await connect.servers_here(own_port)
+    address = connect.base_url(url) if url is not None else next(iter((*here, *candidates(own_port))), None)
     drill = False
     if address is None:
-        why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
-        server = _no_server(None, why)
+        server = _no_server(None, f"nothing listens on ports {USUAL_PORTS} of this host")
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
         async with connect.open_client(address, known) as client:
             server, drill = await _engine(connect.without_credentials(address), HttpReader(client))
     gpus = await _gpus(address, drill=drill)
+    if len(here) > 1:
+        server.append(engine_check.others({url: found for url, found in here.items() if url != address}))
     return [*gpus, *server, *await _agents(agent_dir), *await _prometheus(history)]
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import click
 
 from kvdiag import files
-from kvdiag.commands.connect import agent_reader, bearer, connect
+from kvdiag.commands.connect import agent_reader, bearer, connect, servers_here
 from kvdiag.commands.drill import interrupt, simulated
 from kvdiag.commands.options.common import (
     Duration,
@@ -103,7 +103,9 @@ def command(options: RunOptions) -> int:
     url, simulate = either(("url", options.url), ("simulate", options.simulate))
     report, record, isolation = options.report, options.record, options.isolation
     if (url is None) == (simulate is None):
-        raise click.UsageError("give either --url URL or --simulate SCENARIO")
+        here = asyncio.run(servers_here(0)) if url is None else {}
+        found = "".join(f"; found {address} ({server})" for address, server in here.items())
+        raise click.UsageError(f"give either --url URL or --simulate SCENARIO{found}")
     if report is not None and record is not None and report.resolve() == record.resolve():
         raise click.UsageError("--record and --report need different files")
     page = ReportFile(report)

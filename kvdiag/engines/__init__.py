@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engines import vllm
+from kvdiag.engines import dynamo, vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
@@ -16,7 +16,7 @@ from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.log_file import read_long_log
 from kvdiag.sources.prometheus_names import Meaning
 
-ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
+ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE, dynamo.ENGINE)
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
 
@@ -58,9 +58,10 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
     for path in sorted({engine.metrics_path for engine in engines}, key=len, reverse=True):
         with contextlib.suppress(Unreadable):
             text = "\n" + (await http.get(path, [])).text
+            worker = dynamo.is_worker(text)
             for engine in engines:
-                if engine.metrics_path == path and f"\n{engine.metric_prefix}" in text:
-                    return engine.open(http)
+                if (worker or engine.metrics_path == path) and f"\n{engine.metric_prefix}" in text:
+                    return (dynamo.worker(engine, text) if worker else engine).open(http)
     return DEFAULT.open(http)
 
 
@@ -113,7 +114,7 @@ def read_startup_log(path: Path) -> EngineReport:
             refused.append(str(error))
         else:
             return replace(report, engine_name=engine.name, notes=(*report.notes, *notes))
-    raise KvdiagError(f"{path}: {'; '.join(refused)}")
+    raise KvdiagError(f"{path}: {'; '.join(filter(None, refused))}")
 
 
 def is_server_title(title: str) -> bool:

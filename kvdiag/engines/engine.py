@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
@@ -26,13 +26,14 @@ EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A server's version, model id, model folder or hub name, and longest request in tokens."""
+    """A server's version, model id, model folder or hub name, longest request in tokens, and role beside others."""
 
     version: str | None
     model: str | None
     root: str | None
     max_model_len_tokens: int | None
     server_header: str | None
+    role: str | None = None
 
 
 class RequestBody(Protocol):
@@ -72,12 +73,14 @@ class RequestDialect:
     """How completions are requested, and how their streamed JSON events are read: by default, OpenAI's.
 
     `generated` takes an event and the tokens before it, and returns those so far; `error` is its message, if it is one.
+    `headers` go with each request.
     """
 
     body: RequestBody
     path: str = "/v1/completions"
     generated: Callable[[Mapping[str, Any], int], int] = openai_generated
     error: Callable[[Mapping[str, Any]], str | None] = openai_error
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineClient(Protocol):

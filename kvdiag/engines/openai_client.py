@@ -6,7 +6,8 @@ its `EngineAdapter`'s; an engine with another API has a client of its own.
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
 from kvdiag.formatting import format_duration
@@ -24,7 +25,29 @@ MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
 
 
-def _text(value: object) -> str | None:
+def completion_body(
+    *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
+) -> dict[str, Any]:
+    """The JSON body of one request, in vLLM's dialect of OpenAI's API.
+
+    `ignore_eos` and `min_tokens` make the length exact; `continuous_usage_stats` puts an exact count into every chunk,
+    even where several tokens come in one.
+    """
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **({} if cache_salt is None else {"cache_salt": cache_salt}),
+        **({} if user is None else {"user": user}),
+    }
+
+
+def shown_text(value: object) -> str | None:
     """A text that can be shown and sent in a request; `None` for anything else."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
         return None
@@ -80,9 +103,9 @@ class OpenAIClient:
             pass  # /version is optional: the names of the metrics show the dialect as well.
         longest = first.get("max_model_len")
         return Identity(
-            version=_text(version),
-            model=_text(first.get("id")),
-            root=_text(first.get("root")),
+            version=shown_text(version),
+            model=shown_text(first.get("id")),
+            root=shown_text(first.get("root")),
             max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
             server_header=header,
         )

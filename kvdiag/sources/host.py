@@ -39,8 +39,12 @@ def program(title: str) -> str:
     return word.partition("=")[0][:MAX_PROGRAM_CHARACTERS]
 
 
-PORTS = (8000, *range(8001, 8011), 8080)
-"""vLLM's default, the usual ports of further and data-parallel servers, and the usual one of containers."""
+PORTS = (8000, 30000, 8080, 23333, 11434, *range(8001, 8011), 3000, 8081)
+"""The defaults of vLLM, TensorRT-LLM and Dynamo's front end, of SGLang, llama.cpp and containers, LMDeploy and Ollama;
+further and data-parallel servers, of which 8002 is Triton's metrics; TGI's; a Dynamo worker's in its examples.
+"""
+
+USUAL_PORTS = "8000 to 8010, 3000, 8080, 8081, 11434, 23333 or 30000"
 
 PORT_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAX_PORT_TABLE_BYTES = 4 * 2**20

@@ -161,8 +161,9 @@ def collected(kind: type[Any], name: str) -> Callable[[Callable[..., T]], Callab
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAccess:
-    """The key that a server requires, and which certificates to trust."""
+    """Where a server's metrics are, the key that it requires, and which certificates to trust."""
 
+    metrics_url: str | None = given_by("Where the metrics are, if not at --url (router, gateway).")
     api_key: str | None = given_by(API_KEY)
     ca_file: Path | None = given_by(CA_FILE)
     insecure: bool = given_by(INSECURE, default=False)

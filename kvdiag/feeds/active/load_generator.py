@@ -202,7 +202,11 @@ class Requests:
         clock = asyncio.get_running_loop().time
         sent = clock()
         async with self._client.stream(
-            "POST", path, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
+            "POST",
+            path,
+            json=body,
+            headers={**UNPACKED, **dialect.headers, **prompt.headers},
+            timeout=self._silence_seconds,
         ) as response:
             if response.status_code != httpx2.codes.OK:
                 request.error = await _error_of(response, dialect)

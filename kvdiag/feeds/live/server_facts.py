@@ -1,5 +1,8 @@
 """The facts of one server: version, model, pools and processes, read once before anything else."""
 
+import contextlib
+from dataclasses import replace
+
 from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
@@ -19,9 +22,13 @@ async def gather_facts(
     url: str,
     reader: ThreadedReader[Facts],
     *,
+    front: EngineClient | None = None,
     host_seconds: float = HOST_SECONDS,
 ) -> tuple[Facts, Identity]:
     """The facts of the server at `url`; those of this host by `reader`, on a thread that is abandoned if it hangs.
+
+    `front` answers the requests where that is another address, such as a router's: it says which model it serves, and
+    what the metrics at `url` leave out.
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a
@@ -35,8 +42,11 @@ async def gather_facts(
     engines, gaps = client.engine.parse_engines(page)
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
+    served = identity if front is None else await _served(front, identity)
+    with contextlib.suppress(Unreadable):
+        page = page if front is None else {**await front.page(), **page}
     try:
-        facts = await reader.ask(host_seconds, url=url, engine=client.engine, identity=identity, page=page, gaps=gaps)
+        facts = await reader.ask(host_seconds, url=url, engine=client.engine, identity=served, page=page, gaps=gaps)
     except ReadTimeout as busy:
         raise KvdiagError(
             f"{url}: timed out after {format_duration(busy.since_seconds)} reading the server's processes and files: "
@@ -48,6 +58,16 @@ async def gather_facts(
         # What this host showed of it may be half: its processes exit while they are read.
         raise KvdiagError(f"{url}: stopped answering while its processes and files were read: {error}") from error
     return facts, identity
+
+
+async def _served(front: EngineClient, identity: Identity) -> Identity:
+    """What the server with this identity is to those who send requests to `front`."""
+    try:
+        asked = await front.identify()
+    except Unreadable as error:
+        raise KvdiagError(f"--url: {error}") from error
+    longest = asked.max_model_len_tokens or identity.max_model_len_tokens
+    return replace(identity, model=asked.model or identity.model, max_model_len_tokens=longest)
 
 
 def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...]) -> Facts:

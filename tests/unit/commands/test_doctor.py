@@ -10,7 +10,8 @@ import pytest
 
 from kvdiag.commands import main
 from kvdiag.sim import SCENARIOS, Drill
-from tests.fixtures.hostile import Hostile, refused_port, reply
+from kvdiag.sources import host
+from tests.fixtures.hostile import Hostile, refused_port, reply, reply_json
 from tests.unit.commands.bad_input.refusals import call
 
 
@@ -61,6 +62,24 @@ def test_without_a_server_that_fails_and_the_others_are_skipped(capsys: pytest.C
     }
     assert {"skip"} == others
     assert 2 == code
+
+
+def test_every_server_on_this_host_is_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is checked, the others are named with their addresses; so does the refusal of a run without --url."""
+    models = {"/v1/models": reply_json({"data": [{"id": "tiny", "owned_by": "vllm"}]}), "/metrics/": reply("vllm:x 1")}
+    front = {"/v1/models": reply_json({"data": [{"id": "big", "owned_by": "nvidia"}]}), "/metrics": reply("")}
+    with Hostile({}) as nothing, Hostile(models) as one, Hostile(front) as other:
+        # The usual ones may be another program's here.
+        monkeypatch.setattr(host, "PORTS", (nothing.port, one.port, other.port))
+        _, checks = doctor(capsys)
+        refusal = call("run").stderr
+    assert one.url in checks["engine.answers"]["found"]
+    assert f"{other.url} (Dynamo, front end of its workers, big)" in checks["engine.others"]["found"]
+    assert f"{one.url} (vLLM, tiny)" in refusal
+    assert other.url in refusal
+    assert nothing.url not in refusal
 
 
 def test_an_agents_folder_without_agents_fails(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
