@@ -26,7 +26,7 @@ EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A server's version, model id, model folder or hub name, longest request in tokens, and role beside others."""
+    """A server's version, model id, model folder or hub name, longest request in tokens, and role in a deployment."""
 
     version: str | None
     model: str | None

@@ -45,7 +45,7 @@ class FoundServer:
     engine: EngineClient
     nvml: ThreadedReader[DeviceReading]
     identity: Identity | None = None
-    """What `engine` said of itself; `None` is not checked again."""
+    """As `engine` reported it; `None` is not checked again."""
 
 
 class Finder(Protocol):

@@ -39,7 +39,7 @@ class Alternation:
         self._changes: deque[float] = deque(maxlen=MAX_CHANGES + 1)
 
     def check(self, reading: EngineReading, now_seconds: float) -> EngineReading:
-        """The reading, or a gap in its place while several servers answer."""
+        """The same as read, or a gap in its place while several servers answer."""
         engines, gaps = reading
         if engines is not None:
             if self._returned(engines):

@@ -16,7 +16,7 @@ def tokens(count: int | None, engine: str = "0") -> EngineReading:
 
 
 def refused(readings: list[EngineReading], every_seconds: float = 1.0) -> list[bool]:
-    """Of each reading, whether it is refused."""
+    """Whether each of them is refused, in turn."""
     alternation = Alternation()
     checked = [alternation.check(one, number * every_seconds) for number, one in enumerate(readings)]
     return [any(gap.kind == "refused" for gap in gaps) for _, gaps in checked]
