@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from kvdiag.engines.dynamo import metrics
+from kvdiag.engines.dynamo import component_metrics as metrics
 from kvdiag.engines.dynamo.front_end import DynamoClient
 from kvdiag.engines.engine import EngineAdapter, RequestDialect
 from kvdiag.engines.metrics_reader import parse_version

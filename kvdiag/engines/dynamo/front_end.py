@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvdiag.engines.dynamo import metrics
+from kvdiag.engines.dynamo import component_metrics as metrics
 from kvdiag.engines.engine import Identity
 from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.formatting import plural

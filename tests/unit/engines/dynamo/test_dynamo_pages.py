@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.engines import ENGINES, dynamo
-from kvdiag.engines.dynamo import metrics
+from kvdiag.engines.dynamo import component_metrics as metrics
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Engine, KvPool
 from kvdiag.sources.prometheus_text import Page
