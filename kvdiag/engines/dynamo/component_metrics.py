@@ -6,7 +6,7 @@ know how much of it is in use. A worker's are its engine's (`LLMBackendMetrics` 
 """
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading
 from kvdiag.engines.metrics_reader import MAX_GAPS, Figures, crowded, split_by_engine
@@ -46,11 +46,9 @@ def meanings() -> dict[str, Meaning]:
     }
 
 
-def capabilities(names: Container[str]) -> Capabilities:
+def capabilities(page: Page) -> Capabilities:
     """A worker reports usage and blocks, a front end blocks alone."""
-    return Capabilities(
-        usage=USAGE in names, blocks=TOTAL_BLOCKS in names or CARD_BLOCKS in names, sleep=False, salt=True
-    )
+    return Capabilities(usage=USAGE in page, blocks=TOTAL_BLOCKS in page or CARD_BLOCKS in page, sleep=False, salt=True)
 
 
 def parse_engines(page: Page) -> EngineReading:
