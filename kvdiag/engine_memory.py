@@ -2,8 +2,7 @@
 
 The data is engines/NAME/memory.json, also of engines whose metrics are not read: whether torch allocates the engine's
 device memory, whether `kvdiag fit` models its block manager, its host caches, with the flags that limit them and their
-defaults, and its own words for the flags and names in an advice. A limit on the command line is known; a default is
-assumed.
+defaults. A limit on the command line is known; a default is assumed.
 """
 
 import re
@@ -70,9 +69,9 @@ def modelled_engines() -> tuple[str, ...]:
     return tuple(name for name, engine in _engines().items() if engine["modelled_by_fit"])
 
 
-def advice_words(engine_name: str | None) -> dict[str, str]:
-    """The flags and names of vLLM in an advice, each with an engine's own; empty where the advice is in its words."""
-    return dict(_engines().get(engine_name or "", {}).get("advice_words", {}))
+def advice_engine() -> str:
+    """The engine whose flags the advice of `kvdiag.diagnosis` names."""
+    return next(name for name, engine in _engines().items() if engine.get("advice_has_its_words"))
 
 
 def limits_on_command_line(command: str) -> tuple[HostCache, ...]:

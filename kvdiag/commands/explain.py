@@ -8,16 +8,17 @@ import click
 from kvdiag.alert_files import runbooks, runbooks_of
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
-from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.knowledge import KNOWLEDGE, entry_of, known_engines
 from kvdiag.errors import KvdiagError
 from kvdiag.outputs.terminal import explanation
 
 
 @click.command()
 @click.argument("name", metavar="[ID|ALERT|WORD]", required=False)
+@click.option("--engine", type=click.Choice(known_engines()), help="Explain it for this engine's servers.")
 @click.option("--runbook", "whole", is_flag=True, help="Print the whole runbook.")
 @output_option
-def command(name: str | None, output: str, *, whole: bool) -> None:
+def command(name: str | None, engine: str | None, output: str, *, whole: bool) -> None:
     """Explain a verdict: symptom, likely cause, how to confirm it, what to change. Without ID, list all.
 
     ALERT is an alert's name, WORD a part of an id, such as `host`. An alert without a verdict shows its runbook.
@@ -25,9 +26,11 @@ def command(name: str | None, output: str, *, whole: bool) -> None:
     if name is None:
         if whole:
             raise click.UsageError("--runbook needs an ID; kvdiag explain lists all")
-        document, shown = explanation.document(KNOWLEDGE), explanation.listing(KNOWLEDGE)
+        entries = {verdict: entry_of(verdict, engine) for verdict in KNOWLEDGE}
+        document, shown = explanation.document(entries), explanation.listing(entries)
     elif (found := _found(name)) in KNOWLEDGE and not whole:
-        document, shown = explanation.one(found, KNOWLEDGE[found]), explanation.render(found, KNOWLEDGE[found])
+        entry = entry_of(found, engine)
+        document, shown = explanation.one(found, entry), explanation.render(found, entry)
     else:
         text = runbooks()[found].read_text(encoding="utf-8")
         document = {"schema_version": explanation.SCHEMA_VERSION, "id": found, "text": text}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
-from kvdiag.diagnosis.knowledge import KNOWLEDGE, worded
+from kvdiag.diagnosis.knowledge import entry_of, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.lives import Lifetime, lifetimes
 from kvdiag.diagnosis.rules import RULES
@@ -106,12 +106,12 @@ def _marked(timeline: Timeline) -> tuple[Step, ...]:
 
 def informed(finding: Finding, engine_name: str | None = None) -> Finding:
     """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words."""
-    entry = KNOWLEDGE[finding.id]
+    entry = entry_of(finding.id, engine_name)
     return replace(
         finding,
-        likely_cause=worded(finding.likely_cause or entry.likely_cause, engine_name),
-        confirm=worded(finding.confirm or entry.confirm, engine_name),
-        remedy=worded(finding.remedy or entry.remedy, engine_name),
+        likely_cause=worded(finding.likely_cause, engine_name) if finding.likely_cause else entry.likely_cause,
+        confirm=worded(finding.confirm, engine_name) if finding.confirm else entry.confirm,
+        remedy=worded(finding.remedy, engine_name) if finding.remedy else entry.remedy,
         runbook=finding.runbook or entry.runbook,
     )
 

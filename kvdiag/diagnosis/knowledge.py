@@ -1,17 +1,21 @@
 """What is known of each verdict: symptom, likely cause, how to confirm it, what to change. One entry for every id.
 
 The texts stand in knowledge.json, apart from the rules, so that advice can be reviewed and changed without touching a
-judgement, in the words of vLLM; memory.json of another engine has its own for them. A rule or the post-mortem brings
-its own only where it is computed from the figures; `diagnose` fills in the others. A verdict without an entry is an
-error of the program, and the entry names its runbook.
+judgement, with the flags of one engine. Another engine's own mechanisms stand in engines/NAME/knowledge.json; elsewhere
+the flags are replaced by that engine's (flags.json), or by the setting's name. A rule or the post-mortem brings its own
+text only where it is computed from the figures; `diagnose` fills in the others. A verdict without an entry is an error
+of the program, and the entry names its runbook.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 
-from kvdiag.engine_memory import advice_words
+from kvdiag.engine_data import engine_data
+from kvdiag.engine_memory import advice_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,37 @@ KNOWLEDGE: Mapping[str, Entry] = {
     ).items()
 }
 
+TEXTS = ("symptom", "likely_cause", "confirm", "remedy")
+
+
+def known_engines() -> tuple[str, ...]:
+    """The engines that advice can be given for, by name."""
+    return tuple(engine_data("flags.json"))
+
+
+def entry_of(verdict: str, engine_name: str | None = None) -> Entry:
+    """The entry of a verdict for an engine; the general one where the engine is not known."""
+    entry = KNOWLEDGE[verdict]
+    own = engine_data("knowledge.json").get(engine_name or "", {}).get(verdict, {})
+    texts = {name: own.get(name) or worded(getattr(entry, name), engine_name) for name in TEXTS}
+    return replace(entry, **texts)
+
 
 def worded(advice: str, engine_name: str | None) -> str:
     """Advice with the flags and names of the engine that it is for."""
-    for ours, its in advice_words(engine_name).items():
-        advice = advice.replace(ours, its)
+    for pattern, its in _words(engine_name):
+        advice = pattern.sub(its.replace("\\", r"\\"), advice)
     return advice
+
+
+@cache
+def _words(engine_name: str | None) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """What is replaced in an advice, whole phrases before their parts; nothing for the engine whose flags it names."""
+    flags = engine_data("flags.json")
+    ours = advice_engine()
+    if engine_name in {None, ours} or engine_name not in flags:
+        return ()
+    its = flags[engine_name]
+    words = {flag: its.get(setting, f"the {setting.replace('_', ' ')}") for setting, flag in flags[ours].items()}
+    longest_first = sorted(words.items(), key=lambda pair: -len(pair[0]))
+    return tuple((re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])"), new) for old, new in longest_first)

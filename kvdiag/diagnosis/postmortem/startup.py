@@ -123,7 +123,7 @@ def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - ever
     remedy = joined(
         f"lower {case.flag('max_model_len')}" + _change(case.facts.max_model_len_tokens or tokens, fitting),
         raise_fraction(case, missing) if missing else None,
-        f"set {case.flag('kv_dtype')} fp8, which holds twice the tokens" if twice else None,
+        f"set {case.flag('kv_fp8')}, which holds twice the tokens" if twice else None,
         f"split the model over more GPUs: {format_bytes(missing)} is missing" if missing else None,
     )
     holds = " and ".join(part for part in (size, fits) if part)

@@ -261,7 +261,7 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
         "restart (a restart alone frees the fragmented memory only for now)"
     )
     if failure.phase == "wake":
-        change = "restart the server (with sleep mode vLLM does not start with expandable_segments:True)"
+        change = "restart the server (sleep mode does not start with expandable_segments:True)"
     remedy = joined(None if expandable else change, lower_fraction(case, shortage.short_bytes))
     full = ", but they are a tiny share of the device: a full device is likelier" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"

@@ -265,7 +265,7 @@ def verdict(found: Isolation, limits: Limits) -> tuple[Status, str]:
         )
     if found.unsalted.hit:
         return "suspect", (
-            "cache_salt isolates tenants, but requests without one share the cache, as vLLM does by design "
+            "cache_salt isolates tenants, but requests without one share the cache, by design of the engine "
             f"({found.unsalted.summary}); set cache_salt on every request"
         )
     others = f"0 of {found.salted.queries:,} with another salt, 0 of {found.unsalted.queries:,} without"

@@ -186,7 +186,7 @@ def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evide
         likely_cause="Requests that were cancelled or lost while a KV connector held their blocks: only the "
         "connector's timeout releases them.",
         confirm="Cancel a few requests at once on an idle server and watch the usage: it falls after the connector's "
-        "abort timeout (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, 480 s by default), not at once.",
+        "abort timeout (minutes by default), not at once.",
         remedy="Upgrade the engine and the connector. Lower the abort timeout, which limits how long the blocks stay "
         "in use.",
     )

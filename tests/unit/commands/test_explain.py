@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.alert_files import runbooks
 from kvdiag.commands import main
-from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.knowledge import KNOWLEDGE, entry_of
 from kvdiag.outputs.terminal import explanation
 from tests.integration.alerts.rules import alerts
 from tests.unit.commands.bad_input.refusals import call as kvdiag
@@ -42,6 +42,20 @@ def test_document_of_one_and_of_all() -> None:
 
     assert {"schema_version": 1, "id": "leak.kv_blocks", **asdict(KNOWLEDGE["leak.kv_blocks"])} == one
     assert [{"id": verdict, **asdict(entry)} for verdict, entry in KNOWLEDGE.items()] == every["verdicts"]
+
+
+def test_a_verdict_is_explained_in_the_words_of_an_engine() -> None:
+    """The entry of that engine, alone and in the list; an engine that is not known is a usage error."""
+    one = kvdiag("explain", "capacity.concurrency", "--engine", "llamacpp", "--output", "json").document
+    every = kvdiag("explain", "--engine", "sglang", "--output", "json").document
+    assert {
+        "schema_version": 1,
+        "id": "capacity.concurrency",
+        **asdict(entry_of("capacity.concurrency", "llamacpp")),
+    } == one
+    assert [{"id": verdict, **asdict(entry_of(verdict, "sglang"))} for verdict in KNOWLEDGE] == every["verdicts"]
+    assert KNOWLEDGE["capacity.concurrency"] != entry_of("capacity.concurrency", "llamacpp")
+    assert 3 == kvdiag("explain", "leak.host", "--engine", "nobody").code
 
 
 @pytest.mark.parametrize(

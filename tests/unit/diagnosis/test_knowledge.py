@@ -1,11 +1,13 @@
+import ast
+import re
 from pathlib import Path
 
 import pytest
 
 from kvdiag.diagnosis.growth.attribution import likely_and_other
-from kvdiag.diagnosis.knowledge import KNOWLEDGE, worded
+from kvdiag.diagnosis.knowledge import KNOWLEDGE, TEXTS, entry_of, worded
 from kvdiag.diagnosis.postmortem import postmortem
-from kvdiag.engine_memory import advice_words
+from kvdiag.engine_data import engine_data
 from kvdiag.engines import engine_of_log, vllm
 from kvdiag.feeds.postmortem_inputs import gather
 
@@ -63,16 +65,71 @@ def test_advice_names_the_flags_of_the_engine_that_failed(tmp_path: Path) -> Non
     assert [] == [flag for flag in vllm.ENGINE.flags.values() if f"{flag} " in advice]
 
 
-def test_words_of_other_engines_are_those_of_the_advice() -> None:
-    """What is replaced stands in some advice, whole before its parts; an engine that is not known gets vLLM's words."""
-    sources = [path.read_text() for path in (ROOT / "kvdiag").rglob("*.py")]
-    sources += [(ROOT / "kvdiag" / "engines" / "vllm" / "flags.json").read_text()]
-    sources += [text for entry in KNOWLEDGE.values() for text in (entry.likely_cause, entry.confirm, entry.remedy)]
-    for memory in (ROOT / "kvdiag" / "engines").glob("*/memory.json"):
-        names = list(advice_words(memory.parent.name))
-        assert [] == [name for name in names if not any(name in source for source in sources)]
-        assert [] == [(one, other) for place, one in enumerate(names) for other in names[place + 1 :] if one in other]
+FLAGS = engine_data("flags.json")
+OVERRIDES = engine_data("knowledge.json")
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI", "lmdeploy": "LMDeploy", "trtllm": "TensorRT-LLM"}
+METRICS = {"vllm": "vllm:", "sglang": "sglang:", "trtllm": "trtllm_", "tgi": "tgi_", "lmdeploy": "lmdeploy:"}
+OURS = {
+    "--isolation",
+    "--soak",
+    "--engine",
+    "--runbook",
+    "--postmortem",
+    "--trace",
+    "--log",
+    "--other-api-key",
+    "--url",
+}
+"""Options of kvdiag itself."""
+
+
+def flags_in(text: str) -> set[str]:
+    """Options and environment variables in an advice."""
+    options = re.findall(r"(?<![\w-])--[a-z][\w-]*", text)
+    return {*options, *re.findall(r"(?<!\w)[A-Z]{3,}_[A-Z_]{3,}(?!\w)", text)} - OURS
+
+
+SHARED = {"lmdeploy": {"--max-batch-size"}, "ollama": {"GGML_CUDA_DISABLE_GRAPHS"}}
+"""Names that an engine has in common with another one, and that its flags do not list."""
+
+
+@pytest.mark.parametrize("engine", sorted(FLAGS))
+@pytest.mark.parametrize("verdict", sorted(KNOWLEDGE))
+def test_no_flag_of_another_engine_is_in_an_advice(verdict: str, engine: str) -> None:
+    """A server refuses the flags of another engine: the on-call engineer would lose a restart."""
+    entry = entry_of(verdict, engine)
+    texts = " ".join(getattr(entry, name) for name in TEXTS)
+    own = flags_in(" ".join(FLAGS[engine].values())) | SHARED.get(engine, set())
+    others = set().union(*(flags_in(" ".join(flags.values())) for name, flags in FLAGS.items() if name != engine))
+    assert set() == (flags_in(texts) & others) - own
+    assert [] == [name for of, name in (*NAMES.items(), *METRICS.items()) if of != engine and name in texts]
+
+
+def test_flags_in_rules_are_those_that_are_replaced() -> None:
+    """A rule names a flag in the words of one engine, and every one of them has its setting."""
+    ours = set().union(*(flags_in(flag) for flag in FLAGS["vllm"].values()))
+    named = set()
+    for path in (ROOT / "kvdiag" / "diagnosis").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = [one for one in nodes if isinstance(one, ast.Constant) and id(one) not in docstrings]
+        named |= set().union(*(flags_in(one.value) for one in texts if isinstance(one.value, str)))
+    assert set() == named - ours - {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+
+
+def test_texts_of_engines_are_of_verdicts_and_settings_that_exist() -> None:
+    """An override has a verdict's id and an entry's field; a flag has a setting that the first engine has, too."""
+    assert [] == [
+        (engine, verdict, field)
+        for engine, verdicts in OVERRIDES.items()
+        for verdict, texts in verdicts.items()
+        for field in texts
+        if verdict not in KNOWLEDGE or field not in TEXTS
+    ]
+    assert [] == [(name, one) for name, flags in FLAGS.items() for one in flags if one not in FLAGS["vllm"]]
     assert ["--max-num-seqs"] * 2 == [worded("--max-num-seqs", engine) for engine in ("vllm", None)]
+    assert "the memory fraction" == worded("--gpu-memory-utilization", "llamacpp")
+    assert "--max-running-requests, --max-num-seqs-x" == worded("--max-num-seqs, --max-num-seqs-x", "sglang")
 
 
 @pytest.mark.parametrize(

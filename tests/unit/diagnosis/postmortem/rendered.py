@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
-from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.knowledge import entry_of, known_engines
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.engines import flags_of
 from kvdiag.feeds.postmortem_inputs import gather
@@ -67,5 +67,5 @@ def _plain(value: object) -> object:
 
 def of_finding(finding: Finding) -> list[str]:
     """A finding, and the remedy that is this failure's own."""
-    own = finding.remedy != KNOWLEDGE[finding.id].remedy
+    own = finding.remedy not in {entry_of(finding.id, name).remedy for name in (None, *known_engines())}
     return [f"{finding.id}: {finding.status}, {finding.summary}", *([f"    {finding.remedy}"] if own else [])]
