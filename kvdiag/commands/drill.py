@@ -33,7 +33,8 @@ class _WithScenarios(click.Command):
 def command(scenario: str, port: int, until_eof: bool) -> int:
     """Run a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
 
-    It serves vLLM's completions and metrics endpoints on loopback, and has a simulated GPU.
+    It serves the completions and metrics of vLLM, or of the engine that SCENARIO names, on loopback, and has a
+    simulated GPU.
     """
     chosen = _scenario(scenario)
     try:

@@ -28,7 +28,7 @@ class ApiError(Exception):
         """Build the body for HTTP status `code`."""
         super().__init__(message)
         self.code = code
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def parse_completion(body: bytes, limits: Scenario) -> Completion:
     Raises:
         ApiError: vLLM would reject it, with this message.
     """
-    fields = _object(body)
+    fields = fields_of(body)
     _check_model(fields)
     stream = _typed(fields, "stream", bool, default=False)
     options = fields.get("stream_options")
@@ -90,7 +90,7 @@ def tokenize(body: bytes, limits: Scenario) -> dict[str, Any]:
     Raises:
         ApiError: no prompt, or an unknown model.
     """
-    fields = _object(body)
+    fields = fields_of(body)
     _check_model(fields)
     if not isinstance(fields.get("prompt"), str):
         raise _validation_error("prompt", "Field required")
@@ -109,7 +109,8 @@ def decode(token: int) -> str:
     return chr(byte) if ord(" ") <= byte <= ord("~") else f"<x{token}>"
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
+def fields_of(body: bytes) -> Mapping[str, Any]:
+    """The fields of a JSON body; ApiError if it is none."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from kvdiag.sim.blocks import BlockPool
 from kvdiag.sim.gpu import Block, CachingAllocator, DeviceFullError, Gpu, OutOfMemoryError, round_up
 from kvdiag.sim.model_folder import BFLOAT16_BYTES
 from kvdiag.sim.scenarios import Comb, Scenario
-from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler
-from kvdiag.sim.statistics import Statistics
+from kvdiag.sim.scheduler import Batch, FinishReason, PoolFullError, Request, Scheduler
 
 STEP_SECONDS = 0.004
 DECODE_SECONDS_PER_REQUEST = 0.0002
@@ -28,6 +28,9 @@ PREFILL_SECONDS_PER_TOKEN = 12e-6
 
 EOS_TOKEN = 2
 CONTEXT_STEP_TOKENS = 4096
+
+CONTEXT_EXCEEDED = "Context size has been exceeded."
+"""llama.cpp's message to every request that runs when no cell is free (tools/server/server-context.cpp)."""
 
 CUDA_OUT_OF_MEMORY = "CUDA error: out of memory"
 """Message of a library's own cudaMalloc, outside torch (cudaGetErrorString of cudaErrorMemoryAllocation)."""
@@ -47,8 +50,29 @@ Outputs = asyncio.Queue[Output | None]
 """The engine puts in its outputs; `None` means that the client has disconnected."""
 
 
+class Statistics(Protocol):
+    """Receives every step, for the metrics of the engine's API."""
+
+    def see(self, scheduler: Scheduler) -> None:
+        """Take the scheduler's state: between steps, and when a step is scheduled."""
+
+    def scheduled(self, batch: Batch, now_seconds: float) -> None:
+        """Take a step that is about to run; the times of requests that leave the queue are set later."""
+
+    def sampled(self, previous_seconds: dict[Request, float | None], now_seconds: float) -> None:
+        """Take a step's new tokens; `previous_seconds` is when each had the one before, `None` at its first."""
+
+    def finished(self, request: Request, now_seconds: float) -> None:
+        """Take a request that is over, however it ended."""
+
+
+AnyStatistics = TypeVar("AnyStatistics", bound=Statistics)
+
+
 class Engine:
     """One vLLM-like engine on one simulated GPU; `run` is its step loop."""
+
+    statistics: Statistics
 
     def __init__(self, scenario: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
         """Take all the memory that a server takes before it serves; `seed` determines the sampled tokens."""
@@ -66,12 +90,16 @@ class Engine:
         self._work = asyncio.Event()
         self.total_blocks = self._load()
         self.scheduler = Scheduler(
-            BlockPool(self.total_blocks, prefix_caching=scenario.prefix_caching),
+            BlockPool(self.total_blocks + (not scenario.null_block), prefix_caching=scenario.prefix_caching),
             scenario,
             blocks_kept_at_finish=scenario.blocks_kept_per_request,
         )
-        self.statistics = Statistics(scenario, self.total_blocks)
-        self.statistics.see(self.scheduler)
+
+    def report_to(self, statistics: AnyStatistics) -> AnyStatistics:
+        """Report every step to `statistics` from now on; must precede `run`."""
+        statistics.see(self.scheduler)
+        self.statistics = statistics
+        return statistics
 
     def submit(self, request: Request, outputs: Outputs) -> None:
         """Queue a request for the next step; its results arrive in `outputs`."""
@@ -93,7 +121,12 @@ class Engine:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            batch = self.scheduler.schedule()
+            try:
+                batch = self.scheduler.schedule()
+            except PoolFullError:
+                self._fail(Batch(dict.fromkeys(self.scheduler.running, 0)), CONTEXT_EXCEEDED)
+                self.statistics.see(self.scheduler)
+                continue
             # Updated before the results, as with async scheduling: the blocks of the current step count.
             self.statistics.see(self.scheduler)
             if batch.tokens:
@@ -118,15 +151,18 @@ class Engine:
             )
         except (OutOfMemoryError, DeviceFullError) as error:
             text = str(error) if isinstance(error, OutOfMemoryError) else CUDA_OUT_OF_MEMORY
-            for request in self.scheduler.fail(batch):
-                self.statistics.finished(request, time.monotonic())
-                self._outputs.pop(request).put_nowait(Output(request, finish_reason="error", error=text))
+            self._fail(batch, text)
             return
         finally:
             for block in held:
                 self.allocator.free(block)
         self._apply_aborts()
         self._take_results(batch)
+
+    def _fail(self, batch: Batch, error: str) -> None:
+        for request in self.scheduler.fail(batch):
+            self.statistics.finished(request, time.monotonic())
+            self._outputs.pop(request).put_nowait(Output(request, finish_reason="error", error=error))
 
     def _take_results(self, batch: Batch) -> None:
         now = time.monotonic()

@@ -36,11 +36,15 @@ class Scenario(SchedulerLimits):
 
     name: str
     summary: str
+    engine: str = "vllm"
+    """Whose API, metrics and pool it has (`kvdiag.sim.server.APIS`)."""
     model: ModelShape = THREE_B
     device_bytes: int = 24 * GIB
     driver_reserved_bytes: int = 464 * MIB
     context_bytes: int = 426 * MIB
     """CUDA context of the server's process, outside torch (426 MiB measured on an RTX 6000 Ada, unsloth-zoo#1053)."""
+    null_block: bool = True
+    """One of the pool's blocks is never handed out."""
     prefix_caching: bool = True
     salts_ignored: bool = False
     """As behind a gateway that drops cache_salt, or in an engine without it."""

@@ -15,6 +15,12 @@ from kvdiag.sim.blocks import BlockPool, block_hash, blocks_for
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
+Admission = Literal["chunk", "prompt", "output", "taken"]
+"""When a request is admitted: once its first chunk fits; all its known tokens (vLLM's scheduler_reserve_full_isl); all
+tokens that it may come to, next to all that the running ones may come to (TensorRT-LLM's GUARANTEED_NO_EVICT); or the
+same, and their blocks are taken at once (TGI).
+"""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -42,6 +48,11 @@ class Request:
     def tokens(self) -> int:
         """Prompt and output so far; the newest output token has no keys and values yet."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that it may have keys and values of at most; the last output token never has."""
+        return len(self.prompt) + self.max_tokens - 1
 
     def slice(self, start: int, end: int) -> list[int]:
         """The tokens from `start` to before `end` of prompt and output concatenated."""
@@ -79,8 +90,13 @@ class SchedulerLimits:
     max_running: int = 256
     max_model_len_tokens: int = 32768
     block_tokens: int = 16
-    reserve_full_prompt: bool = True
-    """Admit a request only when all its known tokens fit, not just its first chunk (scheduler_reserve_full_isl)."""
+    admission: Admission = "prompt"
+    fails_when_full: bool = False
+    """Admit a request to any free slot, preempt nothing, and fail all that run when no cell is free (llama.cpp)."""
+
+
+class PoolFullError(Exception):
+    """No block is free for a request that runs, and none may be preempted."""
 
 
 class Scheduler:
@@ -108,7 +124,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> Batch:
-        """Choose this step's work and take the blocks for it: running requests first, then the queue in order."""
+        """Choose this step's work and take the blocks for it: running requests first, then the queue in order.
+
+        Raises:
+            PoolFullError: with `fails_when_full`; the caller fails all that run.
+        """
         batch: dict[Request, int] = {}
         budget = self.limits.max_batched_tokens
         preempted_before = self.preemptions_total
@@ -161,6 +181,8 @@ class Scheduler:
 
     def _allocate_or_preempt(self, request: Request, new: int) -> bool:
         while not self._allocate(request, new):
+            if self.limits.fails_when_full:
+                raise PoolFullError
             victim = self.running.pop()
             self._give_back(victim)
             victim.computed_tokens = 0
@@ -178,9 +200,10 @@ class Scheduler:
             hit = self.pool.find(request.hashes[: (request.tokens - 1) // self.limits.block_tokens])
             cached = len(hit) * self.limits.block_tokens
             new = min(request.tokens - cached, budget)
-            must_fit = request.tokens if self.limits.reserve_full_prompt else cached + new
+            must_fit = {"chunk": cached + new, "prompt": request.tokens}.get(self.limits.admission, request.most_tokens)
             needed = blocks_for(must_fit, self.limits.block_tokens) - len(hit)
-            if needed + self.pool.free_among(hit) > self.pool.free_blocks:
+            room = self.pool.free_blocks - self._promised()
+            if needed + self.pool.free_among(hit) > room and not self.limits.fails_when_full:
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -191,9 +214,16 @@ class Scheduler:
                 request.cached_tokens = cached
                 self.prefix_queries_total += request.tokens if self.pool.prefix_caching else 0
                 self.prefix_hits_total += cached
-            self._allocate(request, new)
+            if not self._allocate(request, request.most_tokens - cached if self.limits.admission == "taken" else new):
+                raise PoolFullError
             batch[request] = new
             budget -= new
+
+    def _promised(self) -> int:
+        """Blocks that running requests may still take, where they are promised to them."""
+        if self.limits.admission != "output":
+            return 0
+        return sum(blocks_for(one.most_tokens, self.limits.block_tokens) - len(one.blocks) for one in self.running)
 
     def _allocate(self, request: Request, new: int) -> bool:
         end = request.computed_tokens + new

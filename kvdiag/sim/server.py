@@ -11,11 +11,16 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from kvdiag.sim.api import Api
 from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.scenarios import Scenario
+from kvdiag.sim.tgi_api import TgiApi
+from kvdiag.sim.trtllm_api import TrtllmApi
+from kvdiag.sim.vllm_api import VllmApi
 
 START_SECONDS = 10.0
+
+APIS = {"vllm": VllmApi, "trtllm": TrtllmApi, "tgi": TgiApi}
+"""The API of each engine that a scenario can be of."""
 
 
 class Drill:
@@ -69,7 +74,7 @@ class Drill:
         with tempfile.TemporaryDirectory(prefix="kvdiag-drill-") as folder:
             root = Path(folder)
             self.scenario.model.write(root, max_positions=self.scenario.max_model_len_tokens)
-            api = Api(self.scenario, root)
+            api = APIS[self.scenario.engine](self.scenario, root)
             # Kept open, as by a server that maps its weights.
             with (root / "model.safetensors").open("rb"):
                 server = HttpServer(api.handle)

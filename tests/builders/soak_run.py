@@ -24,10 +24,10 @@ from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
 from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Device, Facts, Memory, Process, Timeline
-from kvdiag.sim.api import Api
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.scenarios import Scenario
+from kvdiag.sim.vllm_api import VllmApi
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.unit.feeds.daemon.virtual_time import now_seconds, run
@@ -110,7 +110,7 @@ async def _soaked(
 ) -> tuple[Timeline, Facts]:
     asyncio.get_running_loop().set_default_executor(_Inline())
     scenario.model.write(root, max_positions=scenario.max_model_len_tokens)
-    api = Api(scenario, root)
+    api = VllmApi(scenario, root)
     server = HttpServer(api.handle)
     url = f"http://127.0.0.1:{await server.start(0)}"
     engine = asyncio.create_task(api.engine.run())

@@ -126,15 +126,14 @@ class Client:
             return [answer.result(DEADLINE_SECONDS) for answer in running]
 
     @contextmanager
-    def peaks(self, *names: str) -> Iterator[Peaks]:
-        """The maxima of these series while the block runs."""
-        seen = Peaks()
+    def watching(self, read: Callable[[], dict[str, float]]) -> Iterator[list[dict[str, float]]]:
+        """What `read` returns, again and again, while the block runs."""
+        seen: list[dict[str, float]] = []
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(0.01):
-                for name, value in self.series(*names).items():
-                    seen.highest[name] = max(seen.highest.get(name, 0.0), value)
+                seen.append(read())
 
         with ThreadPoolExecutor(1) as pool:
             watching = pool.submit(watch)
@@ -143,6 +142,16 @@ class Client:
             finally:
                 over.set()
                 watching.result(DEADLINE_SECONDS)
+
+    @contextmanager
+    def peaks(self, *names: str) -> Iterator[Peaks]:
+        """The maxima of these series while the block runs."""
+        peaks = Peaks()
+        with self.watching(lambda: self.series(*names)) as seen:
+            yield peaks
+        peaks.highest = {
+            name: max(one.get(name, 0.0) for one in seen) for name in {name for one in seen for name in one}
+        }
 
 
 def _short(name: str) -> str:

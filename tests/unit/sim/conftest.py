@@ -8,6 +8,8 @@ import pytest
 from kvdiag.sim import SCENARIOS, Drill, RemoteNvml
 from tests.unit.sim.client import Client
 
+OF_VLLM = {name: scenario for name, scenario in SCENARIOS.items() if scenario.engine == "vllm"}
+
 Serve = Callable[[str], tuple[Client, RemoteNvml]]
 
 

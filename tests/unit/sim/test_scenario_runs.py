@@ -10,7 +10,7 @@ import pytest
 from kvdiag.sim import SCENARIOS, RemoteNvml
 from kvdiag.sim.gpu import GIB, MIB
 from tests.unit.sim.client import Client
-from tests.unit.sim.conftest import Serve
+from tests.unit.sim.conftest import OF_VLLM, Serve
 
 
 def free_bytes(nvml: RemoteNvml) -> int:
@@ -45,7 +45,7 @@ def test_scenarios_are_named_and_summed_up() -> None:
     assert all(scenario.summary.endswith(".") and ". " not in scenario.summary for scenario in SCENARIOS.values())
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", OF_VLLM)
 def test_a_started_server_fills_its_device(serve: Serve, name: str) -> None:
     """After its start more than 80 % of the device is taken, and no block of the pool is held."""
     client, nvml = serve(name)

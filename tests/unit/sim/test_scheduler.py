@@ -1,11 +1,12 @@
 import itertools
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.sim.blocks import BlockPool, blocks_for
-from kvdiag.sim.scheduler import Request, Scheduler, SchedulerLimits
+from kvdiag.sim.scheduler import Admission, PoolFullError, Request, Scheduler, SchedulerLimits
 
 EOS = 2
 _IDS = itertools.count()
@@ -17,7 +18,8 @@ def scheduler(
     block_tokens: int = 16,
     budget: int = 2048,
     max_running: int = 100,
-    reserve_full_prompt: bool = True,
+    admission: Admission = "prompt",
+    fails_when_full: bool = False,
     prefix_caching: bool = True,
     kept: int = 0,
 ) -> Scheduler:
@@ -27,7 +29,8 @@ def scheduler(
         max_running=max_running,
         max_model_len_tokens=32768,
         block_tokens=block_tokens,
-        reserve_full_prompt=reserve_full_prompt,
+        admission=admission,
+        fails_when_full=fails_when_full,
     )
     return Scheduler(BlockPool(blocks, prefix_caching=prefix_caching), limits, blocks_kept_at_finish=kept)
 
@@ -128,7 +131,8 @@ def test_admission_by_first_chunk_thrashes() -> None:
     """Without reserving the whole prompt, a request that cannot finish its prefill is preempted over and over."""
     # A pool that holds one request, and chunks that start another
     gentle, greedy = (
-        scheduler(14, budget=32, reserve_full_prompt=reserve, prefix_caching=False) for reserve in (True, False)
+        scheduler(14, budget=32, admission="prompt", prefix_caching=False),
+        scheduler(14, budget=32, admission="chunk", prefix_caching=False),
     )
     for subject in (gentle, greedy):
         subject.add(request(120, 60))
@@ -223,3 +227,36 @@ def test_the_leak_really_keeps_blocks() -> None:
     list(steps(subject))
     assert 6 == subject.pool.held_blocks
     assert 93 == subject.pool.free_blocks
+
+
+def test_admission_by_output_promises_the_rest() -> None:
+    """A request waits until its longest output fits next to the longest outputs of those that run (TensorRT-LLM)."""
+    # Two of 60 + 60 tokens need 8 blocks each; 12 blocks hold the prompts of both
+    subject = scheduler(13, admission="output", prefix_caching=False)
+    first, second = request(60, 61), request(60, 61)
+    subject.add(first)
+    subject.add(second)
+    batch = subject.schedule()
+    assert ([first], 4, 1) == (list(batch.tokens), subject.pool.held_blocks, len(subject.waiting))
+    assert 8 == peak_blocks(subject)
+    assert (61, 61, 0) == (len(first.output), len(second.output), subject.preemptions_total)
+
+
+def test_admission_with_taking_is_one_step() -> None:
+    """All tokens that a request may come to are taken when it is admitted, and do not grow after that (TGI)."""
+    subject = scheduler(1001, block_tokens=1, admission="taken", prefix_caching=False)
+    subject.add(request(100, 21))
+    subject.add(request(50, 11))
+    assert {180, 120} == {subject.pool.held_blocks for _ in steps(subject)}
+    assert 0 == subject.pool.held_blocks
+
+
+def test_a_full_pool_fails_all_that_run() -> None:
+    """Where nothing is preempted, the request that finds no free cell ends the whole batch (llama.cpp)."""
+    subject = scheduler(101, block_tokens=1, max_running=2, fails_when_full=True, prefix_caching=False)
+    running = [request(45, 40), request(45, 40)]
+    for one in (*running, request(5, 5)):
+        subject.add(one)
+    with pytest.raises(PoolFullError):
+        peak_blocks(subject)
+    assert (running, 1, 100) == (subject.running, len(subject.waiting), subject.pool.held_blocks)

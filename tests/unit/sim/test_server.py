@@ -10,7 +10,7 @@ import pytest
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sim.blocks import blocks_for
 from tests.unit.sim.client import Client, eventually
-from tests.unit.sim.conftest import Serve
+from tests.unit.sim.conftest import OF_VLLM, Serve
 
 
 def test_it_says_who_it_is(visitor: Client) -> None:
@@ -48,7 +48,7 @@ def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
 
 def test_the_config_agrees_with_itself(serve: Serve) -> None:
     """In every scenario the labels of cache_config_info fit together by vLLM's own formulas."""
-    for name, scenario in SCENARIOS.items():
+    for name, scenario in OF_VLLM.items():
         client, _ = serve(name)
         config = client.config()
         blocks = int(config["num_gpu_blocks"])

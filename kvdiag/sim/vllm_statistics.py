@@ -20,7 +20,7 @@ Metric = TypeVar("Metric", Gauge, Counter, Histogram)
 _PAGE: Mapping[str, Any] = json.loads(resources.files("kvdiag.sim").joinpath("vllm_metrics.json").read_bytes())
 
 
-class Statistics:
+class VllmStatistics:
     """One engine's metrics."""
 
     def __init__(self, scenario: Scenario, total_blocks: int) -> None:
