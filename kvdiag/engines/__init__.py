@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engines import dynamo, vllm
+from kvdiag.engines import dynamo, lmdeploy, tgi, trtllm, vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
@@ -16,7 +16,14 @@ from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.log_file import read_long_log
 from kvdiag.sources.prometheus_names import Meaning
 
-ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE, dynamo.ENGINE)
+ENGINES: tuple[EngineAdapter, ...] = (
+    vllm.ENGINE,
+    dynamo.ENGINE,
+    trtllm.ENGINE,
+    tgi.ENGINE,
+    lmdeploy.ENGINE,
+    trtllm.TRITON,
+)
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
 
@@ -53,7 +60,7 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
     with contextlib.suppress(Unreadable):
         owner = _owner(await http.json("/v1/models"))
         for engine in engines:
-            if engine.owned_by == owner:
+            if owner and engine.owned_by == owner:
                 return engine.open(http)
     for path in sorted({engine.metrics_path for engine in engines}, key=len, reverse=True):
         with contextlib.suppress(Unreadable):

@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from kvdiag.engines.engine import SOURCE
 from kvdiag.model import MAX_COUNT, Gap, Lengths
@@ -105,7 +106,7 @@ class Figures:
         self.refuse(title, value)
         return None
 
-    def counts(self, table: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
+    def counts(self, table: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """The counts of a table of fields and their names."""
         return {field: self.count(names) for field, names in table.items()}
 
@@ -113,6 +114,14 @@ class Figures:
         """Add the gap of an impossible value."""
         reason = f"{name} of engine {self._engine} is {value:g}: not a possible value; {CHECK}"
         self._gaps.append(Gap(SOURCE, "failed", reason))
+
+
+def with_prompts_as_queries(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of an engine that reports cached prompt tokens: each prompt was looked up in its cache as a whole."""
+    hits, prompts = counts["prefix_hits_total"], counts["prompt_tokens_total"]
+    if hits is None or prompts is None or hits > prompts:
+        return {**counts, "prefix_queries_total": None, "prefix_hits_total": None}
+    return {**counts, "prefix_queries_total": prompts}
 
 
 def repeated(name: str, count: int, engine: str) -> Gap:

@@ -1,0 +1,147 @@
+"""LMDeploy, 0.9 to 0.18: its PyTorch engine and TurboMind."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from kvdiag.engines.engine import MAX_TOKENS, EngineAdapter, RequestDialect
+from kvdiag.engines.lmdeploy import metrics
+from kvdiag.engines.metrics_reader import lengths_of, parse_version
+from kvdiag.engines.openai_client import OpenAIClient
+from kvdiag.engines.printed_figures import Wordings
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
+from kvdiag.model import Capabilities
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_text import Page, Series
+
+_WORDINGS = Wordings(json.loads(resources.files(__name__).joinpath("wordings.json").read_bytes()))
+_RANKS = re.compile(r"--tp[ =](\d{1,4})\b")
+
+
+def completion_body(
+    *,
+    model: str,  # noqa: ARG001 - /generate has none
+    token_ids: Sequence[int],
+    max_tokens: int,
+    cache_salt: str | None,  # noqa: ARG001 - LMDeploy has none
+    user: str | None,  # noqa: ARG001 - /generate has none
+) -> dict[str, Any]:
+    """The JSON body of one request (lmdeploy/serve/openai/protocol.py::GenerateReqInput): its /v1/completions takes no
+    token ids.
+    """
+    return {
+        "input_ids": token_ids,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "top_k": 1,
+        "stream": True,
+    }
+
+
+def generated(event: Mapping[str, Any], before: int) -> int:
+    """Tokens so far, which each event has."""
+    about = event.get("meta_info")
+    count = about.get("completion_tokens") if isinstance(about, dict) else None
+    return max(count, before) if type(count) is int and 0 <= count < MAX_TOKENS else before
+
+
+def capabilities(page: Page) -> Capabilities:
+    """What its metrics show: a share, which at idle is that of leaked blocks only where nothing is cached."""
+    configured = [line.labels.get("enable_prefix_caching") for line in page.get(metrics.CONFIG, ())]
+    return Capabilities(
+        usage=metrics.USAGE in page,
+        blocks=False,
+        returns=bool(configured) and {"False"} == set(configured),
+        sleep=metrics.SLEEPING in page,
+        salt=False,
+    )
+
+
+class LmdeployClient(OpenAIClient):
+    """Reads one LMDeploy server, and asks it whether it sleeps, which its metrics do not say."""
+
+    _says_sleep = True
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """As `OpenAIClient.page`, with a series of whether the server sleeps, where it says so."""
+        page = await super().page(names)
+        sleeping = await self._sleeping() if self._says_sleep else None
+        return page if sleeping is None else {**page, metrics.SLEEPING: (Series({}, float(sleeping)),)}
+
+    async def _sleeping(self) -> bool | None:
+        try:
+            answer = await self._http.json("/is_sleeping")
+        except Unreadable as error:
+            # Older versions have no such endpoint.
+            self._says_sleep = error.status is None
+            return None
+        found = answer.get("is_sleeping") if isinstance(answer, dict) else None
+        return found if isinstance(found, bool) else None
+
+
+def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
+    """Tensor-parallel ranks by the command line; `None` where it is not visible. It has no pipeline parallelism."""
+    serving = next((command for command in commands if "api_server" in command), None)
+    if serving is None:
+        return None
+    found = _RANKS.search(serving)
+    return (int(found[1]) if found else 1, 1)
+
+
+def parse_log(text: str) -> EngineReport:
+    """What the last start in `text` says of its memory; KvdiagError if it has none of its lines."""
+    return _WORDINGS.report(text, title="LMDeploy")
+
+
+def parse_settings(lines: Iterable[str]) -> EngineSettings:
+    """The settings that a log's lines show."""
+    return _WORDINGS.settings(lines)
+
+
+def cache_share(version: str | None) -> str:
+    """What cache_max_entry_count is a share of, or a number of, in this version; a number above 1 was one of blocks
+    from 0.1 until TurboMind refused it in 0.16.
+    """
+    known = parse_version(version)
+    if known is None:
+        return "the memory that is free after loading the model (of the total before 0.2.1)"
+    if known < (0, 1, 0):
+        return "a number of sequences of session_len"
+    return "the device's total memory" if known < (0, 2, 1) else "the memory that is free after loading the model"
+
+
+ENGINE = EngineAdapter(
+    name="lmdeploy",
+    title="LMDeploy",
+    owned_by="lmdeploy",
+    capabilities=capabilities,
+    client=LmdeployClient,
+    metrics_path="/metrics",
+    metrics_flag="without --disable-metrics",
+    metrics=MappingProxyType(metrics.meanings()),
+    metric_prefix="lmdeploy:",
+    polled_metrics=(),
+    needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
+    tested_versions=((0, 9), (0, 18)),
+    parse_version=parse_version,
+    config_metrics=(metrics.CONFIG,),
+    parse_engines=metrics.parse_engines,
+    parse_pools=metrics.parse_pools,
+    parse_caches=lambda _: (),
+    length_metrics=metrics.LENGTH_NAMES,
+    parse_lengths=lambda page: lengths_of(page, metrics.LENGTH_NAMES[0], metrics.LENGTH_NAMES[1:]),
+    program="lmdeploy",
+    process_title=re.compile(r"lmdeploy"),
+    image=re.compile(r"lmdeploy[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
+    parallel_ranks=parallel_ranks,
+    kv_connector=lambda _names, _commands: None,
+    parse_startup_log=parse_log,
+    parse_settings=parse_settings,
+    failed_pool_bytes=lambda _: None,
+    request=RequestDialect(body=completion_body, path="/generate", generated=generated),
+    first_engine_headers=MappingProxyType({}),
+    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
+)

@@ -1,0 +1,81 @@
+"""TensorRT-LLM: trtllm-serve from 1.1, and Triton's tensorrtllm_backend."""
+
+import json
+import re
+from dataclasses import replace
+from importlib import resources
+from types import MappingProxyType
+
+from kvdiag.engines.engine import EngineAdapter, Identity, RequestDialect
+from kvdiag.engines.metrics_reader import parse_version
+from kvdiag.engines.openai_client import OpenAIClient, completion_body
+from kvdiag.engines.trtllm import metrics, startup_log
+from kvdiag.model import Capabilities
+from kvdiag.sources.prometheus_text import Page
+
+
+def capabilities(page: Page) -> Capabilities:
+    """What its metrics show: nothing of the pool without iteration statistics, and all of it late."""
+    usage = any(name in page for name in (*metrics.NEEDED_NAMES["KV usage"], metrics.TRITON_BLOCKS))
+    blocks = metrics.MAX_BLOCKS in page or metrics.TRITON_BLOCKS in page
+    return Capabilities(usage=usage, blocks=blocks, on_completion=True, sleep=False)
+
+
+class TritonClient(OpenAIClient):
+    """Reads Triton's metrics port, which has neither models nor completions."""
+
+    async def identify(self) -> Identity:
+        """Nothing, once the port has answered; Unreadable if it does not."""
+        await self.page()
+        return Identity(version=None, model=None, root=None, max_model_len_tokens=None, server_header=None)
+
+
+ENGINE = EngineAdapter(
+    name="trtllm",
+    title="TensorRT-LLM",
+    owned_by="tensorrt_llm",
+    capabilities=capabilities,
+    client=OpenAIClient,
+    metrics_path="/prometheus/metrics",
+    metrics_flag="with return_perf_metrics and enable_iter_perf_stats in --extra_llm_api_options",
+    metrics=MappingProxyType(metrics.meanings()),
+    metric_prefix=metrics.PREFIX,
+    polled_metrics=(),  # in its multiprocess mode the endpoint finds no series by name
+    needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
+    tested_versions=((1, 1), (1, 4)),
+    parse_version=parse_version,
+    config_metrics=metrics.POOL,
+    parse_engines=metrics.parse_engines,
+    parse_pools=metrics.parse_pools,
+    parse_caches=lambda _: (),
+    length_metrics=(),
+    parse_lengths=lambda _: None,
+    program="trtllm",
+    process_title=re.compile(r"trtllm|tensorrt_llm|tritonserver|mgmn_(leader|worker)"),
+    image=re.compile(r"(?:tensorrt-?llm|trtllm)[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
+    parallel_ranks=startup_log.parallel_ranks,
+    kv_connector=lambda _names, _commands: None,
+    parse_startup_log=startup_log.parse_log,
+    parse_settings=startup_log.parse_settings,
+    failed_pool_bytes=startup_log.failed_pool_bytes,
+    request=RequestDialect(body=completion_body),
+    first_engine_headers=MappingProxyType({}),
+    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
+)
+
+TRITON = replace(
+    ENGINE,
+    owned_by="",
+    client=TritonClient,
+    metrics_path="/metrics",
+    metrics_flag="with --allow-metrics=true",
+    metrics=MappingProxyType({}),
+    metric_prefix=metrics.TRITON_PREFIX,
+    needed_metrics=MappingProxyType(dict.fromkeys(metrics.NEEDED_NAMES, (metrics.TRITON_BLOCKS,))),
+    config_metrics=(),
+    program="tritonserver",
+    image=re.compile(r"tritonserver[^/]*:v?(\d{1,4}\.\d{1,4})[\w.+-]{0,32}trtllm"),
+)
+"""The same engine behind Triton: on a port of its own, under other names, and live alone, since Prometheus has several
+figures under one name.
+"""
