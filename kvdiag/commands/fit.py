@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from kvdiag.commands.fitting import fit_inputs
+from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS, EngineCommand
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
@@ -47,19 +48,22 @@ TRAFFIC = "Demand at this rate: {} or fewer at once, 99 % of the time"
 MEASURE = "; --calibrate URL measures them on a running server"
 
 
-@click.command()
+@click.command(cls=EngineCommand)
 @click.argument("model", required=False)
 @fit_options
 def command(model: str | None, options: FitOptions) -> int:
     """Check whether MODEL fits on a GPU, and what would make it fit.
 
-    MODEL is a folder, a config.json, a Hub id, or a name such as llama_70b.
+    MODEL is a folder, a config.json, a GGUF file, a Hub id, or a name such as llama_70b. With --engine, the flags of that
+    engine's start command that decide its pools are options, too.
 
     \b
     kvdiag fit llama_70b --gpu a100 --tp 4 --context 8192 --concurrency 32
     kvdiag fit Qwen/Qwen3-32B --gpu h100 --request-rate 4 --prompt-tokens 2000 --output-tokens 400
     kvdiag fit ./model --kv-pool-bytes 10737418240 --context 131072 --output json
     kvdiag fit Qwen/Qwen3-32B --gpu h100 --from-log startup.log
+    kvdiag fit llama_70b --engine sglang --gpu h100 --tp 4 --mem-fraction-static 0.85
+    kvdiag fit model.gguf --engine llamacpp -c 32768 -np 4 -ctk q8_0
 
     Exit codes: 0 fits, 1 fits with less than 10 % of the pool free, 2 does not fit, 3 unknown. With --calibrate or
     --from-log: 0 all figures within 2 % of what the engine reports, 1 a figure is off, 3 nothing to compare.
@@ -76,6 +80,10 @@ def command(model: str | None, options: FitOptions) -> int:
         return result
     if model is None:
         raise click.UsageError("MODEL is missing: pass a folder, a config.json, a Hub id, or a name from --list")
+    if options.engine in ENGINE_FLAGS:
+        engine_fit = importlib.import_module("kvdiag.commands.fitting.engine_fit")
+        code: int = engine_fit.engine_fit(model, options)
+        return code
     if options.kv_pool_bytes is not None:
         return _capacity(read_model(model, offline=options.offline), options)
     if options.gpu is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.commands.options.common import (
     ServerAccess,
     Size,
@@ -47,8 +48,8 @@ class FitOptions:
         "--gpu-memory-utilization",
     )
     engine: str = given_by(
-        "Engine whose overheads to add; generic: a rule of thumb.",
-        type=click.Choice([*modelled_engines(), GENERIC_ENGINE]),
+        "Engine to plan for; generic: a rule of thumb.",
+        type=click.Choice([*modelled_engines(), *ENGINE_FLAGS, GENERIC_ENGINE]),
         default=modelled_engines()[0],
     )
     request_rate: float | None = given_by("Derive --concurrency (p99) from requests per second.")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import TIGHT_HEADROOM_RATIO, Demand, Outcome
 
-
 POOL_TYPES: Mapping[str, Sequence[str]] = json.loads(pkgutil.get_data(__package__, "pool_types.json") or b"")
 """Model types by what an engine does with their windows and states; the users of each list name its source."""
 

@@ -1,0 +1,260 @@
+"""`kvdiag fit --engine` for an engine other than vLLM: its pools from its own flags, and whether a demand fits.
+
+In this order: the model, a GGUF file for llama.cpp or a config for every engine; the settings, from the engine's flags
+first and from those that `fit` has for all engines; the demand; then the engine's arithmetic in kvdiag/kv/pools, on a
+GPU with weights and overheads where --gpu is given, else of the pool alone. Options of vLLM's block manager are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from kvdiag.commands.fitting import fit_inputs
+from kvdiag.commands.fitting.engine_flags import engine_settings
+from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.commands.printing import is_ascii_only, print_json, print_text
+from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.kv.families.architecture import text_fields
+from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
+from kvdiag.kv.fit.overheads import Overheads
+from kvdiag.kv.fit.plan import Demand, Outcome
+from kvdiag.kv.fit.scenario import Scenario, rank_weights
+from kvdiag.kv.layout.deployment import Deployment
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
+from kvdiag.kv.pools.cell_model import CellModel, cells_of
+from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
+from kvdiag.kv.pools.gguf_header import GgufHeader
+from kvdiag.kv.pools.gguf_layers import cells_of_gguf
+from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings, plan_share
+from kvdiag.kv.pools.static_fraction import plan_tokens
+from kvdiag.kv.pools.token_cells import TokenSettings
+from kvdiag.kv.pools.token_pools import TokenModel
+from kvdiag.outputs.documents.pool_document import pool_document
+from kvdiag.outputs.terminal.pool_text import render_pools
+from kvdiag.sources.gguf_file import is_gguf, read_gguf
+from kvdiag.sources.model_files import ModelFiles, read_model
+
+EXIT_CODES: Mapping[Outcome | None, int] = {None: 0, Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
+_UNUSED = (
+    "dcp",
+    "grid",
+    "kv_bytes_per_token",
+    "max_in_flight_tokens",
+    "mamba_cache_mode",
+    "hybrid_kv_cache_manager",
+    "platform",
+    "calibrate",
+    "profile",
+)
+"""Options about vLLM's block manager, its profiles and its metrics."""
+
+_DRAFTING = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"})
+_DRAFTS = (5, 4, 8)
+_MTP_DRAFTS = (3, 1, 4)
+"""Steps, branches and draft tokens by default, of Llama and of models with MTP layers
+(speculative_hook.py::_auto_choose_speculative_params)."""
+
+
+def engine_fit(model: str, options: FitOptions) -> int:
+    """Print the plan for an engine other than vLLM, and return the exit code.
+
+    Raises:
+        KvdiagError: the model or a flag cannot be used with this engine.
+    """
+    for name in _UNUSED:
+        if _given(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} does not apply to --engine {options.engine}")
+    origin, plan = engine_plan(model, options)
+    if options.output == "json":
+        print_json(pool_document(plan, origin=origin))
+    else:
+        print_text(render_pools(plan, origin=origin, ascii_only=is_ascii_only()))
+    return EXIT_CODES[plan.outcome]
+
+
+def _given(option: str) -> bool:
+    context = click.get_current_context(silent=True)
+    source = None if context is None else context.get_parameter_source(option)
+    return source not in (None, ParameterSource.DEFAULT)
+
+
+def engine_plan(model: str, options: FitOptions) -> tuple[str, EnginePlan]:
+    """Where the model is from, and what the engine makes of it."""
+    path = Path(model).expanduser()
+    if path.is_file() and is_gguf(path):
+        if options.engine != "llamacpp":
+            raise KvdiagError(f"{path} is a GGUF file: pass --engine llamacpp, or a config.json")
+        return str(path), _gguf_plan(read_gguf(path), options)
+    files = read_model(model, offline=options.offline)
+    architecture = fit_inputs.architecture_of(files, options)
+    if options.engine == "llamacpp":
+        text = text_fields(files.config)
+        cells = cells_of(
+            architecture,
+            hidden_size=text.integer(*WIDTH_NAMES),
+            vocabulary=text.integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
+        )
+        weights = None if options.gpu is None else _weights(files, architecture, options)(1, 1)[0]
+        return files.origin, _cell_plan(cells, weights, options)
+    planned: Callable[[ModelFiles, Architecture, FitOptions], EnginePlan]
+    planned = _token_plan if options.engine == "sglang" else _share_plan
+    return files.origin, planned(files, architecture, options)
+
+
+def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions) -> Machine | None:
+    """The GPU with its weights and overheads; None where only the pool is asked for."""
+    if options.gpu is None or options.kv_pool_bytes is not None:
+        return None
+
+    def overheads(tensor_parallel: int, tokens: int) -> Overheads:
+        deployment = Deployment(tensor_parallel=tensor_parallel, max_num_batched_tokens=tokens)
+        return fit_inputs.overheads_of(files, deployment, options)
+
+    return Machine(gpu_bytes(options.gpu), _weights(files, architecture, options), overheads)
+
+
+def _weights(
+    files: ModelFiles, architecture: Architecture, options: FitOptions
+) -> Callable[[int, int], tuple[int, ...]]:
+    source = fit_inputs.weights_of(files, architecture, options)
+
+    def weights(tensor_parallel: int, pipeline_parallel: int) -> tuple[int, ...]:
+        scenario = Scenario(
+            architecture=architecture,
+            deployment=Deployment(tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel),
+            gpu_bytes=1,
+            memory_fraction_ratio=1.0,
+            weights=source,
+            overheads=Overheads(context_bytes=0, activation_bytes=0, graph_bytes=0),
+            demand=Demand(context_tokens=1, requests=1),
+        )
+        return rank_weights(scenario)
+
+    return weights
+
+
+def _settings(kind: type[Any], options: FitOptions, **common: Any) -> Any:
+    """The engine's settings: `common` ones where they are not None, overridden by the engine's own flags."""
+    known = {field.name for field in fields(kind)}
+    own = {name: value for name, value in engine_settings().items() if name in known}
+    return kind(**{name: value for name, value in common.items() if value is not None} | own)
+
+
+def _token_plan(files: ModelFiles, architecture: Architecture, options: FitOptions) -> EnginePlan:
+    flags = engine_settings()
+    text = text_fields(files.config)
+    draft_layers, draft_tokens = _drafts(files, architecture, options, flags)
+    settings = _settings(
+        TokenSettings,
+        options,
+        tensor_parallel=options.tp,
+        pipeline_parallel=options.pp,
+        attention_parallel=flags.get("data_parallel", 1) if flags.get("dp_attention") else 1,
+        page_size=options.block_size,
+        kv_dtype=options.kv_dtype,
+        mem_fraction_static=options.memory_fraction,
+        context_tokens=options.context,
+        chunked_prefill_size=options.max_num_batched_tokens,
+        state_dtype=options.mamba_ssm_cache_dtype,
+        radix_cache=not options.no_prefix_caching,
+        draft_layers=draft_layers,
+        draft_tokens=draft_tokens,
+    )
+    model = TokenModel(architecture, settings, config_state_dtype=text.text("mamba_ssm_dtype"))
+    demand = fit_inputs.demand_of(
+        architecture, options if settings.context_tokens is None else replace(options, context=settings.context_tokens)
+    )
+    machine = _machine(files, architecture, options)
+    return plan_tokens(model, demand, machine=machine, pool_bytes=options.kv_pool_bytes)
+
+
+def _drafts(
+    files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
+) -> tuple[int, int | None]:
+    """Layers of the drafter, which are in the pool too, and tokens that it drafts."""
+    algorithm = str(flags.get("speculative_algorithm", "")).upper()
+    if algorithm not in _DRAFTING and not options.num_speculative_tokens:
+        return 0, None
+    _, _, usual = _DRAFTS if architecture.model_type == "llama" and algorithm != "STANDALONE" else _MTP_DRAFTS
+    tokens = flags.get("draft_tokens") or options.num_speculative_tokens or usual
+    path = flags.get("draft_model")
+    if path is not None:
+        draft = read_model(str(path), offline=options.offline)
+        return fit_inputs.architecture_of(draft, options).depth, tokens
+    layers = text_fields(files.config).integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    return layers, tokens
+
+
+def _share_plan(files: ModelFiles, architecture: Architecture, options: FitOptions) -> EnginePlan:
+    flags = engine_settings()
+    attention = flags.get("attention")
+    if attention is not None and attention not in TGI_BLOCKS:
+        raise KvModelError(f"--attention is {attention[:40]!a}: pass one of {', '.join(TGI_BLOCKS)}", "attention")
+    settings = _settings(
+        ShareSettings,
+        options,
+        engine=options.engine,
+        tensor_parallel=options.tp,
+        pipeline_parallel=options.pp,
+        kv_dtype=options.kv_dtype,
+        share=options.memory_fraction,
+        block_tokens=options.block_size or TGI_BLOCKS.get(attention or ""),
+        step_tokens=options.max_num_batched_tokens,
+        context_tokens=options.context,
+        vocabulary=text_fields(files.config).integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
+    )
+    demand = fit_inputs.demand_of(
+        architecture, options if settings.context_tokens is None else replace(options, context=settings.context_tokens)
+    )
+    machine = _machine(files, architecture, options)
+    return plan_share(ShareModel(architecture, settings), demand, machine=machine, pool_bytes=options.kv_pool_bytes)
+
+
+def _gguf_plan(header: GgufHeader, options: FitOptions) -> EnginePlan:
+    """A GGUF file's plan: the token embedding stays on the host unless the output layer is the same tensor."""
+    model = cells_of_gguf(header)
+    weights = sum(header.tensor_bytes.values())
+    if "output.weight" in header.tensor_bytes:
+        weights -= header.tensor_bytes.get("token_embd.weight", 0)
+    return _cell_plan(model, weights, options)
+
+
+def _cell_plan(model: CellModel, weights: int | None, options: FitOptions) -> EnginePlan:
+    if options.kv_pool_bytes is not None:
+        raise click.UsageError("--kv-pool-bytes does not apply to --engine llamacpp: its caches follow from -c")
+    dtype = None if options.kv_dtype == "auto" else options.kv_dtype
+    settings: CellSettings = _settings(CellSettings, options, type_k=dtype, type_v=dtype)
+    asked = options.context is not None or options.concurrency is not None or options.request_rate is not None
+    if asked:
+        known = Architecture(
+            model_type=model.architecture,
+            depth=model.depth,
+            attention_heads=model.attention_heads,
+            layers=(),
+            dtype="float16",
+            max_context_tokens=model.trained_tokens or None,
+        )
+        demand = fit_inputs.demand_of(known, options)
+        if settings.slots is None and settings.context_size == 0:
+            settings = replace(settings, slots=demand.requests)
+        if settings.context_size == 0:
+            slots = settings.slot_count
+            settings = replace(settings, context_size=demand.context_tokens * max(slots, demand.requests))
+    else:
+        cache = size_cells(model, settings)
+        requests = settings.slot_count if cache.streams > 1 else 1
+        demand = Demand(context_tokens=cache.slot_tokens, requests=requests)
+    return plan_cells(
+        model,
+        settings,
+        demand,
+        weights_bytes=weights,
+        gpu_bytes=None if options.gpu is None else gpu_bytes(options.gpu),
+        gpus=options.tp * options.pp,
+    )

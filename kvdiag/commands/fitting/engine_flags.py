@@ -1,0 +1,117 @@
+"""The flags of other engines on the command line of `kvdiag fit --engine NAME`, as in the engine's own start command.
+
+kvdiag/kv/pools/engine_flags.json lists, for each engine, the flags that decide its pools, the setting that each is, and
+its type. They are taken from the arguments before click reads the rest, only for the engine that --engine names, so that
+a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has itself (--tp,
+--kv-cache-dtype) stay click's.
+"""
+
+import json
+import os
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from kvdiag.commands.options.common import TOKEN_UNITS, TOKENS
+
+ENGINE_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
+    pkgutil.get_data("kvdiag.kv.pools", "engine_flags.json") or b""
+)
+META_KEY = "kvdiag.engine_settings"
+_SWITCH = {"on": True, "1": True, "off": False, "0": False, "auto": None}
+
+
+class EngineCommand(click.Command):
+    """A command that also takes the flags of the engine that --engine names; `engine_settings` returns them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the engine's flags out, then let click read the rest."""
+        flags = ENGINE_FLAGS.get(_engine(ctx, args), {})
+        taken, rest = _taken(flags, args)
+        ctx.meta[META_KEY] = taken
+        return super().parse_args(ctx, rest)
+
+
+def engine_settings() -> Mapping[str, Any]:
+    """The settings that the engine's own flags give in this call."""
+    context = click.get_current_context(silent=True)
+    found: Mapping[str, Any] = {} if context is None else context.meta.get(META_KEY, {})
+    return found
+
+
+def _engine(ctx: click.Context, args: Sequence[str]) -> str:
+    """The value of --engine: of the arguments, the environment or the file of settings."""
+    for place, argument in enumerate(args):
+        if argument == "--":
+            break
+        if argument == "--engine" and place + 1 < len(args):
+            return args[place + 1]
+        if argument.startswith("--engine="):
+            return argument.partition("=")[2]
+    named = os.environ.get(f"{ctx.auto_envvar_prefix}_ENGINE") if ctx.auto_envvar_prefix else None
+    return named or str((ctx.default_map or {}).get("engine", ""))
+
+
+def _taken(flags: Mapping[str, Sequence[str]], args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    taken: dict[str, Any] = {}
+    rest: list[str] = []
+    waiting = list(args)
+    while waiting:
+        argument = waiting.pop(0)
+        flag, equals, value = argument.partition("=")
+        if argument == "--":
+            return taken, [*rest, argument, *waiting]
+        if flag not in flags:
+            rest.append(argument)
+            continue
+        field, kind = flags[flag]
+        if kind in ("flag", "off"):
+            if equals:
+                raise click.UsageError(f"{flag} takes no value")
+            taken[field] = kind == "flag"
+            continue
+        if not equals:
+            if not waiting:
+                raise click.UsageError(f"{flag} needs a value")
+            value = waiting.pop(0)
+        taken[field] = _value(flag, kind, value)
+    return taken, rest
+
+
+def _value(flag: str, kind: str, text: str) -> Any:
+    """A flag's value.
+
+    Raises:
+        click.UsageError: it is not of the flag's type.
+    """
+    try:
+        match kind:
+            case "int":
+                return int(text[:20])
+            case "float":
+                return float(text[:40])
+            case "tokens":
+                found = TOKENS.fullmatch(text)
+                if found is not None:
+                    return int(found[1]) * TOKEN_UNITS[found[2]]
+            case "switch":
+                if text in _SWITCH:
+                    return _SWITCH[text]
+            case "version":
+                return tuple(int(part) for part in text.lstrip("v").split(".")[:3])
+            case _:
+                return text[:200]
+    except ValueError:
+        pass
+    raise click.UsageError(f"{flag} is {text[:40]!a}: give {_WANTED[kind]}")
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "tokens": "a number of tokens, such as 32768 or 32K",
+    "switch": "on, off or auto",
+    "version": "a version, such as 0.13.0",
+}
