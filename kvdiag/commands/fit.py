@@ -54,8 +54,8 @@ MEASURE = "; --calibrate URL measures them on a running server"
 def command(model: str | None, options: FitOptions) -> int:
     """Check whether MODEL fits on a GPU, and what would make it fit.
 
-    MODEL is a folder, a config.json, a GGUF file, a Hub id, or a name such as llama_70b. With --engine, the flags of that
-    engine's start command that decide its pools are options, too.
+    MODEL is a folder, a config.json, a GGUF file, a Hub id, or a name such as llama_70b. With --engine NAME, that
+    engine's own flags are options, too.
 
     \b
     kvdiag fit llama_70b --gpu a100 --tp 4 --context 8192 --concurrency 32

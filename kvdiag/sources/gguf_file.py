@@ -1,8 +1,8 @@
 """A GGUF model's headers: of one file, or of all parts of a split one. Weights are never read.
 
-A header has a vocabulary of some megabytes, so a file is read in growing pieces until its header is whole, up to a limit.
-The parts of a split model are named `NAME-00001-of-00003.gguf` (llama.cpp src/llama.cpp::llama_split_path); tensors are in
-all of them, settings in the first.
+A header has a vocabulary of some megabytes, so a file is read in growing pieces until its header is whole, up to a
+limit. The parts of a split model are named `NAME-00001-of-00003.gguf` (llama.cpp src/llama.cpp::llama_split_path);
+tensors are in all of them, settings in the first.
 """
 
 import re
@@ -34,11 +34,11 @@ def read_gguf(path: Path) -> GgufHeader:
         KvdiagError: a file cannot be read, or is not a GGUF file.
     """
     found = _PART.fullmatch(path.name)
-    count = int(found[3]) if found is not None else 1
-    if found is None or count < 2:
+    if found is None:
         return _header(path)
-    if count > MAX_PARTS:
-        raise KvdiagError(f"{path} says that the model has {count:,} parts: at most {MAX_PARTS} are supported")
+    count = int(found[3])
+    if not 1 <= count <= MAX_PARTS:
+        raise KvdiagError(f"{path} says that the model has {count:,} parts: 1 to {MAX_PARTS} are supported")
     parts = [_header(path.with_name(f"{found[1]}-{part:05}-of-{count:05}.gguf")) for part in range(1, count + 1)]
     formats: dict[str, int] = {}
     tensors: dict[str, int] = {}

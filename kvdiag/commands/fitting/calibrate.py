@@ -19,6 +19,8 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands.connect import connect, without_credentials
+from kvdiag.commands.fitting.engine_calibration import calibrate_engine
+from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
@@ -146,6 +148,8 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     subject = (
         _subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(_subject_of_server(options))
     )
+    if subject.report.engine_name in ENGINE_FLAGS:
+        return calibrate_engine(model, subject.report, subject.origin, options)
     files = _files(model, subject, options)
     subject = _completed(subject, options)
     architecture = _architecture(files, subject, options)

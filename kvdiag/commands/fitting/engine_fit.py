@@ -2,7 +2,7 @@
 
 In this order: the model, a GGUF file for llama.cpp or a config for every engine; the settings, from the engine's flags
 first and from those that `fit` has for all engines; the demand; then the engine's arithmetic in kvdiag/kv/pools, on a
-GPU with weights and overheads where --gpu is given, else of the pool alone. Options of vLLM's block manager are refused.
+GPU with weights and overheads where --gpu is given, else of the pool alone. Options of vLLM's block manager are errors.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,6 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
 from kvdiag.kv.pools.cell_model import CellModel, cells_of
 from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
-from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings, plan_share
 from kvdiag.kv.pools.static_fraction import plan_tokens
@@ -68,9 +67,9 @@ def engine_fit(model: str, options: FitOptions) -> int:
         KvdiagError: the model or a flag cannot be used with this engine.
     """
     for name in _UNUSED:
-        if _given(name):
+        if is_given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} does not apply to --engine {options.engine}")
-    origin, plan = engine_plan(model, options)
+    origin, plan, _ = engine_plan(model, options, engine_settings())
     if options.output == "json":
         print_json(pool_document(plan, origin=origin))
     else:
@@ -78,21 +77,32 @@ def engine_fit(model: str, options: FitOptions) -> int:
     return EXIT_CODES[plan.outcome]
 
 
-def _given(option: str) -> bool:
+def is_given(option: str) -> bool:
+    """Whether the user gave the option."""
     context = click.get_current_context(silent=True)
     source = None if context is None else context.get_parameter_source(option)
     return source not in (None, ParameterSource.DEFAULT)
 
 
-def engine_plan(model: str, options: FitOptions) -> tuple[str, EnginePlan]:
-    """Where the model is from, and what the engine makes of it."""
+def engine_plan(
+    model: str, options: FitOptions, flags: Mapping[str, Any]
+) -> tuple[str, EnginePlan, Callable[[], tuple[int, ...]]]:
+    """Where the model is from, what the engine makes of it with its own `flags`, and its weights of each stage."""
     path = Path(model).expanduser()
     if path.is_file() and is_gguf(path):
         if options.engine != "llamacpp":
             raise KvdiagError(f"{path} is a GGUF file: pass --engine llamacpp, or a config.json")
-        return str(path), _gguf_plan(read_gguf(path), options)
+        header = read_gguf(path)
+        total = sum(header.tensor_bytes.values())
+        # The token embedding stays on the host unless the output layer is the same tensor.
+        embedding = header.tensor_bytes.get("token_embd.weight", 0) if "output.weight" in header.tensor_bytes else 0
+        return str(path), _cell_plan(cells_of_gguf(header), total - embedding, options, flags), lambda: (total,)
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
+
+    def weights() -> tuple[int, ...]:
+        return _weights(files, architecture, options)(options.tp, options.pp)
+
     if options.engine == "llamacpp":
         text = text_fields(files.config)
         cells = cells_of(
@@ -100,11 +110,10 @@ def engine_plan(model: str, options: FitOptions) -> tuple[str, EnginePlan]:
             hidden_size=text.integer(*WIDTH_NAMES),
             vocabulary=text.integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
         )
-        weights = None if options.gpu is None else _weights(files, architecture, options)(1, 1)[0]
-        return files.origin, _cell_plan(cells, weights, options)
-    planned: Callable[[ModelFiles, Architecture, FitOptions], EnginePlan]
+        total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1)[0]
+        return files.origin, _cell_plan(cells, total, options, flags), weights
     planned = _token_plan if options.engine == "sglang" else _share_plan
-    return files.origin, planned(files, architecture, options)
+    return files.origin, planned(files, architecture, options, flags), weights
 
 
 def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions) -> Machine | None:
@@ -139,20 +148,21 @@ def _weights(
     return weights
 
 
-def _settings(kind: type[Any], options: FitOptions, **common: Any) -> Any:
+def _settings(kind: type[Any], flags: Mapping[str, Any], **common: Any) -> Any:
     """The engine's settings: `common` ones where they are not None, overridden by the engine's own flags."""
     known = {field.name for field in fields(kind)}
-    own = {name: value for name, value in engine_settings().items() if name in known}
+    own = {name: value for name, value in flags.items() if name in known}
     return kind(**{name: value for name, value in common.items() if value is not None} | own)
 
 
-def _token_plan(files: ModelFiles, architecture: Architecture, options: FitOptions) -> EnginePlan:
-    flags = engine_settings()
+def _token_plan(
+    files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
+) -> EnginePlan:
     text = text_fields(files.config)
     draft_layers, draft_tokens = _drafts(files, architecture, options, flags)
     settings = _settings(
         TokenSettings,
-        options,
+        flags,
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
         attention_parallel=flags.get("data_parallel", 1) if flags.get("dp_attention") else 1,
@@ -191,14 +201,15 @@ def _drafts(
     return layers, tokens
 
 
-def _share_plan(files: ModelFiles, architecture: Architecture, options: FitOptions) -> EnginePlan:
-    flags = engine_settings()
+def _share_plan(
+    files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
+) -> EnginePlan:
     attention = flags.get("attention")
     if attention is not None and attention not in TGI_BLOCKS:
         raise KvModelError(f"--attention is {attention[:40]!a}: pass one of {', '.join(TGI_BLOCKS)}", "attention")
     settings = _settings(
         ShareSettings,
-        options,
+        flags,
         engine=options.engine,
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
@@ -216,20 +227,11 @@ def _share_plan(files: ModelFiles, architecture: Architecture, options: FitOptio
     return plan_share(ShareModel(architecture, settings), demand, machine=machine, pool_bytes=options.kv_pool_bytes)
 
 
-def _gguf_plan(header: GgufHeader, options: FitOptions) -> EnginePlan:
-    """A GGUF file's plan: the token embedding stays on the host unless the output layer is the same tensor."""
-    model = cells_of_gguf(header)
-    weights = sum(header.tensor_bytes.values())
-    if "output.weight" in header.tensor_bytes:
-        weights -= header.tensor_bytes.get("token_embd.weight", 0)
-    return _cell_plan(model, weights, options)
-
-
-def _cell_plan(model: CellModel, weights: int | None, options: FitOptions) -> EnginePlan:
+def _cell_plan(model: CellModel, weights: int, options: FitOptions, flags: Mapping[str, Any]) -> EnginePlan:
     if options.kv_pool_bytes is not None:
         raise click.UsageError("--kv-pool-bytes does not apply to --engine llamacpp: its caches follow from -c")
     dtype = None if options.kv_dtype == "auto" else options.kv_dtype
-    settings: CellSettings = _settings(CellSettings, options, type_k=dtype, type_v=dtype)
+    settings: CellSettings = _settings(CellSettings, flags, type_k=dtype, type_v=dtype)
     asked = options.context is not None or options.concurrency is not None or options.request_rate is not None
     if asked:
         known = Architecture(

@@ -1,9 +1,9 @@
 """The flags of other engines on the command line of `kvdiag fit --engine NAME`, as in the engine's own start command.
 
 kvdiag/kv/pools/engine_flags.json lists, for each engine, the flags that decide its pools, the setting that each is, and
-its type. They are taken from the arguments before click reads the rest, only for the engine that --engine names, so that
-a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has itself (--tp,
---kv-cache-dtype) stay click's.
+its type. They are taken from the arguments before click reads the rest, only for the engine that --engine names, so
+that a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has itself
+(--tp, --kv-cache-dtype) stay click's.
 """
 
 import json

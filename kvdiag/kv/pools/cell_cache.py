@@ -132,7 +132,7 @@ def _check_types(model: CellModel, settings: CellSettings) -> None:
     """llama-context.cpp::llama_init_from_model."""
     if model.latent and settings.type_k != settings.type_v:
         raise KvModelError(
-            f"llama.cpp refuses cache types {settings.type_k} and {settings.type_v} for latent attention: pass the same",
+            f"llama.cpp refuses cache types {settings.type_k} and {settings.type_v} for latent rows: pass one type",
             "cache_type_v",
         )
     flash = _flash_attention(model, settings)

@@ -1,7 +1,7 @@
 """What a model keeps in llama.cpp's caches: a row of K and V per layer and cell, and a state per slot; in elements.
 
-Two sources give the same values: a GGUF header (`gguf_layers`), which decides exactly, and a config.json (below), as the
-converter would write it. Elements are of the whole model: layers may lie on several devices, but none is divided.
+Two sources give the same values: a GGUF header (`gguf_layers`), which decides exactly, and a config.json (below), as
+the converter would write it. Elements are of the whole model: layers may lie on several devices, but none is divided.
 """
 
 from collections.abc import Iterator

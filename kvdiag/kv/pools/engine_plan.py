@@ -1,8 +1,8 @@
 """What a plan for an engine without vLLM's block manager consists of, whichever engine it is.
 
-An engine's module sizes its pools (`EnginePool`), lists what one GPU holds (`Part`), and states what a request may need;
-`judged` compares the demand with it in the words of `kvdiag fit`: fits, fits tightly, does not fit. Without a GPU there
-is no outcome, only what the pools hold. Levers are named by the engine's own flags.
+An engine's module sizes its pools (`EnginePool`), lists what one GPU holds (`Part`), and states what a request may
+need; `EnginePlan.outcome` compares the demand with it: fits, fits tightly, does not fit. Without a GPU there is no
+outcome as long as the pools hold the demand. Levers are named by the engine's own flags.
 """
 
 import json

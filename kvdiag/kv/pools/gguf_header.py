@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file: settings, and the size of every tensor. Weights are never read.
 
-The format is that of ggml docs/gguf.md, versions 2 and 3, little-endian: magic, version, counts, key-value pairs, tensor
-descriptions. The header may come from anyone: counts, lengths and types are checked before they are used. A header of
-which the end is missing is `CutShortError`, so that a reader of files can fetch more.
+The format is that of ggml docs/gguf.md, versions 2 and 3, little-endian: magic, version, counts, key-value pairs,
+tensor descriptions. The header may come from anyone: counts, lengths and types are checked before they are used. A
+header of which the end is missing is `CutShortError`, so that a reader of files can fetch more.
 """
 
 import json

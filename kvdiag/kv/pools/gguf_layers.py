@@ -75,7 +75,7 @@ class _Reader:
         latent = self._is_latent()
         layers: list[CellLayer] = []
         for index in range(self._depth_all):
-            if not self._keeps_rows(index, states, heads):
+            if not self._keeps_rows(index, states):
                 continue
             k_head, v_head = heads.k_size, heads.v_size
             if windowed[index]:
@@ -147,7 +147,7 @@ class _Reader:
     def _size(self, name: str, default: int = 0) -> int:
         return self._fields.integer(name, default=default, low=0, high=_MAX_SIZE)
 
-    def _keeps_rows(self, index: int, states: Sequence[bool], heads: _Heads) -> bool:
+    def _keeps_rows(self, index: int, states: Sequence[bool]) -> bool:
         """Whether a layer has K and V of its own (create_memory's filters, llama_hparams::has_kv)."""
         name = self._architecture
         if name in _KINDS["recurrent"]:

@@ -28,6 +28,7 @@ _FIRST_ROUNDING_DOWN = (1,)
 # LMDeploy: the share was of the whole device until 0.2.0, and a number of sequences before 0.1.
 _FIRST_SHARE, _FIRST_SHARE_OF_FREE = (0, 1), (0, 2, 1)
 _MIN_BLOCKS = 2
+_HIGHER_SHARE = 0.95
 _WIGGLE_RATIO = 0.90
 # TGI's block by its attention kernel (models/globals.py::ATTENTION, BLOCK_SIZE).
 TGI_BLOCKS: Mapping[str, int] = {"flashinfer": 1, "paged": 16, "flashdecoding": 256, "flashdecoding-ipex": 64}
@@ -306,8 +307,10 @@ def _levers(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[E
     settings, kind = model.settings, model.settings.kind
     wider = settings.tensor_parallel * 2
     changes: list[tuple[str, str, dict[str, Any]]] = []
-    if not plan.reserve_shortfall_bytes and settings.share_ratio < 0.95:
-        changes.append((f"{kind.share_flag} 0.95", "leaves less room for spikes and graphs", {"share": 0.95}))
+    if not plan.reserve_shortfall_bytes and settings.share_ratio < _HIGHER_SHARE:
+        changes.append(
+            (f"{kind.share_flag} {_HIGHER_SHARE}", "leaves less room for spikes and graphs", {"share": _HIGHER_SHARE})
+        )
     if plan.reserve_shortfall_bytes:
         lower = math.floor(settings.share_ratio * 90) / 100
         changes.append((f"{kind.share_flag} {lower:g}", "less KV cache, more room for graphs", {"share": lower}))

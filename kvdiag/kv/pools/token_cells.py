@@ -1,8 +1,8 @@
 """SGLang's flags, and the bytes that one token and one request's states take on a rank of each pipeline stage.
 
 As SGLang 0.5.23 does (srt/model_executor/pool_configurator.py, configs/mamba_utils.py): heads are divided over the
-ranks of attention, latent rows are whole on each; a window layer without a pool of its own counts as a full one; a drafter
-adds layers like the model's; states keep convolutions in 16 bits and the rest in 32.
+ranks of attention, latent rows are whole on each; a window layer without a pool of its own counts as a full one; a
+drafter adds layers like the model's; states keep convolutions in 16 bits and the rest in 32.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,9 +2,9 @@
 
 As SGLang 0.5.23 does (srt/model_executor/pool_configurator.py, mem_cache/kv_cache_configurator.py), in this order: a
 hybrid's recurrent states take their share first; what is left is divided by the cell, the bytes of a token in all
-layers of the rank, a window layer counting by the ratio of its tokens; tokens are floored to pages; --max-total-tokens and the
-smallest pipeline stage bound them; running requests follow. Latent attention is whole on every rank. One page more than
-the capacity is allocated. A token limit (`max_total_tokens`) does not bound the states.
+layers of the rank, a window layer counting by the ratio of its tokens; tokens are floored to pages; --max-total-tokens
+and the smallest pipeline stage bound them; running requests follow. One page more than the capacity is allocated. A
+token limit (`max_total_tokens`) does not bound the states.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The plan for an engine other than vLLM for a person: the answer, what the engine will report, one GPU, what to change.
+"""The plan for an engine other than vLLM, for a person: answer, capacity, pools, one GPU, what to change.
 
 Figures of the pools come first because they are exact; the partition of a GPU holds estimates, which are marked.
 """

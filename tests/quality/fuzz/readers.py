@@ -25,6 +25,8 @@ from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.profiles import parse_profiles
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.page_specs import parse_page_specs
+from kvdiag.kv.pools.gguf_header import CutShortError, parse_gguf_header
+from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.weights.module_names import parse_module_names
 from kvdiag.kv.weights.quantization import parse_weight_format
 from kvdiag.model.codec import from_plain
@@ -86,6 +88,11 @@ def _log(data: bytes) -> None:
 def _config(data: bytes) -> None:
     with contextlib.suppress(ValueError, KvdiagError):
         parse_architecture(_object(data))
+
+
+def _gguf(data: bytes) -> None:
+    with contextlib.suppress(KvdiagError, CutShortError):
+        cells_of_gguf(parse_gguf_header(data))
 
 
 def _specs(data: bytes) -> None:
@@ -188,6 +195,7 @@ READERS: Mapping[str, Reader] = {
     "black_box": _box,
     "config": _config,
     "daemon": _daemon,
+    "gguf": _gguf,
     "history": _history,
     "log": _log,
     "model": _model,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.unit.sources.agents.publications import PUBLICATION
+from tests.unit.sources.gguf_files import gguf
 
 TESTS = Path(__file__).parents[2]
 MAX_BYTES = 4096
@@ -33,6 +34,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "black_box", json.dumps({"kvdiag_black_box": 1, **PUBLICATION}).encode()
     yield "config", _CONFIG
     yield "model", _CONFIG
+    yield "gguf", gguf()
     yield "specs", b'{"kv_cache_groups": [{"type": "FullAttentionSpec", "block_size": 16, "num_kv_heads": 8}]}'
     yield "profiles", b'{"kvdiag_profiles": 1, "profiles": [{}]}'
     yield "baseline", b'{"kvdiag_baseline": 1, "server": {}, "steps": [], "figures": {}}'

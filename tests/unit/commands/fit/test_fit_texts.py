@@ -20,6 +20,12 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "stages": (0, ("nemotron-nano-9b-v2", *GPU, "80GB", "--pp", "2", "--context", "8192")),
     "pool": (0, ("llama_70b", *POOL)),
     "pool_of_windows": (0, ("gemma-3-27b", *POOL)),
+    "sglang": (0, ("llama_70b", *GPU[1:], "h100", "--tp", "4", "--context", "8192", "--engine", "sglang")),
+    "sglang_fraction": (2, ("llama-3.1-8b", *GPU[1:], "a10", "--engine", "sglang", "--mem-fraction-static", "0.6")),
+    "llamacpp": (2, ("gemma-3-27b", "--engine", "llamacpp", *GPU[1:], "a10", "-c", "65536", "-np", "4")),
+    "trtllm": (0, ("llama_70b", "--engine", "trtllm", *GPU[1:], "h100", "--tp", "4", "--context", "8192")),
+    "tgi": (0, ("llama-3.1-8b", "--engine", "tgi", *GPU[1:], "a10", "--context", "8192", "--attention", "paged")),
+    "lmdeploy": (0, ("llama-3.1-8b", "--engine", "lmdeploy", *GPU[1:], "a10", "--context", "8192")),
     "drift": (1, ("llama-3.1-8b", "--no-profile", "--from-log", "vllm-0.32.0-V1-tp2-composed.log", "--gpu", "h100")),
 }
 

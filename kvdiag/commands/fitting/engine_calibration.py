@@ -1,0 +1,108 @@
+"""`kvdiag fit --from-log` for engines other than vLLM: the pools that a log reports, by that engine's arithmetic.
+
+What the log reports completes the options and the engine's flags; flags on the command line come first, since a log
+does not show all that decides a pool. Bytes are predicted for the tokens that the engine reports and compared with what
+it printed, inside the rounding of its figures; tokens are predicted from the printed bytes. No profile is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvdiag.commands.fitting.engine_fit import engine_plan, is_given
+from kvdiag.commands.fitting.engine_flags import engine_settings
+from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.commands.printing import print_json, print_text
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize
+from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
+from kvdiag.kv.pools.engine_plan import EnginePlan
+from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
+
+_NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
+_CELLS = "llamacpp"
+
+
+def calibrate_engine(model: str | None, report: EngineReport, origin: str, options: FitOptions) -> int:
+    """Compare MODEL with an engine's report, print the comparison, and return the exit code.
+
+    Raises:
+        KvdiagError: there is nothing to compare.
+    """
+    engine = report.engine_name or options.engine
+    if model is None:
+        named = report.settings.model
+        hint = f"; the engine calls it {named[:120]!r}" if named else ""
+        raise KvdiagError(f"{origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
+    if report.tokens is None:
+        raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
+    chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
+    name, plan, weights = engine_plan(model, chosen, {**_reported_flags(engine, report), **engine_settings()})
+    comparisons = tuple(_comparisons(plan, report, weights()))
+    missing = () if report.deciding_rank is not None else ("bytes of the pool",)
+    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes))
+    shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
+    if options.output == "json":
+        print_json(calibration_document(calibration, report, **shown, profile_file=None))
+    else:
+        print_text(render_calibration(calibration, report, **shown))
+    return 0 if calibration.within_limit else 1
+
+
+def _chosen(report: EngineReport, options: FitOptions) -> FitOptions:
+    """The options with what the log reports, where the user gives none."""
+    settings = report.settings
+    dtype = settings.kv_dtype
+    if dtype is not None:
+        dtype = None if report.engine_name == _CELLS else "fp8" if dtype.startswith("float8") else dtype
+    reported: dict[str, Any] = {
+        "tp": settings.tensor_parallel,
+        "pp": settings.pipeline_parallel,
+        "kv_dtype": dtype,
+        "block_size": None if report.engine_name == _CELLS else settings.block_size_tokens,
+        "context": None if report.engine_name == _CELLS else settings.max_model_len_tokens,
+    }
+    return replace(
+        options, **{name: value for name, value in reported.items() if value is not None and not is_given(name)}
+    )
+
+
+def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
+    """The report as the engine's own flags."""
+    tokens = report.tokens or 0
+    if engine != _CELLS:
+        return {"max_total_tokens": tokens, "max_tokens": tokens}
+    longest = report.settings.max_model_len_tokens or tokens
+    slots = tokens // longest if longest else 1
+    kinds = (report.settings.kv_dtype or "f16").split("/")
+    flags: dict[str, Any] = {"context_size": tokens, "type_k": kinds[0], "type_v": kinds[-1]}
+    return flags | ({"slots": slots, "unified": False} if slots > 1 else {})
+
+
+def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...]) -> Iterator[Comparison]:
+    """Weights, bytes of the pool, tokens."""
+    printed = [rank.weights for rank in report.ranks if rank.weights is not None]
+    pools = [rank.pool for rank in report.ranks if rank.pool is not None]
+    if printed:
+        # llama.cpp lists devices that share the model; other engines ranks, each with its own.
+        reported = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
+        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(reported))
+    rows = [pool for pool in plan.pools if pool.unit != "slot"]
+    predicted = sum(pool.bytes for pool in rows)
+    if not pools or not predicted:
+        return
+    pool = _sum(pools) if plan.engine == _CELLS else min(pools, key=lambda size: size.nominal_bytes)
+    yield Comparison(figure=Figure.POOL, predicted=exactly(predicted), reported=between(pool))
+    tokens = report.tokens or 0
+    if plan.engine == _CELLS:
+        yield Comparison(figure=Figure.TOKENS, predicted=exactly(plan.capacity_tokens), reported=exactly(tokens))
+        return
+    ratio = tokens / predicted
+    interval = Interval(nominal=pool.nominal_bytes * ratio, low=pool.low_bytes * ratio, high=pool.high_bytes * ratio)
+    yield Comparison(figure=Figure.TOKENS, predicted=interval, reported=exactly(tokens))
+
+
+def _sum(sizes: list[PrintedSize]) -> PrintedSize:
+    return PrintedSize(
+        nominal_bytes=sum(size.nominal_bytes for size in sizes), slack_bytes=sum(size.slack_bytes for size in sizes)
+    )

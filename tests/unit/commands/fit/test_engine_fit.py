@@ -1,0 +1,138 @@
+"""`kvdiag fit --engine` for engines other than vLLM: flags of their own, exit codes, documents, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import kvdiag.outputs.documents
+from kvdiag.commands import main
+from tests.unit.commands.fit.fitting import refusal
+from tests.unit.kv.pools.recorded_engines import vectors
+from tests.unit.sources.gguf_files import SETTINGS, gguf
+
+SCHEMA = json.loads((Path(kvdiag.outputs.documents.__path__[0]) / "engine_fit.schema.json").read_text(encoding="utf-8"))
+LIMITED = [row for row in vectors("sglang", measured=True) if row["reported"] and "--max-total-tokens" in row["flags"]]
+A10 = ("--gpu", "a10")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the document, which its schema admits."""
+    code = main(["fit", *arguments, "--output", "json"])
+    printed = capsys.readouterr()
+    document: dict[str, Any] = json.loads(printed.out)
+    assert [] == list(Draft202012Validator(SCHEMA).iter_errors(document))
+    return code, document
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A GGUF file of 12 layers, ten with a window of 512."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf({**SETTINGS, "gemma3.attention.head_count_kv": [2] * 12}))
+    return str(path)
+
+
+@pytest.mark.parametrize("row", LIMITED, ids=[row["id"] for row in LIMITED])
+def test_sglang_s_own_command_line(row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flags of a recorded start, as they were: the capacity that it reported."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(row["model_config"]))
+
+    code, document = planned(capsys, str(path), "--engine", "sglang", *row["flags"].split(), "--context", "32768")
+
+    assert document["capacity_tokens"] == row["reported"][0]["max_total_num_tokens"]
+    assert document["max_running_requests"] == row["figures"]["max_running_requests"]
+    # A request of 32,768 tokens is more than the pool, as SGLang warns.
+    assert code == 2
+
+
+def test_llama_server_s_own_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """-c, -np and -ctk decide without a GPU; four slots have a quarter each."""
+    code, document = planned(
+        capsys, model, "--engine", "llamacpp", "-c", "32768", "-np", "4", "-ctk", "q8_0", "-fa", "on"
+    )
+
+    assert (code, document["outcome"], document["capacity_tokens"]) == (0, None, 32_768)
+    assert document["longest_request_tokens"] == 8_192
+    assert [(pool["units"], pool["streams"], pool["layers"]) for pool in document["pools"]] == [
+        (8_192, 4, 2),
+        (1_024, 4, 10),
+    ]
+    assert document["pools"][0]["k_bytes"] == 32_768 * 128 * 34 // 32 * 2
+
+
+def test_llama_server_s_flags_follow_from_a_demand(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without -c and -np, as many slots as requests, each with its context."""
+    _, document = planned(capsys, model, "--engine", "llamacpp", "--context", "4000", "--concurrency", "3", *A10)
+
+    assert (document["settings"]["n_parallel"], document["settings"]["n_ctx"]) == (3, 3 * 4_096)
+    assert document["outcome"] == "fits"
+    assert sum(part["bytes"] for part in document["parts"]) == document["gpu_bytes"] - document["headroom_bytes"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm", "tgi", "lmdeploy", "llamacpp"])
+def test_a_model_of_the_catalogue(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every engine plans for a GPU, and its levers never make the answer worse."""
+    code, document = planned(
+        capsys, "llama_7b", "--engine", engine, *A10, "--context", "4096", "--concurrency", "8", "--offline"
+    )
+
+    assert (code, document["outcome"]) == (2, "does_not_fit")
+    assert document["levers"]
+    assert document["engine"] == engine
+
+
+def test_a_pool_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """--kv-pool-bytes asks the arithmetic alone."""
+    code, document = planned(
+        capsys,
+        "llama-3.1-8b",
+        "--engine",
+        "sglang",
+        "--kv-pool-bytes",
+        "10GiB",
+        "--page-size",
+        "64",
+        "--context",
+        "8192",
+    )
+
+    assert (code, document["capacity_tokens"], document["gpu_bytes"]) == (0, 81_920, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("llama_7b", "--engine", "sglang", "--page-size", "many"),
+        ("llama_7b", "--engine", "sglang", "--page-size"),
+        ("llama_7b", "--engine", "sglang", "--grid"),
+        ("llama_7b", "--engine", "sglang", "--mem-fraction-static", "2"),
+        ("llama_7b", "--engine", "vllm", "--page-size", "64"),
+        ("llama_7b", "--engine", "llamacpp", "-ctk", "fp8"),
+        ("llama_7b", "--engine", "llamacpp", "--swa-full=1"),
+        ("llama_7b", "--engine", "tgi", "--attention", "none"),
+        ("qwen3-next-80b-a3b", "--engine", "lmdeploy"),
+    ],
+)
+def test_what_is_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and exit code 3: wrong values, missing values, options of another engine."""
+    assert refusal(capsys, *arguments)
+
+
+def test_a_gguf_file_is_llama_cpp_s(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A GGUF file with another engine is an error that names the option."""
+    assert "--engine llamacpp" in refusal(capsys, model, "--engine", "sglang")
+
+
+def test_engine_from_the_environment(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's flags are also taken where KVDIAG_FIT_ENGINE names it."""
+    monkeypatch.setenv("KVDIAG_FIT_ENGINE", "llamacpp")
+
+    _, document = planned(capsys, model, "-c", "1000", "-np=8")
+
+    assert document["capacity_tokens"] == 8 * 256

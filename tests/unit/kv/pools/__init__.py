@@ -1,0 +1,1 @@
+"""Pools of engines other than vLLM, against what those engines reported."""
