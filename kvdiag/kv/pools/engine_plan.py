@@ -9,11 +9,16 @@ import json
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import TIGHT_HEADROOM_RATIO, Demand, Outcome
 
-POOL_TYPES: Mapping[str, Sequence[str]] = json.loads(pkgutil.get_data(__package__, "pool_types.json") or b"")
+_TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "pool_types.json") or b"")
+TITLES: Mapping[str, str] = _TABLE["titles"]
+"""How engines are written."""
+
+POOL_TYPES: Mapping[str, Sequence[str]] = _TABLE
 """Model types by what an engine does with their windows and states; the users of each list name its source."""
 
 

@@ -113,6 +113,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
     try:
         pools = model.pools_of(budget / GIB)
     except KvModelError as error:
+        needed = demand.requests * demand.context_tokens * max(cell.full_bytes for cell in model.cells)
         return EnginePlan(
             engine="sglang",
             demand=demand,
@@ -120,7 +121,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
             capacity_tokens=0,
             longest_request_tokens=0,
             max_requests=0,
-            headroom_bytes=min(-1, budget),
+            headroom_bytes=min(-1, budget) - needed,
             shortfall_bytes=max(1, -budget),
             gpus=settings.tensor_parallel * settings.pipeline_parallel,
             gpu_bytes=machine.gpu_bytes,
@@ -238,9 +239,12 @@ def _levers(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[E
     grid = [round(_LOWEST_FRACTION + step * _FRACTION_STEP, 3) for step in range(steps)]
     if not plan.admits_demand:
         higher = [one for one in grid if one > fraction]
-        place = bisect_left(
-            higher, True, key=lambda one: bool((found := tried(mem_fraction_static=one)) and found.admits_demand)
-        )
+
+        def helps(one: float) -> bool:
+            found = tried(mem_fraction_static=one)
+            return found is not None and (found.admits_demand or (bool(plan.shortfall_bytes) and bool(found.pools)))
+
+        place = bisect_left(higher, True, key=helps)
         if place < len(higher):
             price = "raise it: weights and KV get more, activations and graphs less"
             yield from _lever(
@@ -286,8 +290,7 @@ def _lever(plan: EnginePlan, better: EnginePlan | None, change: str, price: str)
     """A change, where its plan is better."""
     if better is None:
         return
-    gains = (better.admits_demand, not better.reserve_shortfall_bytes, better.headroom_bytes)
-    if gains > (plan.admits_demand, not plan.reserve_shortfall_bytes, plan.headroom_bytes):
+    if _merit(better) > _merit(plan):
         yield EngineLever(
             change=change,
             price=price,
@@ -295,3 +298,8 @@ def _lever(plan: EnginePlan, better: EnginePlan | None, change: str, price: str)
             max_requests=better.max_requests,
             gained_bytes=better.headroom_bytes - plan.headroom_bytes,
         )
+
+
+def _merit(plan: EnginePlan) -> tuple[bool, bool, bool, int]:
+    """What makes a plan better: the demand fits, the server starts, it has room for activations, headroom."""
+    return plan.admits_demand, bool(plan.pools), not plan.reserve_shortfall_bytes, plan.headroom_bytes

@@ -10,19 +10,16 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
-from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
+from kvdiag.kv.pools.engine_plan import TITLES, EnginePlan, EnginePool
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented
 from kvdiag.outputs.terminal.fit_text import MARKS, STYLES, WORDS
 
 
 def render_pools(plan: EnginePlan, *, origin: str, ascii_only: bool) -> RenderableType:  # noqa: ARG001 - as render_fit
     """The whole answer."""
-    parts: list[RenderableType] = [
-        _headline(plan),
-        grid(_figures(plan, origin)),
-        heading("Pools of one GPU"),
-        _pools(plan),
-    ]
+    parts: list[RenderableType] = [_headline(plan), grid(_figures(plan, origin))]
+    if plan.pools:
+        parts += [heading("Pools of one GPU"), _pools(plan)]
     if plan.parts:
         parts += [heading("One GPU"), _partition(plan)]
     if plan.levers:
@@ -36,18 +33,18 @@ def _headline(plan: EnginePlan) -> Text:
     demand = f"{plural(plan.demand.requests, 'request')} of {plural(plan.demand.context_tokens, 'token')}"
     outcome = plan.outcome
     if outcome is None:
-        text.append(plan.engine, style="bold")
+        text.append(TITLES[plan.engine], style="bold")
     else:
         text.append(WORDS[outcome], style=f"bold {STYLES[outcome]}")
     text.append(f"  {demand}")
     if plan.gpu_bytes is not None:
-        text.append(f" on {plural(plan.gpus, 'GPU')} of {format_bytes(plan.gpu_bytes)} with {plan.engine}")
+        text.append(f" on {plural(plan.gpus, 'GPU')} of {format_bytes(plan.gpu_bytes)} with {TITLES[plan.engine]}")
     return text
 
 
 def _figures(plan: EnginePlan, origin: str) -> Iterator[tuple[str, str]]:
     yield "model", origin
-    yield f"{plan.engine} will report", f"{plural(plan.capacity_tokens, 'token')} of capacity"
+    yield f"{TITLES[plan.engine]} will report", f"{plural(plan.capacity_tokens, 'token')} of capacity"
     yield "longest request", plural(plan.longest_request_tokens, "token")
     running = plan.max_running_requests
     limit = "" if running is None else f", of at most {format_count(running)} that the engine runs"
