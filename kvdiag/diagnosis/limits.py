@@ -338,6 +338,9 @@ class Limits:
     """A pool with this share free, and room for so many mean requests, on both sides of a preemption did not fill and
     empty within a sample of a second."""
 
+    pool_full_ratio: float = 0.95
+    """Usage of a pool at which it counts as full where requests beyond it fail: a step adds a token for each."""
+
     waiting_samples: int = 3
     """Samples in a row with requests waiting for room, from which it counts: admission takes some steps."""
 

@@ -167,7 +167,12 @@ def under_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
 
 
 def tokens_taken(timeline: Timeline, span: Span, sample: Sample) -> int | None:
-    """Prompt and generated tokens that the engines counted from a span's begin to one of its samples, all together."""
+    """Prompt and generated tokens that the engines counted from a span's begin to one of its samples, all together.
+
+    Where the engines count those of the running requests, and all of the span's run, the count is of the same moment.
+    """
+    if span.workload is not None and (outputs := sample.total("running_output_tokens")) is not None:
+        return span.workload.requests * span.workload.prompt_tokens + outputs
     first = next((one for one in timeline.between(span.begin_seconds, sample.at_seconds) if one.engines), None)
     begun, ended = None if first is None else first.tokens_total, sample.tokens_total
     return None if begun is None or ended is None else ended - begun

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engines import dynamo, lmdeploy, tgi, trtllm, vllm
+from kvdiag.engines import dynamo, llamacpp, lmdeploy, tgi, trtllm, vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
@@ -18,6 +18,7 @@ from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (
     vllm.ENGINE,
+    llamacpp.ENGINE,
     dynamo.ENGINE,
     trtllm.ENGINE,
     tgi.ENGINE,
@@ -84,7 +85,7 @@ def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
     names = dict.fromkeys((*(engine.name for engine in ENGINES), *LOG_WORDINGS))
-    return next((name for name in names if name in text), None)
+    return next((name for name in names if name in text.replace(".", "")), None)
 
 
 def engine_of_log(text: str) -> str | None:

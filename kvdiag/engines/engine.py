@@ -34,6 +34,8 @@ class Identity:
     max_model_len_tokens: int | None
     server_header: str | None
     role: str | None = None
+    weights_bytes: int | None = None
+    """Of the model as it is loaded, where the server reports it."""
 
 
 class RequestBody(Protocol):
@@ -192,6 +194,9 @@ class EngineAdapter:
 
     program: str
     """Part of the command line of the server's own processes."""
+
+    environment: tuple[str, ...] = ()
+    """Environment variables of those processes that set an option as the command line does; none holds a key."""
 
     process_title: re.Pattern[str]
     """Found in the names of the server's processes."""

@@ -13,10 +13,11 @@ Unit = Literal["block", "page", "token", "cell"]
 class Capabilities(Checked):
     """What an engine reports, and what its figures count.
 
-    `unit` is what its pool is counted in: block, page, token or cell. `usage`: it reports which share of the pool is
-    in use; `blocks`: it reports the pool's size, so that units in use can be counted. `returns`: units that are never
-    released stay visible in the usage. `reserved`: the usage counts what a request may need at most, from admission to
-    end. `late_seconds`: while idle, usage and request counts may be this old. `on_completion`: they move only when a
+    `unit` is what its pool is counted in: block, page, token or cell. `usage`: it reports which share of the pool
+    is in use; `blocks`: it reports the pool's size, so that units in use can be counted. `returns`: units that are
+    never released stay visible in the usage. `reserved`: the usage counts what a request may need at most, from
+    admission to end. `waits`: a request for which the pool has no room waits; if not, all requests that run fail.
+    `late_seconds`: while idle, usage and request counts may be this old. `on_completion`: they move only when a
     request ends, and show the step before. `sleep`: it reports whether it sleeps. `salt`: a cache salt with each
     request keeps tenants' prefixes apart. `forces_length`: a request can demand an exact number of output tokens.
     """
@@ -26,6 +27,7 @@ class Capabilities(Checked):
     blocks: bool = True
     returns: bool = True
     reserved: bool = False
+    waits: bool = True
     late_seconds: float = 0.0
     on_completion: bool = False
     sleep: bool = True

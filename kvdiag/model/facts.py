@@ -16,7 +16,8 @@ class KvPool(Checked):
     `block_tokens` is the capacity of one block, context parallelism included. `usable_blocks` can be held by requests:
     vLLM V1 never hands out its null block (id 0). `usage_blocks` is the denominator of the engine's own usage gauge;
     if it is larger than `usable_blocks` (V1 before 0.10.2), an idle pool shows the null block as used. `pool_bytes`
-    and every count of blocks are per rank. `state_cache_mode` and `state_dtype` describe the recurrent states kept
+    and every count of blocks are per rank. `max_requests` is how many requests can run at once however short they are,
+    where the engine reports it. `state_cache_mode` and `state_dtype` describe the recurrent states kept
     (labels mamba_cache_mode and mamba_ssm_cache_dtype).
     """
 
@@ -27,6 +28,7 @@ class KvPool(Checked):
     usage_blocks: int
     capacity_tokens: int | None = None
     max_concurrency: float | None = None
+    max_requests: int | None = None
     pool_bytes: int | None = None
     cache_dtype: str | None = None
     sliding_window_tokens: int | None = None

@@ -114,6 +114,7 @@ class Engine(Checked):
     """One engine (data-parallel rank), from the metrics endpoint; `engine` is its label there, "0" if it has none.
 
     `kv_usage_ratio` is the gauge as read: `KvPool.used_blocks` takes off a null block. `_total` is since its start.
+    `running_output_tokens` have been generated so far by the requests that run.
     """
 
     engine: str
@@ -127,14 +128,14 @@ class Engine(Checked):
     requests_finished_total: int | None = None
     prefix_queries_total: int | None = None
     prefix_hits_total: int | None = None
+    running_output_tokens: int | None = None
     asleep: bool | None = None
 
     @property
     def idle(self) -> bool | None:
         """Whether no request runs or waits; `None` if the engine does not report it."""
-        if self.requests_running is None or self.requests_waiting is None:
-            return None
-        return self.requests_running == 0 and self.requests_waiting == 0
+        counts = (self.requests_running, self.requests_waiting)
+        return False if any(counts) else None if None in counts else True
 
 
 ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == int | None)

@@ -56,6 +56,7 @@ EngineCount = Literal[
     "requests_finished_total",
     "prefix_queries_total",
     "prefix_hits_total",
+    "running_output_tokens",
 ]
 
 

@@ -8,7 +8,7 @@ processes are then unknown.
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -144,16 +144,33 @@ def _same_program(parent: psutil.Process, child: psutil.Process, server_program:
         return False
 
 
-def commands(pids: Iterable[int]) -> list[str]:
-    """The processes' command lines, each cut to a length that can be searched; empty where one cannot be read."""
-    return [_command(pid) for pid in pids]
+NO_ENVIRONMENT = "(its environment is not readable)"
+"""In front of a command line whose process belongs to another user: those variables may set anything."""
 
 
-def _command(pid: int) -> str:
+def commands(pids: Iterable[int], variables: Sequence[str] = ()) -> list[str]:
+    """The processes' command lines, each cut to a length that can be searched; empty where one cannot be read.
+
+    Those of `variables` that a process's environment sets stand in front of its command, as in a shell.
+    """
+    return [_command(pid, variables) for pid in pids]
+
+
+def _command(pid: int, variables: Sequence[str]) -> str:
     try:
-        return " ".join(psutil.Process(pid).cmdline())[:MAX_COMMAND_CHARACTERS]
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline())
     except psutil.Error:
         return ""
+    return f"{_environment(process, variables)}{command}"[:MAX_COMMAND_CHARACTERS]
+
+
+def _environment(process: psutil.Process, variables: Sequence[str]) -> str:
+    try:
+        own = process.environ() if variables else {}
+    except psutil.Error:
+        return f"{NO_ENVIRONMENT} "
+    return "".join(f"{name}={own[name]} " for name in variables if name in own)
 
 
 def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:

@@ -93,6 +93,11 @@ class HttpReader:
         self._rests: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str]] = {}
         self._asked: dict[tuple[str, tuple[tuple[str, str], ...]], httpx2.Request] = {}
 
+    @property
+    def base_url(self) -> str:
+        """The server's address."""
+        return str(self._client.base_url)
+
     async def get(self, path: str, params: Sequence[tuple[str, str]] = (), *, body: Json | None = None) -> Answer:
         """One answer to a GET, or to a POST where there is a body.
 

@@ -2,7 +2,7 @@
 
 Decided in this order: any preemption for lack of room is a fault; a queue in front of a full pool is suspect, and a
 fault where the server meanwhile does less than half of its usual work; requests that ran together without either are
-ok.
+ok. An engine in which no request waits for the pool shows it by requests that fail (llama.cpp: all that run do).
 
 vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
 preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted
@@ -21,18 +21,21 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import gap_reason, pool_tokens
 from kvdiag.formatting import format_ratio, plural
-from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Count preemptions, and samples in a row in which requests wait for KV blocks."""
+    """Count preemptions, and samples in a row in which requests wait for KV blocks; errors where they do not wait."""
     totals = _totals(timeline, facts, limits)
+    if not facts.capabilities.waits:
+        return (_without_waiting(timeline, facts, totals, limits),)
     if totals.counted < limits.idle_samples:
         reason = None if any(sample.engines for sample in timeline.samples) else gap_reason(timeline, facts, "engine")
         missing = "the engine does not report preemptions; `kvdiag doctor` shows what /metrics lacks"
@@ -72,6 +75,57 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
+def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits: Limits) -> Finding:
+    """The finding of an engine whose requests fail, all that run, when the pool has no room for one of them."""
+    full = [span for span in timeline.spans() if span.outcome is not None and pool_full(span.outcome)]
+    together = [span for span in full if span.workload is None or span.workload.requests > 1]
+    evidence = (
+        Evidence("requests_failed", sum(span.outcome.failed for span in full if span.outcome), "requests", "kvdiag"),
+        Evidence("max_running", totals.most_running, "requests", "engine"),
+        Evidence("max_usage", totals.highest_usage if totals.used else None, "ratio", "engine"),
+        Evidence("capacity", _capacity_tokens(facts), "tokens", "engine"),
+    )
+    unit = facts.capabilities.unit
+    if together:
+        failed = plural(sum(span.outcome.failed for span in together if span.outcome), "request")
+        summary = f"the pool had no {unit} left: {failed} that ran failed, because requests do not wait for {unit}s"
+        return Finding(ID, "fault", summary, evidence)
+    others = _highest_of_others(timeline)
+    if others >= limits.pool_full_ratio and any(_is_shared(pool) for pool in facts.pools):
+        share = format_ratio(others)
+        summary = f"running requests used {share} of the pool: without a free {unit}, all that run fail"
+        return Finding(ID, "suspect", summary, evidence)
+    if not totals.used:
+        how = "search the server's log for 'Context size has been exceeded'"
+        return unknown(ID, f"neither failed requests nor the pool's usage are reported; {how}")[0]
+    if totals.most_running <= 1:
+        how = "run the test steps (`kvdiag run`), or sample under load"
+        return unknown(ID, f"no two requests ran at the same time; {how}")[0]
+    summary = (
+        f"at most {format_ratio(totals.highest_usage)} of the pool was in use, and no request failed for lack of it"
+    )
+    return Finding(ID, "ok", summary, evidence)
+
+
+def _highest_of_others(timeline: Timeline) -> float:
+    """The highest usage of two or more requests of which none is kvdiag's own: its loads are made to fit the pool."""
+    return max(
+        (
+            engine.kv_usage_ratio or 0.0
+            for sample in timeline.samples
+            if sample.load is None or not sample.load.requests
+            for engine in sample.engines or ()
+            if (engine.requests_running or 0) > 1
+        ),
+        default=0.0,
+    )
+
+
+def _is_shared(pool: KvPool) -> bool:
+    """Whether requests that may run at once can need more than the pool holds; one with its own share cannot."""
+    return None in (pool.max_requests, pool.max_concurrency) or (pool.max_requests or 0) > (pool.max_concurrency or 0.0)
+
+
 @dataclass(slots=True)
 class _Totals:
     """Totals over all samples of the engines; `counted` of them reported preemptions."""
@@ -83,6 +137,8 @@ class _Totals:
     most_waiting: int = 0
     most_running: int = 0
     highest_usage: float = 0.0
+    used: bool = False
+    """Whether any sample reported the pool's usage."""
 
     def add(self, rise: Sequence[Engine], facts: Facts, limits: Limits) -> None:
         """Count the preemptions of an engine's samples in a row, from the one before the first on."""
@@ -105,6 +161,7 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
         for engine in sample.engines:
             running += engine.requests_running or 0
             totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
+            totals.used = totals.used or engine.kv_usage_ratio is not None
             waiting = max(waiting, _waiting_for_room(engine, facts))
             if engine.preemptions_total is None:
                 counts = False

@@ -310,7 +310,8 @@ async def token_ids(
     """
     draw = random.Random(7)  # noqa: S311 - any words will do
     text = " ".join("".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(WORDS))
-    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    # vLLM's and SGLang's names, then llama.cpp's.
+    body = {"model": model, "prompt": text, "add_special_tokens": False, "content": text, "add_special": False}
     try:
         answer = await HttpReader(client, answer_seconds).json("/tokenize", body=body)
     except Unreadable:

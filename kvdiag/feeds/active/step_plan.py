@@ -109,19 +109,27 @@ def _held(workload: Workload, speed: Speed | None) -> Workload:
 
 
 def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
-    """The workload cut to the longest request that the server accepts and that its pool can hold."""
+    """The workload cut to the longest request that the server accepts and that its pool can hold.
+
+    Also to as many requests as run at once, where the server reports it; and to what the pool holds of all of them,
+    where requests beyond that fail instead of waiting.
+    """
+    workload, fewer = _at_once(workload, facts)
     limits = [(facts.max_model_len_tokens, "the server accepts {} tokens per request")]
     limits += [
         (pool.usable_blocks * pool.block_tokens, "the pool holds {} tokens")
         for pool in facts.pools
         if pool.sliding_window_tokens is None
     ]
+    if workload.requests > 1 and not facts.capabilities.waits:
+        each = f"the pool holds {{}} tokens for each of {workload.requests} requests, and more would fail"
+        limits += [(pool.usable_blocks // workload.requests * pool.block_tokens, each) for pool in facts.pools]
     known = [(limit, reason) for limit, reason in limits if limit is not None]
     if not known:
-        return workload, ()
+        return workload, fewer
     limit, reason = min(known)
     if workload.prompt_tokens + workload.max_tokens <= limit:
-        return workload, ()
+        return workload, fewer
     output = min(workload.max_tokens, max(limit // 4, 1))
     prompt = min(workload.prompt_tokens, max(limit - output, 1))
     notes = tuple(
@@ -132,7 +140,16 @@ def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...
         )
         if fitting < defined
     )
-    return replace(workload, prompt_tokens=prompt, max_tokens=output), notes
+    return replace(workload, prompt_tokens=prompt, max_tokens=output), (*fewer, *notes)
+
+
+def _at_once(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
+    slots = [pool.max_requests for pool in facts.pools]
+    most = sum(filter(None, slots))
+    if not most or None in slots or workload.requests <= most:
+        return workload, ()
+    note = f"{workload.requests} requests scaled down to {most}: the server runs {most} at once"
+    return replace(workload, requests=most), (note,)
 
 
 def shortened(

@@ -73,14 +73,15 @@ async def _served(front: EngineClient, identity: Identity) -> Identity:
 def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...]) -> Facts:
     """What the server reports, and what this host shows of its processes and files."""
     pids, pid_gaps = host.find_server(url, engine.program)
-    commands = host.commands(pids or ())
+    commands = host.commands(pids or (), engine.environment)
     pools, pool_gaps = engine.parse_pools(page, identity.version, commands)
     ranks = engine.parallel_ranks(commands)
     # Where both limit a cache, the command line counts.
     reported = (cache for command in commands for cache in limits_on_command_line(command))
     caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
     root = served_model.model_folder(identity.root, pids or ())
-    weights, weight_gaps = served_model.weights_bytes(root)
+    on_disk, weight_gaps = served_model.weights_bytes(root) if identity.weights_bytes is None else (None, ())
+    weights = identity.weights_bytes or on_disk
     return Facts(
         url=url,
         engine_name=engine.name,

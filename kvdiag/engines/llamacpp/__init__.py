@@ -1,0 +1,124 @@
+"""llama.cpp's server (llama-server), builds of 2025-10 to b11549."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from kvdiag.engines.engine import MAX_TOKENS, EngineAdapter, RequestDialect, openai_generated
+from kvdiag.engines.llamacpp import load_log, slots
+from kvdiag.engines.llamacpp.client import LlamaClient
+from kvdiag.engines.llamacpp.command_line import ENVIRONMENT
+from kvdiag.engines.metrics_reader import meanings
+from kvdiag.model import Capabilities
+from kvdiag.sources.prometheus_names import Meaning
+from kvdiag.sources.prometheus_text import Page
+
+PROCESS_TITLE = re.compile(r"llama[-_]server", re.IGNORECASE)
+
+_BUILD = re.compile(r"b?(\d{2,6})\b")
+"""b11434-0123abc; a build without a number calls itself b0 or b1."""
+
+
+def completion_body(
+    *,
+    model: str,
+    token_ids: Sequence[int],
+    max_tokens: int,
+    cache_salt: str | None,  # noqa: ARG001 - the server has no salts
+    user: str | None,
+) -> dict[str, Any]:
+    """The JSON body of one request: `timings_per_token` puts an exact count into every chunk.
+
+    Chunks alone do not: several tokens are sent together until their bytes are whole UTF-8.
+    """
+    return {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "timings_per_token": True,
+        **({} if user is None else {"user": user}),
+    }
+
+
+def generated(event: Mapping[str, Any], before: int) -> int:
+    """Tokens generated so far, by the event's timings."""
+    timings = event.get("timings")
+    count = timings.get("predicted_n") if isinstance(timings, dict) else None
+    if type(count) is int and 0 <= count < MAX_TOKENS:
+        return max(count, before)
+    return openai_generated(event, before)
+
+
+def parse_version(version: str | None) -> tuple[int, int, int] | None:
+    """The build's number as a version, such as 11434.0.0 of "b11434-0123abc"; `None` where it has none."""
+    found = _BUILD.match(version or "")
+    return None if found is None else (int(found[1]), 0, 0)
+
+
+def capabilities(page: Page) -> Capabilities:
+    """What its slots show; through Prometheus alone, which has only its metrics, neither usage nor pool."""
+    has_slots = slots.TOKENS in page
+    return Capabilities(
+        unit="cell",
+        usage=has_slots,
+        blocks=has_slots,
+        returns=False,
+        waits=False,
+        sleep=slots.SLEEPING in page,
+        salt=False,
+    )
+
+
+def metric_meanings() -> dict[str, Meaning]:
+    """Name in Prometheus to the field that it reports."""
+    gauges = {"requests_running": (slots.RUNNING,), "requests_waiting": (slots.DEFERRED,)}
+    return meanings({**gauges, **slots.COUNTERS})
+
+
+def no_ranks(commands: Iterable[str]) -> tuple[int, int] | None:  # noqa: ARG001 - every server is one process
+    """One process holds all layers on all devices: there are no ranks to compare."""
+    return None
+
+
+ENGINE = EngineAdapter(
+    name="llamacpp",
+    title="llama.cpp",
+    owned_by="llamacpp",
+    capabilities=capabilities,
+    client=LlamaClient,
+    metrics_path="/metrics",
+    metrics_flag="with --metrics, and without --no-slots",
+    metrics=MappingProxyType(metric_meanings()),
+    metric_prefix="llamacpp:",
+    polled_metrics=(),
+    needed_metrics=MappingProxyType(slots.NEEDED_NAMES),
+    tested_versions=((6700, 0), (11549, 0)),
+    parse_version=parse_version,
+    config_metrics=(),
+    parse_engines=slots.parse_engines,
+    parse_pools=slots.parse_pools,
+    parse_caches=lambda _: (),
+    length_metrics=(),
+    parse_lengths=lambda _: None,
+    program="llama",
+    environment=ENVIRONMENT,
+    process_title=PROCESS_TITLE,
+    # ghcr.io/ggml-org/llama.cpp:server-cuda-b11434
+    image=re.compile(r"llama\.?cpp[^/]*:[\w.-]{0,60}?\b(b\d{3,6})$"),
+    parallel_ranks=no_ranks,
+    kv_connector=lambda *_: None,
+    parse_startup_log=load_log.parse_log,
+    parse_settings=load_log.parse_settings,
+    failed_pool_bytes=load_log.failed_pool_bytes,
+    request=RequestDialect(body=completion_body, generated=generated),
+    first_engine_headers=MappingProxyType({}),
+    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
+)

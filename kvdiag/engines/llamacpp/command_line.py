@@ -1,0 +1,143 @@
+"""The settings of llama.cpp's server that only its command line and environment show. Pure.
+
+No endpoint reports the pool: /props and /slots have the context of one slot, and whether slots share one pool of cells
+or have one each is not reported. What is read here is common/arg.cpp's: an option on the command line counts more than
+its environment variable. `kvdiag.sources.host` puts the variables in front of a command, as a shell would.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvdiag.model import MAX_COUNT
+from kvdiag.sources.host import NO_ENVIRONMENT
+
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "context": ("-c", "--ctx-size", "LLAMA_ARG_CTX_SIZE"),
+    "slots": ("-np", "--parallel", "LLAMA_ARG_N_PARALLEL"),
+    "context_per_slot": ("--kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
+    "sleep_idle": ("--sleep-idle-seconds",),
+    "type_k": ("-ctk", "--cache-type-k", "LLAMA_ARG_CACHE_TYPE_K"),
+    "type_v": ("-ctv", "--cache-type-v", "LLAMA_ARG_CACHE_TYPE_V"),
+}
+_SWITCHES: Mapping[str, bool] = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
+_KV_UNIFIED = "LLAMA_ARG_KV_UNIFIED"
+_TRUE, _FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
+"""common/arg.cpp::is_truthy and is_falsey."""
+
+ENVIRONMENT = (*(name for names in _OPTIONS.values() for name in names if name.startswith("LLAMA_ARG_")), _KV_UNIFIED)
+"""The variables that are read; none of them holds a key."""
+
+PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo)\s")
+"""Found in the command line of the server itself."""
+
+_NUMBER = re.compile(r"-?\d{1,12}")
+_TYPE = re.compile(r"[a-z][a-z0-9_]{1,15}")
+_CELLS_MULTIPLE = 256
+"""llama_context pads its context, and each stream's, to this many cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for; `None` where an option is not given. `complete` is False if the environment is unknown."""
+
+    context_tokens: int | None = None
+    slots: int | None = None
+    unified: bool | None = None
+    tokens_per_slot: int | None = None
+    sleep_idle_seconds: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """A pool of cells, one token each: those allocated, and those that requests of all slots together can hold."""
+
+    total: int
+    usable: int
+
+
+def parse_options(commands: Iterable[str]) -> Options | None:
+    """The options of the server among these command lines; `None` where there is none."""
+    command = next((one for one in commands if PROGRAM.search(one)), None)
+    if command is None:
+        return None
+    words = command.replace("=", " ").split()
+    found: dict[str, str] = {}
+    unified: bool | None = None
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        for option, names in _OPTIONS.items():
+            if word in names:
+                found[option] = following
+        # The environment comes first, so that the command line has the last word.
+        unified = _SWITCHES.get(word, unified)
+        if word == _KV_UNIFIED:
+            unified = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(following)
+    types = (found.get(name, "") for name in ("type_k", "type_v"))
+    type_k, type_v = (text if _TYPE.fullmatch(text) else "f16" for text in types)
+    return Options(
+        context_tokens=_count(found.get("context")),
+        slots=_count(found.get("slots")),
+        unified=unified,
+        tokens_per_slot=_count(found.get("context_per_slot")),
+        sleep_idle_seconds=_count(found.get("sleep_idle")),
+        type_k=type_k,
+        type_v=type_v,
+        complete=NO_ENVIRONMENT not in command,
+    )
+
+
+def _count(text: str | None) -> int | None:
+    """A number above zero; 0 and -1 stand for the default."""
+    number = int(text) if text and _NUMBER.fullmatch(text) else 0
+    return number if 0 < number <= MAX_COUNT else None
+
+
+def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained_tokens: int | None) -> Cells | str:
+    """The cells of a server with so many slots of `slot_tokens` each, or why they are not known.
+
+    With n_ctx = pad256(-c): one pool for all slots of n_ctx cells if unified, else one of pad256(n_ctx / slots) for
+    each. A slot never has more than the model's trained context. `-c 0` is as much as the model was trained for, or
+    fits: then a slot shows it. Unified is the default where -np is not given (since b7300, 2025-12; before, one slot).
+    """
+    if slots == 1:
+        return Cells(total=slot_tokens, usable=slot_tokens)
+    if options is None:
+        return (
+            "the KV pool is not reported, and the command line is not visible, which shows whether the slots share it; "
+            "run kvdiag on the server's host, in its PID namespace"
+        )
+    capped = options.tokens_per_slot is not None
+    asked = None if options.context_tokens is None else _padded(options.context_tokens)
+    if asked is None and options.tokens_per_slot is not None:
+        asked = _padded(slots * options.tokens_per_slot)
+    one = slot_tokens if asked is None else asked
+    each = slot_tokens if asked is None else _padded(-(-asked // slots))
+    by_kind = {True: one, False: slots * each}
+    # Older builds let a slot have more than the model was trained for.
+    shown = {kind: {tokens, min(tokens, trained_tokens or tokens)} for kind, tokens in ((True, one), (False, each))}
+    unified = options.unified
+    if unified is None and options.complete:
+        unified = options.slots is None
+    if unified is None:
+        fitting = [kind for kind, tokens in shown.items() if slot_tokens in tokens and not capped]
+        if asked is None or len(fitting) != 1:
+            return (
+                "the KV pool is not reported, and the server's environment is not readable, which may set whether the "
+                "slots share it; run kvdiag as the server's user"
+            )
+        unified = fitting[0]
+    if not capped and slot_tokens not in shown[unified]:
+        return (
+            f"the command line's context gives {min(shown[unified]):,} tokens a slot, but the server reports "
+            f"{slot_tokens:,}; check --ctx-size and --parallel in its log"
+        )
+    total = by_kind[unified]
+    return Cells(total=total, usable=min(total, slots * slot_tokens))
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _CELLS_MULTIPLE) * _CELLS_MULTIPLE

@@ -1,0 +1,245 @@
+"""What llama.cpp prints of its memory while it loads a model, 2024 to b11549: text in, values out.
+
+Pure. Only messages are matched, so that the prefix of time and level (since 2026) and the names of functions, which
+changed with the versions, do not matter. A start has a context for each model: the one with the largest KV cache is the
+served model's, a draft model's is smaller. Of a model with sliding windows two caches are printed, the full one first:
+its cells are the capacity. Of several starts in one file the last that reports its memory counts.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from kvdiag.oom.log import ANSI
+
+MAX_LINE_CHARACTERS = 4096
+MAX_DEVICES = 256
+MAX_CONTEXTS = 64
+
+_MIB = 1 << 20
+_SIZE = r"= {1,12}(\d{1,9}\.\d{1,4}) MiB"
+_COUNT = r"(\d{1,12})"
+
+_START = re.compile(r"\bbuild(?:_info)?: (?:b?\d|\d)|llama_model_loader: loaded meta data")
+_NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
+_BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
+_MODEL = re.compile(r"general\.name {1,40}str {1,20}= (.{1,200})")
+_ARCHITECTURE = re.compile(r"general\.architecture {1,40}str {1,20}= ([\w-]{1,60})")
+_WEIGHTS = re.compile(rf"load_tensors: {{1,20}}([\w.:-]{{1,40}}) (?:model )?buffer size {_SIZE}")
+_KV_BUFFER = re.compile(rf"([\w.:-]{{1,40}}) (?:KV|RS) buffer size {_SIZE}")
+_COMPUTE = re.compile(rf"([\w.:-]{{1,40}}) compute buffer size {_SIZE}")
+_OLD_KV = re.compile(rf"KV self size  {_SIZE}, K \((\w{{1,12}})\).{{1,40}}V \((\w{{1,12}})\)")
+_KV = re.compile(
+    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers, *{_COUNT}(?:/{_COUNT})? seqs\), "
+    r"K \((\w{1,12})\): .{1,24}, V \((\w{1,12})\): "
+)
+_SETTINGS = tuple(
+    (
+        name,
+        re.compile(rf"(?:llama_context|llama_new_context_with_model|llama_init_from_model): {text} {{0,40}}= {_COUNT}"),
+    )
+    for name, text in (("n_ctx", "n_ctx"), ("per_seq", "n_ctx_(?:seq|per_seq)"), ("ubatch", "n_ubatch"))
+)
+_SLOTS = re.compile(
+    rf"initializing(?: slots)?, n_slots = {_COUNT}(?:, n_ctx_slot = {_COUNT}, kv_unified = '(true|false)')?"
+)
+_FAILED = re.compile(r"failed to allocate buffer for (?:kv|rs) cache|failed to allocate compute (?:pp |tg )?buffers")
+_ASKED = re.compile(
+    r"allocating (\d{1,9}\.\d{1,4}) MiB on device|failed to allocate \w{1,20} buffer of size (\d{1,18})"
+)
+
+
+@dataclass(slots=True)
+class _Context:
+    """One context: its caches in the order printed, and the buffers by device."""
+
+    settings: dict[str, int] = field(default_factory=dict)
+    caches: list[tuple[int, int, str]] = field(default_factory=list)
+    """Cells of all streams, bytes, and the type of each."""
+    kv_sizes: dict[str, list[str]] = field(default_factory=dict)
+    compute_sizes: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def kv_mib(self) -> float:
+        """Its caches on all devices."""
+        return sum(float(size) for sizes in self.kv_sizes.values() for size in sizes)
+
+
+@dataclass(slots=True)
+class _Start:
+    build: str | None = None
+    model: str | None = None
+    architecture: str | None = None
+    weights: dict[str, list[str]] = field(default_factory=dict)
+    contexts: list[_Context] = field(default_factory=list)
+    slots: tuple[str, str | None, str | None] | None = None
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether this start has printed a figure of its memory."""
+        return bool(self.weights or any(one.kv_sizes or one.caches for one in self.contexts))
+
+
+def failed_pool_bytes(text: str) -> int | None:
+    """The bytes of the buffer that a start could not allocate for its KV cache; `None` without one."""
+    failures = list(re.finditer(r"failed to allocate buffer for (?:kv|rs) cache", text))
+    asked = list(_ASKED.finditer(text, 0, failures[-1].start())) if failures else []
+    if not asked:
+        return None
+    mib, size = asked[-1].groups()
+    return int(size) if mib is None else round(float(mib) * _MIB)
+
+
+def parse_log(text: str) -> EngineReport:
+    """What the last start in `text` says of its memory.
+
+    Raises:
+        KvdiagError: none of the lines that report it are there.
+    """
+    starts = [_Start()]
+    for raw in re.split(r"[\r\n]+", text):
+        line = raw[:MAX_LINE_CHARACTERS]
+        if "\x1b" in line:
+            line = ANSI.sub("", line)
+        if _START.search(line) and starts[-1].tells_memory and "loaded meta data" not in line:
+            starts.append(_Start())
+        _take(starts[-1], line)
+    telling = [start for start in starts if start.tells_memory or start.slots]
+    if not telling:
+        raise KvdiagError(
+            "the log has none of llama.cpp's memory figures (model buffer size, KV buffer size): give the log from the "
+            "server's start; builds since 2026 print them with -lv 4"
+        )
+    report = _report(telling[-1])
+    if len(telling) > 1:
+        note = f"the log has {len(telling)} starts; the last one is used"
+        report = replace(report, notes=(*report.notes, note))
+    return report
+
+
+def parse_settings(lines: Iterable[str]) -> EngineSettings:
+    """The settings that a log's lines show, also of a start that printed no memory; all `None` if not llama.cpp's."""
+    try:
+        return parse_log("\n".join(lines)).settings
+    except KvdiagError:
+        return EngineSettings()
+
+
+def _take(start: _Start, line: str) -> None:
+    for pattern, name in ((_BUILD, "build"), (_MODEL, "model"), (_ARCHITECTURE, "architecture")):
+        # A drafter is loaded after the model.
+        if getattr(start, name) is None and (found := pattern.search(line)) is not None:
+            setattr(start, name, found[1].strip())
+    if (found := _SLOTS.search(line)) is not None:
+        start.slots = (found[1], found[2], found[3])
+    if (found := _WEIGHTS.search(line)) is not None:
+        _add(start.weights, found[1], found[2])
+    if _NEW_CONTEXT.search(line) and len(start.contexts) < MAX_CONTEXTS:
+        newest = start.contexts[-1] if start.contexts else None
+        if newest is None or newest.settings or newest.kv_sizes:
+            start.contexts.append(_Context())
+    _take_context(start, line)
+
+
+def _take_context(start: _Start, line: str) -> None:
+    settings = {name: int(found[1]) for name, pattern in _SETTINGS if (found := pattern.search(line)) is not None}
+    buffer, compute, cache, old = (one.search(line) for one in (_KV_BUFFER, _COMPUTE, _KV, _OLD_KV))
+    if not start.contexts:
+        if not (settings or buffer or compute or cache or old):
+            return
+        start.contexts.append(_Context())
+    context = start.contexts[-1]
+    context.settings |= settings
+    context.failed = context.failed or _FAILED.search(line) is not None
+    if buffer is not None:
+        _add(context.kv_sizes, buffer[1], buffer[2])
+    if compute is not None and len(context.compute_sizes) < MAX_DEVICES:
+        # Printed again where the graph is reserved again, for another batch: the last is what is used.
+        context.compute_sizes[compute[1]] = compute[2]
+    if cache is not None:
+        size, cells, _, _, streams, kind_k, kind_v = cache.groups()
+        context.caches.append((int(cells) * int(streams or 1), round(float(size) * _MIB), _kind(kind_k, kind_v)))
+    elif old is not None:
+        context.caches.append((0, round(float(old[1]) * _MIB), _kind(old[2], old[3])))
+
+
+def _add(sizes: dict[str, list[str]], device: str, size: str) -> None:
+    if device in sizes or len(sizes) < MAX_DEVICES:
+        sizes.setdefault(device, []).append(size)
+
+
+def _kind(kind_k: str, kind_v: str) -> str:
+    return kind_k if kind_k == kind_v else f"{kind_k}/{kind_v}"
+
+
+def _report(start: _Start) -> EngineReport:
+    context = max(start.contexts, key=lambda one: one.kv_mib, default=_Context())
+    slots, slot_context, unified = start.slots or (None, None, None)
+    longest = int(slot_context) if slot_context else context.settings.get("per_seq") or context.settings.get("n_ctx")
+    cells = context.caches[0][0] if context.caches else 0
+    tokens = cells or context.settings.get("n_ctx")
+    if not context.caches and context.kv_sizes == {} and unified == "true":
+        tokens = longest
+    elif not context.caches and slots and slot_context and unified == "false":
+        tokens = int(slots) * int(slot_context)
+    notes = []
+    if context.failed:
+        notes.append("a buffer could not be allocated: this start failed")
+    if slots:
+        shared = {"true": " that share one pool", "false": " with a pool each"}.get(unified or "", "")
+        notes.append(f"{slots} slots{shared}")
+    if len(context.caches) > 1:
+        notes.append(f"{len(context.caches)} caches: the first one's cells are the capacity")
+    return EngineReport(
+        settings=EngineSettings(
+            version=start.build,
+            model=start.model,
+            architecture=start.architecture,
+            kv_dtype=context.caches[0][2] if context.caches else None,
+            max_model_len_tokens=longest or None,
+            max_num_batched_tokens=context.settings.get("ubatch") or None,
+            block_size_tokens=1,
+        ),
+        ranks=_ranks(start, context),
+        num_blocks=tokens or None,
+        tokens=tokens or None,
+        concurrency=tokens / longest if tokens and longest else None,
+        concurrency_context_tokens=longest or None,
+        notes=tuple(notes),
+    )
+
+
+def _ranks(start: _Start, context: _Context) -> tuple[RankReport, ...]:
+    """A report for each device that holds anything; layers' caches lie where the layers are."""
+    devices = dict.fromkeys(_device(name) for name in (*start.weights, *context.kv_sizes, *context.compute_sizes))
+    return tuple(
+        RankReport(
+            name=device,
+            weights=_size(
+                *(size for name, sizes in start.weights.items() if _device(name) == device for size in sizes)
+            ),
+            pool=_size(
+                *(size for name, sizes in context.kv_sizes.items() if _device(name) == device for size in sizes)
+            ),
+            activation=_size(*(size for name, size in context.compute_sizes.items() if _device(name) == device)),
+        )
+        for device in devices
+    )
+
+
+def _device(buffer: str) -> str:
+    """The device of a buffer's name: CPU_Mapped and CUDA_Host are the host's."""
+    return "CPU" if buffer.startswith("CPU") or buffer.endswith("_Host") else buffer.removesuffix("_Split")
+
+
+def _size(*printed: str) -> PrintedSize | None:
+    if not printed:
+        return None
+    slack = sum(0.5 * 10 ** -len(size.partition(".")[2]) for size in printed)
+    try:
+        return PrintedSize(nominal_bytes=round(sum(map(float, printed)) * _MIB), slack_bytes=round(slack * _MIB))
+    except KvModelError:
+        return None

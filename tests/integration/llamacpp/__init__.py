@@ -1,0 +1,1 @@
+"""kvdiag against llama.cpp's own server."""

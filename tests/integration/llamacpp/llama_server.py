@@ -1,0 +1,63 @@
+"""llama.cpp's own C++ HTTP server from the wheel `xllamacpp`, with llama-server's arguments and environment.
+
+Runs in the environment of `llama_env`, as a program of its own: the command line is what llama-server's would be. It
+serves until its standard input closes, so that it never outlives the tests.
+"""
+
+import argparse
+import os
+import sys
+
+import xllamacpp
+
+KINDS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add = parser.add_argument
+    add("-m", "--model", required=True)
+    add("--port", type=int, required=True)
+    add("-c", "--ctx-size", type=int, default=int(os.environ.get("LLAMA_ARG_CTX_SIZE", "0")))
+    add("-np", "--parallel", type=int, default=int(os.environ.get("LLAMA_ARG_N_PARALLEL", "-1")))
+    add("-kvu", "--kv-unified", action="store_true")
+    add("-no-kvu", "--no-kv-unified", action="store_true")
+    add("-ctk", "--cache-type-k", choices=KINDS, default="f16")
+    add("-ctv", "--cache-type-v", choices=KINDS, default="f16")
+    add("-ub", "--ubatch-size", type=int, default=512)
+    add("-cram", "--cache-ram", type=int, default=8192)
+    add("-lv", "--verbosity", type=int, default=3)
+    add("--metrics", action="store_true")
+    add("--no-slots", action="store_true")
+    add("--slot-save-path", default="")
+    add("--sleep-idle-seconds", type=int, default=-1)
+    add("--alias", default="")
+    add("--offline", action="store_true")
+    add("--no-webui", action="store_true")
+    return parser.parse_args()
+
+
+def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
+    params = xllamacpp.CommonParams()
+    params.model.path = asked.model
+    params.hostnames, params.port = ["127.0.0.1"], asked.port
+    params.n_ctx, params.n_ubatch = asked.ctx_size, asked.ubatch_size
+    # What llama-server does where the number of slots is not given (common/arg.cpp, since 2025-12).
+    params.n_parallel = asked.parallel if asked.parallel > 0 else 4
+    params.kv_unified = asked.kv_unified or (asked.parallel <= 0 and not asked.no_kv_unified)
+    for name, kind in (("cache_type_k", asked.cache_type_k), ("cache_type_v", asked.cache_type_v)):
+        setattr(params, name, getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kind.upper()}"))
+    params.endpoint_metrics, params.endpoint_slots = asked.metrics, not asked.no_slots
+    params.cache_ram_mib, params.verbosity = asked.cache_ram, asked.verbosity
+    params.slot_save_path, params.sleep_idle_seconds = asked.slot_save_path, asked.sleep_idle_seconds
+    if asked.alias:
+        params.model_alias = {asked.alias}
+    params.fit_params = False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.n_threads_http = 4
+    return params
+
+
+if __name__ == "__main__":
+    server = xllamacpp.Server(_params(_parsed()))
+    sys.stdin.read()
