@@ -83,12 +83,13 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
     """Weights, bytes of the pool, tokens."""
     printed = [rank.weights for rank in report.ranks if rank.weights is not None]
     pools = [rank.pool for rank in report.ranks if rank.pool is not None]
-    if printed:
+    # On a CPU what a start took of the machine is not the weights alone: other processes take and release memory, too.
+    if printed and not (report.settings.is_cpu and plan.engine != _CELLS):
         # llama.cpp lists devices that share the model; other engines ranks, each with its own.
         reported = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
         yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(reported))
-    rows = [pool for pool in plan.pools if pool.unit != "slot"]
-    predicted = sum(pool.bytes for pool in rows)
+    # llama.cpp prints states among its buffers, SGLang beside its pool.
+    predicted = sum(pool.bytes for pool in plan.pools if plan.engine == _CELLS or pool.unit != "slot")
     if not pools or not predicted:
         return
     pool = _sum(pools) if plan.engine == _CELLS else min(pools, key=lambda size: size.nominal_bytes)

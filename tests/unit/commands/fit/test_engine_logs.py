@@ -1,0 +1,91 @@
+"""`kvdiag fit --from-log` of other engines: pools by that engine's arithmetic, inside the print's rounding."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.commands import main
+from kvdiag.commands.fitting.engine_calibration import calibrate_engine
+from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from tests.unit.kv.pools.recorded_engines import vectors
+from tests.unit.sources.gguf_files import gguf
+
+GIB, MIB = 1 << 30, 1 << 20
+HALF_GIB_DIGIT = GIB // 200
+OPTIONS = FitOptions(output="json", offline=True)
+LIMITED = [row for row in vectors("sglang", measured=True) if row["id"] in ("sglang-0.5.23-57", "sglang-0.5.23-49")]
+
+
+def compared(
+    capsys: pytest.CaptureFixture[str], model: str, report: EngineReport, options: FitOptions = OPTIONS
+) -> tuple[int, dict[str, float]]:
+    """The exit code, and the drift of each figure."""
+    code = calibrate_engine(model, report, "the log", options)
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, {one["figure"]: one["drift_ratio"] for one in document["comparisons"]}
+
+
+def printed(gib: float) -> RankReport:
+    """A rank's pool as SGLang prints it, two digits of GiB."""
+    return RankReport(name="TP0", pool=PrintedSize(nominal_bytes=round(gib * GIB), slack_bytes=HALF_GIB_DIGIT))
+
+
+def test_a_tensorrt_llm_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The published start of Llama-2-7B: 64.75 GiB for 132,608 tokens, as printed last."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 1.25 GiB for max tokens in paged KV cache (2560).\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 64.75 GiB for max tokens in paged KV cache (132608).\n"
+    )
+
+    code = main(["fit", "llama_7b", "--from-log", str(log), "--block-size", "64", "--output", "json", "--offline"])
+    document = json.loads(capsys.readouterr().out)
+
+    drifts = {one["figure"]: one["drift_ratio"] for one in document["comparisons"]}
+    assert (code, drifts["kv_pool_bytes"], drifts["capacity_tokens"]) == (0, 0.0, 0.0)
+
+
+def test_an_sglang_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Latent rows at pages of 64: 9,984 tokens in 0.06 GiB; twice the size is a drift."""
+    (row,) = [one for one in LIMITED if one["id"] == "sglang-0.5.23-57"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(row["model_config"]))
+    settings = EngineSettings(block_size_tokens=64, kv_dtype="bfloat16", device="cpu")
+    report = EngineReport(
+        engine_name="sglang", settings=settings, tokens=9_984, ranks=(printed(row["figures"]["kv_gib"]),)
+    )
+
+    same = compared(capsys, str(path), report)
+    other = compared(capsys, str(path), replace(report, ranks=(printed(0.12),)))
+
+    assert same == (0, {"kv_pool_bytes": 0.0, "capacity_tokens": 0.0})
+    assert other[0] == 1
+    assert other[1]["kv_pool_bytes"] < -0.4
+
+
+def test_a_llama_cpp_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four slots of 8,192 cells with q8_0 keys: both caches together, on whichever devices."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf())
+    cells = 4 * (8_192 * 2 + 1_024 * 10) * (128 * 34 // 32 + 128 * 2)
+    devices = [PrintedSize(nominal_bytes=part, slack_bytes=MIB // 200) for part in (cells // 3, cells - cells // 3)]
+    report = EngineReport(
+        engine_name="llamacpp",
+        settings=EngineSettings(kv_dtype="q8_0/f16", max_model_len_tokens=8_192, block_size_tokens=1),
+        tokens=32_768,
+        ranks=tuple(RankReport(name=f"CUDA{place}", pool=size) for place, size in enumerate(devices)),
+    )
+
+    assert compared(capsys, str(path), report) == (0, {"kv_pool_bytes": 0.0, "capacity_tokens": 0.0})
+
+
+@pytest.mark.parametrize(("model", "tokens"), [(None, 100), ("llama_7b", None)])
+def test_nothing_to_compare(model: str | None, tokens: int | None) -> None:
+    """Without MODEL, or without a capacity, there is no comparison."""
+    with pytest.raises(KvdiagError):
+        calibrate_engine(model, EngineReport(engine_name="sglang", tokens=tokens), "the log", OPTIONS)
