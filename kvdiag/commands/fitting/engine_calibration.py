@@ -88,7 +88,7 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
         # llama.cpp lists devices that share the model; other engines ranks, each with its own.
         reported = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
         yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(reported))
-    # llama.cpp prints states among its buffers, SGLang beside its pool.
+    # llama.cpp prints states among its buffers, SGLang in a line of their own.
     predicted = sum(pool.bytes for pool in plan.pools if plan.engine == _CELLS or pool.unit != "slot")
     if not pools or not predicted:
         return
