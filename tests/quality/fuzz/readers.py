@@ -14,6 +14,9 @@ from kvdiag import baseline_comparison as comparison
 from kvdiag.commands import main
 from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom
+from kvdiag.engines import llamacpp
+from kvdiag.engines.llamacpp.command_line import parse_options
+from kvdiag.engines.llamacpp.slots import server_page, slots_of, slots_page, weights_bytes
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_lengths, parse_pools
 from kvdiag.engines.vllm.settings import parse_settings
@@ -79,10 +82,21 @@ def _log(data: bytes) -> None:
     parse_settings(text.splitlines())
     with contextlib.suppress(KvdiagError):
         parse_log(text)
+    llamacpp.ENGINE.parse_settings(text.splitlines())
+    llamacpp.ENGINE.failed_pool_bytes(text)
     read_failures(text)
     parse_oom(text)
     for kind in sorted({kind for kind, _ in ANCHORS}):
         parse_shortage(kind, text)
+
+
+def _slots(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        found, options = _json(data), parse_options([f"llama-server {_text(data)}"])
+        page = {**server_page(found, found, options), **slots_page(slots_of(found))}
+        llamacpp.ENGINE.parse_engines(page)
+        llamacpp.ENGINE.parse_pools(page, None, [f"llama-server {_text(data)}"])
+        weights_bytes(found)
 
 
 def _config(data: bytes) -> None:
@@ -207,6 +221,7 @@ READERS: Mapping[str, Reader] = {
     "request": _request,
     "segments": _segments,
     "settings_file": _settings_file,
+    "slots": _slots,
     "specs": _specs,
     "trace": _trace,
     "web_config": _web_config,

@@ -35,6 +35,12 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "config", _CONFIG
     yield "model", _CONFIG
     yield "gguf", gguf()
+    yield (
+        "slots",
+        b'[{"id":0,"n_ctx":512,"is_processing":true,"id_task":1,"n_prompt_tokens":9,"next_token":[{"n_decoded":1}]}]',
+    )
+    yield "slots", b'{"default_generation_settings":{"n_ctx":512},"total_slots":4,"is_sleeping":false}'
+    yield "slots", b'{"data":[{"meta":{"n_ctx_train":512,"size":4096}}]}'
     yield "specs", b'{"kv_cache_groups": [{"type": "FullAttentionSpec", "block_size": 16, "num_kv_heads": 8}]}'
     yield "profiles", b'{"kvdiag_profiles": 1, "profiles": [{}]}'
     yield "baseline", b'{"kvdiag_baseline": 1, "server": {}, "steps": [], "figures": {}}'

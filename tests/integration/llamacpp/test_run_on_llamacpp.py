@@ -1,0 +1,151 @@
+"""`kvdiag run` and what it is made of against llama.cpp's own server: to the cell."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+import pytest
+
+from kvdiag.engines import recognise
+from kvdiag.engines.llamacpp import ENGINE
+from kvdiag.feeds.active.load_generator import Requests, token_ids
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.model import Engine, Facts, Outcome, Workload
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.integration.llamacpp.conftest import Start
+from tests.integration.llamacpp.served_gguf import LlamaServer
+from tests.integration.vllm.cli import kvdiag
+
+SLACK = 4
+"""Cells of a load that may be a step behind our streams: one for each of its requests."""
+
+
+def facts_of(server: LlamaServer) -> Facts:
+    """What kvdiag finds out about a server."""
+
+    async def ask() -> Facts:
+        async with httpx2.AsyncClient(base_url=server.url) as client:
+            reader = ThreadedReader(read_facts, "host")
+            try:
+                return (await gather_facts(await recognise(HttpReader(client)), server.url, reader))[0]
+            finally:
+                reader.close()
+
+    return asyncio.run(ask())
+
+
+def reads(server: LlamaServer, seconds: float, *, until_asleep: bool) -> Engine | None:
+    """The last sample of a client that reads for so long, or until the server sleeps."""
+
+    async def ask() -> Engine | None:
+        async with httpx2.AsyncClient(base_url=server.url) as http:
+            client = await recognise(HttpReader(http))
+            await client.identify()
+            deadline, last = time.monotonic() + seconds, None
+            while time.monotonic() < deadline and not (until_asleep and last is not None and last.asleep):
+                engines, _ = await client.read()
+                last = None if engines is None else engines[0]
+                await asyncio.sleep(0.05)
+            return last
+
+    return asyncio.run(ask())
+
+
+def offered(server: LlamaServer, workload: Workload) -> Outcome:
+    """The outcome of kvdiag's own requests."""
+
+    async def ask() -> Outcome:
+        async with httpx2.AsyncClient(base_url=server.url) as client:
+            ids = await token_ids(client, "tiny")
+            return await Requests(client, "tiny", ids, engine=ENGINE).offer(workload)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("args", "slots", "pool", "longest"),
+    [
+        pytest.param(("-c", "4096", "--metrics"), 4, 4096, 4096, id="shared by four slots"),
+        pytest.param(("-c", "8192", "-np", "2"), 2, 8192, 4096, id="a pool for each of two slots"),
+        pytest.param(("-c", "4096", "-ctk", "q8_0"), 4, 4096, 4096, id="quantised", marks=pytest.mark.long),
+    ],
+)
+def test_all_steps_match_to_the_cell(llama: Start, args: tuple[str, ...], slots: int, pool: int, longest: int) -> None:
+    """Cells in use are those of the tokens; the last step fills the pool again, so that none is lost."""
+    server = llama(*args)
+    result = kvdiag("run", "--url", server.url, "--output", "json")
+    assert ["ok"] * 4 == [step["status"] for step in result.document["steps"]], result.not_ok
+    for step in ("single_request", "concurrent", "long_context"):
+        expected, measured = result.step(step)["expected"], result.step(step)["measured"]
+        assert expected["blocks"] - SLACK <= measured["blocks"] <= expected["blocks"]
+    statuses = {one: result.finding(one)["status"] for one in ("leak.kv_blocks", "capacity.concurrency")}
+    assert {"leak.kv_blocks": "ok", "capacity.concurrency": "ok"} == statuses
+    # The last requests' tokens stay in the slots: a cache, which is no fault.
+    kept = [slot.get("n_prompt_tokens", 0) for slot in server.get("/slots")]
+    assert longest - 1 == max(kept)
+    (found,) = facts_of(server).pools
+    assert (pool, slots, longest) == (found.usable_blocks, found.max_requests, facts_of(server).max_model_len_tokens)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["gemma3", "lfm2", "deepseek2"])
+def test_other_architectures_match_to_the_cell(llama: Start, model: str) -> None:
+    """Sliding windows, short convolutions and latent attention: a token is a cell of the first cache."""
+    server = llama("-c", "4096", model=model)
+    result = kvdiag("run", "--url", server.url, "--output", "json")
+    assert ["ok"] * 4 == [step["status"] for step in result.document["steps"]], result.not_ok
+
+
+def test_a_pool_that_is_too_small_fails_all_that_run(llama: Start) -> None:
+    """Four requests of 400 + 300 tokens in 1,024 cells: the server's error says so, and kvdiag knows it."""
+    server = llama("-c", "1024")
+    outcome = offered(server, Workload(requests=4, prompt_tokens=400, max_tokens=300))
+    assert 4 == outcome.failed
+    assert ["Context size has been exceeded."] == list(outcome.errors)
+    # None of them holds anything any more: a request of the whole context has room.
+    assert 1 == offered(server, Workload(requests=1, prompt_tokens=1000, max_tokens=23)).completed
+
+
+def test_erased_slots_keep_nothing(llama: Start, tmp_path: Any) -> None:
+    """A server with --slot-save-path lets kvdiag erase the slots of its own requests."""
+    server = llama("-c", "512", "-np", "2", "--slot-save-path", f"{tmp_path}/")
+
+    async def ask() -> str | None:
+        async with httpx2.AsyncClient(base_url=server.url) as http:
+            client = await recognise(HttpReader(http))
+            await client.identify()
+            await client.read()
+            await asyncio.to_thread(server.complete, [300] * 100, 8)
+            return await client.clean_up()
+
+    assert asyncio.run(ask()) is None
+    assert {0} == {slot.get("n_prompt_tokens", 0) for slot in server.get("/slots")}
+
+
+def test_a_server_falls_asleep_although_it_is_read(llama: Start) -> None:
+    """--sleep-idle-seconds: reading its slots would keep it awake; it is read asleep without being woken."""
+    server = llama("-c", "512", "--metrics", "--sleep-idle-seconds", "1")
+    slept = reads(server, 30.0, until_asleep=True)
+    assert slept is not None
+    assert slept.asleep
+    still = reads(server, 0.5, until_asleep=False)
+    assert still is not None
+    assert (True, True) == (still.asleep, server.get("/props")["is_sleeping"])
+
+
+def test_the_environment_shows_the_pool(llama: Start) -> None:
+    """Containers set LLAMA_ARG_*: two slots of 1,024 cells each."""
+    server = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_N_PARALLEL="2")
+    (pool,) = facts_of(server).pools
+    assert (2048, 2) == (pool.usable_blocks, pool.max_requests)
+
+
+def test_doctor_names_the_flag_that_turns_metrics_on(llama: Start) -> None:
+    """Slots are read without it; waiting requests and counters are not."""
+    server = llama("-c", "512")
+    result = kvdiag("doctor", "--url", server.url, "--output", "json")
+    (check,) = [one for one in result.document["checks"] if one["id"] == "engine.series"]
+    assert "warn" == check["outcome"]
+    assert "--metrics" in check["fix"]
