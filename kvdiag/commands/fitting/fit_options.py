@@ -81,7 +81,7 @@ class FitOptions:
         "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"
     )
     calibrate: str | None = given_by("Compare with a running server and save its overheads.", metavar="URL")
-    from_log: Path | None = given_by("Compare with a vLLM startup log (- for stdin).")
+    from_log: Path | None = given_by("Compare with an engine's startup log (- for stdin).")
     profile: Path | None = given_by("Overheads that --calibrate or --from-log saved.")
     no_profile: bool = given_by("Use estimates; read and save no profile.")
     access: ServerAccess = given_by(server_access)

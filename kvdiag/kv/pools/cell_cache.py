@@ -57,14 +57,19 @@ class CellSettings:
                 raise KvModelError(f"{flag} is {name[:40]!a}: pass one of {', '.join(CACHE_TYPES)}", flag)
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the server chooses the slots: -np is not given, or -1."""
+        return self.slots in (None, -1)
+
+    @property
     def slot_count(self) -> int:
         """How many requests are served at once."""
-        return _DEFAULT_SLOTS if self.slots is None else self.slots
+        return _DEFAULT_SLOTS if self.is_auto else self.slots or 0
 
     @property
     def shares_cells(self) -> bool:
         """Whether slots share one context: by default as long as -np is not given."""
-        return self.slots is None if self.unified is None else self.unified
+        return self.is_auto if self.unified is None else self.unified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,15 @@ def test_a_published_start() -> None:
     assert 0 <= row["reported"]["kv_bytes"] - cache.bytes <= 32
 
 
+def test_slots_by_default() -> None:
+    """Without -np, and with -np -1, four slots share the context."""
+    model = cells_of_gguf(PLAIN)
+    automatic = [size_cells(model, CellSettings(context_size=8_192, slots=slots)) for slots in (None, -1)]
+
+    assert automatic[0] == automatic[1]
+    assert (automatic[0].streams, automatic[0].slot_tokens) == (1, 8_192)
+
+
 def test_a_device_that_is_too_small() -> None:
     """Weights and caches beyond the device do not fit, and cheaper cells are a lever."""
     demand = Demand(context_tokens=32_768, requests=4)
