@@ -73,7 +73,7 @@ def offered(server: LlamaServer, workload: Workload) -> Outcome:
     ],
 )
 def test_all_steps_match_to_the_cell(llama: Start, args: tuple[str, ...], slots: int, pool: int, longest: int) -> None:
-    """Cells in use are those of the tokens; the last step fills the pool again, so that none is lost."""
+    """Cells in use are those of the tokens; in the last step the pool is filled again, so that none is lost."""
     server = llama(*args)
     result = kvdiag("run", "--url", server.url, "--output", "json")
     assert ["ok"] * 4 == [step["status"] for step in result.document["steps"]], result.not_ok
