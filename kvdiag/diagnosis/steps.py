@@ -43,7 +43,7 @@ from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION as ISOLATION
 from kvdiag.diagnosis.rules.isolation_prefix_cache import probed, timing
 from kvdiag.diagnosis.rules.isolation_prefix_cache import verdict as isolation_verdict
 from kvdiag.diagnosis.rules.leak_device import leak_of_cycles
-from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, open_sessions, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_count, format_number, plural
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import (
@@ -96,6 +96,10 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     unit = facts.capabilities.unit
     if floor.blocks is None:
         status, parts = "unknown", ["the pool's usage is not reported or did not settle; check the engine's /metrics"]
+    elif floor.blocks > 0 and (sessions := open_sessions(timeline, floor)):
+        kept = f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"
+        keeping = plural(sessions, "streaming session is", "streaming sessions are")
+        status, parts = "unknown", [f"{kept}, and {keeping} open, which keep theirs; close them and repeat the run"]
     elif floor.blocks > 0:
         status, parts = "fault", [f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"]
     else:

@@ -8,7 +8,7 @@ have its part. Results that several rules ask for are kept with the timeline (`T
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
@@ -98,15 +98,26 @@ def floor_within(
 
 
 def _current(interval: Sequence[Sample], late_seconds: float) -> Sequence[Sample]:
-    """The samples of an idle interval whose figures are of the interval itself, where the engine reports them late."""
+    """The samples of an idle interval whose figures are of the interval itself, where the engine reports them late.
+
+    Short requests may never show as running there: the interval begins when the last tokens were counted.
+    """
     if not late_seconds or not interval:
         return interval
-    return [one for one in interval if one.at_seconds >= interval[0].at_seconds + late_seconds]
+    worked = [later for earlier, later in pairwise(interval) if later.tokens_total != earlier.tokens_total]
+    since_seconds = (worked or interval[:1])[-1].at_seconds
+    return [one for one in interval if one.at_seconds >= since_seconds + late_seconds]
 
 
 def is_idle(sample: Sample) -> bool:
     """Whether every engine is idle, and no request of ours is open."""
     return sample.engines_idle is True and (sample.load is None or sample.load.requests == 0)
+
+
+def open_sessions(timeline: Timeline, floor: IdleFloor) -> int:
+    """Sessions of clients that were open at an idle interval's end and keep their tokens; 0 where none is reported."""
+    last = next((one for one in reversed(timeline.between(floor.begin_seconds, floor.at_seconds)) if one.engines), None)
+    return sum(engine.open_sessions or 0 for engine in (last.engines or () if last else ()))
 
 
 def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits: Limits) -> IdleFloor | None:

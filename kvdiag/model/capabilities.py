@@ -20,6 +20,8 @@ class Capabilities(Checked):
     `late_seconds`: while idle, usage and request counts may be this old. `on_completion`: they move only when a
     request ends, and show the step before. `sleep`: it reports whether it sleeps. `salt`: a cache salt with each
     request keeps tenants' prefixes apart. `forces_length`: a request can demand an exact number of output tokens.
+    `late_tokens`: while requests decode, usage may be this many tokens of each behind. `linear`: the pool counts every
+    token of a request until it ends, for every kind of layer.
     """
 
     unit: Unit = "block"
@@ -29,7 +31,9 @@ class Capabilities(Checked):
     reserved: bool = False
     waits: bool = True
     late_seconds: float = 0.0
+    late_tokens: int = 0
     on_completion: bool = False
+    linear: bool = False
     sleep: bool = True
     salt: bool = True
     forces_length: bool = True

@@ -88,6 +88,8 @@ def grows_with_every_token(facts: Facts) -> bool:
 
 
 def _is_linear(pool: KvPool, facts: Facts) -> bool:
+    if facts.capabilities.linear:
+        return True
     reported, longest = reported_blocks(pool), facts.max_model_len_tokens
     if reported is not None and longest is not None:
         return abs(reported - -(-longest // pool.block_tokens)) <= 1

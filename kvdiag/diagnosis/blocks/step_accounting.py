@@ -74,7 +74,10 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: 
     if expected is None:
         return None
     # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
-    before = expected if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
+    # An engine that does not renew it with each token is behind the first by as many tokens as it may be late.
+    first = tokens if sample.load_before is None else sample.load_before.resident_tokens
+    late_tokens = facts.capabilities.late_tokens
+    before = blocks_needed([max(each - late_tokens, min(each, 1)) for each in first], facts)
     if before is not None:
         expected = ExpectedBlocks(least_blocks=before.least_blocks, most_blocks=expected.most_blocks)
     return LoadPeak(

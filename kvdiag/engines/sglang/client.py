@@ -1,0 +1,265 @@
+"""Reads an SGLang server: /v1/loads at each tick, its metrics once a second, /server_info once.
+
+The metrics are late: a decoding scheduler renews them every 40 steps, an idle one every 30 s. /v1/loads (since 0.5.8)
+asks the schedulers, since 0.5.15 a snapshot that each prefill and an idle scheduler renew at once and a decoding one
+every 15 steps. What it says becomes series of the page (`with_loads`), under names that only kvdiag has. A server that
+does not have it is read by its metrics alone.
+
+A request whose prompt is processed in chunks is counted nowhere, and one that was just prefilled may not be: then
+nothing runs or waits while tokens are in use, as in a leak. So such a snapshot counts as idle only once a later one
+shows that the scheduler did no work in between (`Rank.idle_since`). Else the running requests are unknown.
+
+GET /health is never sent: it generates a token.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
+from kvdiag.engines.metrics_reader import MAX_SERIES
+from kvdiag.engines.openai_client import OpenAIClient
+from kvdiag.engines.sglang.metrics import (
+    CONTEXT,
+    LOADS_RUNNING,
+    LOADS_USED,
+    LOADS_WAITING,
+    PAGE_SIZE,
+    PREFIX,
+    TOKENS,
+    engine_label,
+    evictable_tokens,
+)
+from kvdiag.formatting import plural
+from kvdiag.model import MAX_COUNT, Gap
+from kvdiag.sources.http import HttpReader, Unreadable
+from kvdiag.sources.prometheus_text import Page, Series
+
+LOADS = "/v1/loads"
+LOADS_PARAMS = (("include", "core"),)
+
+SERVER_INFO = ("/server_info", "/get_server_info")
+"""Since 0.5.10, and before. Every scheduler answers it: it is read once."""
+
+PAGE_SECONDS = 1.0
+"""Between reads of the metrics, which cost the server more than all else here (0.5.23: 25 ms, /v1/loads 8 ms)."""
+
+SETTLING_SECONDS = 0.5
+"""After work the metrics are read at each tick for so long: requests are counted when they end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One scheduler's snapshot. `work` counts what it has done so far; `None` where the version does not report it."""
+
+    rank: int
+    at_seconds: float
+    running: int
+    waiting: int
+    used_tokens: int
+    uncached_tokens: int
+    total_tokens: int | None
+    work: tuple[float, ...]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it shows requests; a prompt that is processed in chunks shows by its tokens alone."""
+        return bool(self.running or self.waiting or self.uncached_tokens)
+
+    def idle_since(self, earlier: "Rank | None") -> bool:
+        """Whether nothing runs: no tokens in use, or none that came or went since an earlier snapshot without work."""
+        if self.has_work or not self.used_tokens:
+            return not self.has_work
+        return (
+            earlier is not None
+            and not earlier.has_work
+            and self.at_seconds > earlier.at_seconds
+            and (self.used_tokens, self.work) == (earlier.used_tokens, earlier.work)
+        )
+
+
+def parse_loads(answer: object) -> tuple[Rank, ...] | None:
+    """The snapshots of an answer of /v1/loads; `None` if it is none, or one of them is impossible."""
+    loads = answer.get("loads") if isinstance(answer, dict) else None
+    if not isinstance(loads, list) or not 0 < len(loads) <= MAX_SERIES:
+        return None
+    ranks = [_rank(load) for load in loads]
+    known = {rank.rank: rank for rank in ranks if rank is not None}
+    return tuple(known[rank] for rank in sorted(known)) if len(known) == len(loads) else None
+
+
+def _rank(load: object) -> Rank | None:
+    if not isinstance(load, dict):
+        return None
+    names = ("dp_rank", "num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    counts = [_count(load.get(name)) for name in names]
+    at_seconds = load.get("timestamp")
+    if None in counts or not isinstance(at_seconds, int | float):
+        return None
+    rank, running, waiting, used = (count or 0 for count in counts)
+    moments = load.get("decode_moments")
+    steps = moments[0] if isinstance(moments, list) and moments else 0
+    work = (load.get("total_prefill_uncached_tokens", 0), steps)
+    return Rank(
+        rank=rank,
+        at_seconds=float(at_seconds),
+        running=running,
+        waiting=waiting,
+        used_tokens=used,
+        uncached_tokens=_count(load.get("num_waiting_uncached_tokens")) or 0,
+        total_tokens=_count(load.get("max_total_num_tokens")),
+        work=tuple(float(one) for one in work if isinstance(one, int | float)),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+
+def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank]) -> Page:
+    """The page with the snapshots' figures, and the pool's size from them where the page lacks it."""
+    found: dict[str, list[Series]] = {LOADS_RUNNING: [], LOADS_WAITING: [], LOADS_USED: []}
+    for rank in ranks:
+        labels = {"dp_rank": str(rank.rank)}
+        running = rank.running or (1 if rank.uncached_tokens and not rank.waiting else 0)
+        if running or rank.waiting or rank.idle_since(earlier.get(rank.rank)):
+            found[LOADS_RUNNING].append(Series(labels, float(running)))
+        found[LOADS_WAITING].append(Series(labels, float(rank.waiting)))
+        found[LOADS_USED].append(Series(labels, float(rank.used_tokens)))
+        if rank.total_tokens and not any(engine_label(line) == str(rank.rank) for line in page.get(TOKENS, ())):
+            found.setdefault(TOKENS, list(page.get(TOKENS, ()))).append(Series(labels, float(rank.total_tokens)))
+    return {**page, **{name: tuple(lines) for name, lines in found.items()}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What /server_info reports once: the version, and figures that older versions' metrics lack, by their names."""
+
+    version: str | None
+    figures: Mapping[str, float]
+
+
+def parse_server_info(answer: object) -> ServerInfo | None:
+    """The figures of an answer of /server_info; `None` if it is none. Each data-parallel rank has the same."""
+    if not isinstance(answer, dict):
+        return None
+    version = answer.get("version")
+    wanted = {TOKENS: "max_total_num_tokens", PAGE_SIZE: "page_size", CONTEXT: "context_length"}
+    found = {name: float(count) for name, field in wanted.items() if (count := _count(answer.get(field)))}
+    is_version = isinstance(version, str) and 0 < len(version) <= MAX_VERSION_CHARACTERS and version.isascii()
+    return ServerInfo(version=version if is_version else None, figures=found)
+
+
+MAX_VERSION_CHARACTERS = 64
+
+
+class SglangClient(OpenAIClient):
+    """Reads one SGLang server (`kvdiag.engines.engine.EngineClient`)."""
+
+    def __init__(self, http: HttpReader, engine: EngineAdapter) -> None:
+        """Read through `http`, whose base address is the server's."""
+        super().__init__(http, engine)
+        self._has_loads: bool | None = None
+        self._info: ServerInfo | None = None
+        self._last: dict[int, Rank] = {}
+        self._page: Page | None = None
+        self._evictable_before: int | None = None
+        self._page_seconds = self._worked_seconds = float("-inf")
+
+    async def identify(self) -> Identity:
+        """As `EngineClient.identify`; the version is that of /server_info."""
+        identity = await super().identify()
+        for path in SERVER_INFO:
+            try:
+                self._info = parse_server_info(await self._http.json(path))
+                break
+            except Unreadable:
+                continue
+        return identity if self._info is None else replace(identity, version=identity.version or self._info.version)
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:  # noqa: ARG002 - the server cannot filter
+        """As `EngineClient.page`, with what /v1/loads and /server_info report."""
+        return await self._with_loads(await self._whole())
+
+    async def read(self) -> EngineReading:
+        """As `EngineClient.read`: the snapshots of now, and counters that are at most a second old."""
+        try:
+            ranks = await self._loads()
+            page = self._page
+            if page is None or ranks is None or self._is_due(ranks):
+                page = await self._whole()
+        except Unreadable as error:
+            return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
+        return self.engine.parse_engines(page if ranks is None else self._joined(page, ranks))
+
+    def _is_due(self, ranks: tuple[Rank, ...]) -> bool:
+        now_seconds = time.monotonic()
+        if any(rank.has_work or rank.used_tokens for rank in ranks):
+            self._worked_seconds = now_seconds
+            return now_seconds - self._page_seconds >= PAGE_SECONDS
+        settled_seconds = self._worked_seconds + SETTLING_SECONDS
+        return self._page_seconds < settled_seconds or now_seconds - self._page_seconds >= PAGE_SECONDS
+
+    async def _whole(self) -> Page:
+        """The metrics, and what /server_info reported that they lack."""
+        begun_seconds = time.monotonic()
+        try:
+            page = dict(await super().page())
+        except Unreadable as error:
+            if error.kind != "absent":
+                raise
+            raise Unreadable("absent", f"no metrics: start the server {self.engine.metrics_flag}") from error
+        if self._page is None:
+            self._evictable_before = evictable_tokens(page)
+        if self._info is not None and any(name.startswith(PREFIX) for name in page):
+            ranks = {engine_label(line) for name in page if name.startswith(PREFIX) for line in page[name]} or {"0"}
+            for name, value in self._info.figures.items():
+                page.setdefault(name, tuple(Series({"dp_rank": rank}, value) for rank in sorted(ranks)))
+        self._page, self._page_seconds = page, begun_seconds
+        return page
+
+    async def clean_up(self) -> str | None:
+        """As `EngineClient.clean_up`: the radix cache is flushed if it was empty before; what stays is evictable.
+
+        No request of the run shares a prefix with another one, so that none of it is ever a hit.
+        """
+        removes = "POST /flush_cache removes them, and those of others"
+        try:
+            if self._evictable_before == 0:
+                await self._http.get("/flush_cache", body={})
+                return None
+            now = evictable_tokens(await super().page())
+        except Unreadable:
+            now = None
+        if now is None or self._evictable_before is None:
+            return f"the run's prompts stay in the radix cache until other requests need the room; {removes}"
+        left = now - self._evictable_before
+        stay = f"{plural(left, 'token')} more are in the radix cache than before, until other requests need the room"
+        return f"{stay}; {removes}" if left > 0 else None
+
+    async def _with_loads(self, page: Page) -> Page:
+        ranks = await self._loads()
+        return page if ranks is None else self._joined(page, ranks)
+
+    def _joined(self, page: Page, ranks: tuple[Rank, ...]) -> Page:
+        joined = with_loads(page, ranks, self._last)
+        self._last = {rank.rank: rank for rank in ranks}
+        return joined
+
+    async def _loads(self) -> tuple[Rank, ...] | None:
+        """The schedulers' snapshots; `None` where the server has none (before 0.5.8)."""
+        if self._has_loads is False:
+            return None
+        try:
+            answer: Any = self._http.decode(await self._http.get(LOADS, LOADS_PARAMS))
+        except Unreadable as error:
+            if error.kind == "absent":
+                self._has_loads = False
+                return None
+            raise
+        ranks = parse_loads(answer)
+        if ranks is None:
+            raise Unreadable("refused", f"the answer of {LOADS} is not a list of schedulers' loads")
+        self._has_loads = True
+        return ranks

@@ -1,0 +1,115 @@
+"""The settings that an SGLang server logs as `server_args=`, and what its processes' titles and commands show.
+
+Pure. The line is Python's repr of a dataclass, since 0.5.2x of a dict; each value is found by its own bounded pattern,
+none is evaluated, and a value of an unexpected form is missing.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+from kvdiag.kv.calibration.engine_report import EngineSettings
+
+MAX_TEXT_CHARACTERS = 512
+_MOST = 1 << 40
+_FORMS = {
+    "whole": r"(\d{1,15})(?!\w|\.\d)",
+    "fraction": r"(\d(?:\.\d{1,20})?)(?!\w|\.\d)",
+    "flag": r"(True|False)\b",
+    "negated": r"(True|False)\b",
+    "word": r"'?(?:torch\.)?([A-Za-z][\w.-]{0,60})'?",
+    "text": rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'",
+}
+
+_DATA = resources.files("kvdiag.engines.sglang")
+_ARGUMENTS = tuple(
+    # `'name': value` of a dict, `name=value` of a dataclass.
+    (field, form, re.compile(rf"(?<!\w)'?{name}'?(?:=|: ){_FORMS[form]}"))
+    for field, name, form in json.loads((_DATA / "arguments.json").read_bytes())
+)
+"""Field of `EngineSettings`, form of its value, and its pattern in the line of the arguments."""
+
+ARGUMENT_LINE = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
+"""Each start prints it first."""
+
+WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
+"""The messages of a start that report a figure, as regular expressions; `{…}` stands for the form of a number."""
+
+_RESOLVED = tuple(
+    (name, form, re.compile(wording.replace("{whole}", _FORMS["whole"])))
+    for name, form, wording in WORDINGS["resolved"]
+)
+"""Printed once the server has resolved a setting."""
+
+PROCESS_TITLE = re.compile(r"sglang", re.IGNORECASE)
+"""The launcher's command line, and `sglang::scheduler_TP0`, `sglang::detokenizer` (managers/scheduler.py)."""
+
+_SCHEDULER = re.compile(r"sglang::scheduler((?:_[A-Z_]{1,8}\d{1,4})*)")
+_RANK = re.compile(r"(DP|PP|TP)(\d{1,4})(?=_|$)")
+_PARALLEL = re.compile(
+    r" (?:--tensor-parallel-size|--tp-size|--tp|--pipeline-parallel-size|--pp-size|--nnodes|--config)\b"
+)
+_DISAGGREGATION = re.compile(r"--disaggregation-mode[ =](prefill|decode)\b")
+
+
+def parse_settings(lines: Iterable[str]) -> EngineSettings:
+    """The settings of one start; what was resolved from them, or read from the model, counts before the arguments."""
+    arguments: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
+    for line in lines:
+        if ARGUMENT_LINE.search(line):
+            arguments = _found(_ARGUMENTS, line)
+        # A drafter's weights and pool are loaded after the model's own.
+        resolved = {**_found(_RESOLVED, line), **resolved}
+    return replace(EngineSettings(), **{**arguments, **resolved})
+
+
+def _found(table: Iterable[tuple[str, str, re.Pattern[str]]], line: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, form, pattern in table:
+        match = pattern.search(line)
+        if match is not None and name not in found and (value := _value(form, match[1])) is not None:
+            found[name] = value
+    return found
+
+
+def _value(form: str, text: str) -> Any:
+    if form in ("text", "word"):
+        return None if text.lower() in ("none", "auto") else text
+    if form in ("flag", "negated"):
+        return (text == "True") is (form == "flag")
+    if form == "fraction":
+        return ratio if 0 < (ratio := float(text)) <= 1 else None
+    return number if 0 < (number := int(text)) <= _MOST else None
+
+
+def kv_connector(names: Iterable[str], commands: Iterable[str]) -> str | None:  # noqa: ARG001 - unused ones are there, too
+    """What hands the KV pages of finished requests to another server, by the command lines; `None` without one."""
+    found = next(filter(None, map(_DISAGGREGATION.search, commands)), None)
+    return None if found is None else f"{found[1]} disaggregation"
+
+
+def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
+    """Tensor-parallel and pipeline-parallel ranks of one engine; `None` where the processes do not show them.
+
+    Schedulers are called sglang::scheduler_DP1_PP0_TP3, without the parts that have one rank only. With data-parallel
+    attention the ranks of one engine are those of its DP rank, though one numbering counts all of them.
+    """
+    ranks: dict[str | None, list[dict[str, str]]] = defaultdict(list)
+    commands = list(commands)
+    for command in commands:
+        if (found := _SCHEDULER.match(command)) is not None:
+            rank = dict(_RANK.findall(found[1]))
+            ranks[rank.get("DP")].append(rank)
+    if not ranks:
+        return None
+    # Ranks on other machines are no processes of this one.
+    alone = all(len(own) == 1 and not own[0].keys() & {"TP", "PP"} for own in ranks.values())
+    if not alone and any(re.search(r" --nnodes[ =](?!1\b)", command) for command in commands):
+        return None
+    tensor, pipeline = (max(len({rank.get(name) for rank in own}) for own in ranks.values()) for name in ("TP", "PP"))
+    return tensor, pipeline

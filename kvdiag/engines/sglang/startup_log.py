@@ -1,0 +1,203 @@
+"""What SGLang prints of its memory while it starts, 0.4 to 0.5.23: text in, values out. Nothing is ever evaluated.
+
+Pure. Only messages are matched; the rank stands in front of them (`[2026-11-22 21:14:12 TP0] …`). "GB" is always 2**30.
+Of several starts in one file the last that reports its memory counts. A rank prints a pool for each kind of layer, and
+one for a drafter: its pool is their sum. The device's memory that `--mem-fraction-static` is a share of is what was
+free before the weights.
+"""
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kvdiag.engines.sglang.settings import ARGUMENT_LINE, WORDINGS, parse_settings
+from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
+from kvdiag.oom.log import ANSI
+
+MAX_LINE_CHARACTERS = 64 * 2**10
+"""The line of the arguments has 18,000 in 0.5.23; the rest of a line is ignored."""
+
+MAX_RANKS = 4096
+MAX_SETTING_LINES = 10_000
+
+_PREFIX_CHARACTERS = 120
+_NUMBER, _WHOLE = r"(-?\d{1,9}(?:\.\d{1,9})?)", r"(\d{1,15})"
+_RANK = re.compile(r"\[\d{4}-\d{2}-\d{2} [\d:.,]{5,20}((?: [A-Z_]{2,8}\d{1,4})+)\]")
+_INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang")
+_DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
+
+
+def _pattern(wording: str) -> re.Pattern[str]:
+    return re.compile(wording.replace("{number}", _NUMBER).replace("{whole}", _WHOLE))
+
+
+_WEIGHTS, _TOTAL, _GRAPHS = (_pattern(WORDINGS[name]) for name in ("weights", "total", "graphs"))
+_POOLS = tuple(map(_pattern, WORDINGS["pools"]))
+_BACKED_POOL, _NO_POOL, _TOKENS = (_pattern(WORDINGS[name]) for name in ("backed_pool", "no_pool", "tokens"))
+_POOL_TOKENS = tuple(map(_pattern, WORDINGS["pool_tokens"]))
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One scheduler's figures: those of which it prints several are added up."""
+
+    weights: list[PrintedSize] = field(default_factory=list)
+    pools: list[PrintedSize] = field(default_factory=list)
+    graphs: list[PrintedSize] = field(default_factory=list)
+    total: PrintedSize | None = None
+    tokens: int | None = None
+    pool_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class _Start:
+    lines: list[str] = field(default_factory=list)
+    ranks: dict[str, _Rank] = field(default_factory=lambda: defaultdict(_Rank))
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether this start has printed any figure."""
+        return any(rank.weights or rank.pools or rank.tokens for rank in self.ranks.values())
+
+
+def failed_pool_bytes(text: str) -> int | None:
+    """The memory missing for a pool of no tokens, as the refusal of a start gives it; `None` without one."""
+    refusal, before = _last(_NO_POOL, text), _last(_TOTAL, text)
+    if refusal is None or before is None:
+        return None
+    missing = (float(refusal[2]) - float(refusal[1])) * float(before[1])
+    return round(missing * GIB) if missing > 0 else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def parse_log(text: str) -> EngineReport:
+    """What the last start in `text` says of its memory.
+
+    Raises:
+        KvdiagError: none of the lines that report it are there.
+    """
+    starts = [_Start()]
+    for raw in re.split(r"[\r\n]+", text):
+        line = raw[:MAX_LINE_CHARACTERS]
+        if _INTERESTING.search(line) is None:
+            continue
+        line = ANSI.sub("", line) if "\x1b" in line else line
+        if ARGUMENT_LINE.search(line) and starts[-1].tells_memory:
+            starts.append(_Start())
+        _take(starts[-1], line)
+    telling = [start for start in starts if start.tells_memory]
+    if not telling:
+        raise KvdiagError(
+            "the log has none of SGLang's memory figures (Load weight end, KV Cache is allocated, "
+            "max_total_num_tokens): give the log from the server's start, at level INFO"
+        )
+    report = _report(telling[-1])
+    notes = list(report.notes)
+    if len(telling) > 1:
+        notes.append(f"the log has {len(telling)} starts; the last one is used")
+    if telling[-1] is not starts[-1]:
+        notes.append("a later start in the log has no memory figures yet; the previous start is used")
+    return replace(report, notes=tuple(notes))
+
+
+def _take(start: _Start, line: str) -> None:
+    """Add to a start what a line prints."""
+    if len(start.lines) < MAX_SETTING_LINES:
+        start.lines.append(line)
+    prefix = _RANK.search(line[:_PREFIX_CHARACTERS])
+    name = prefix[1].strip() if prefix else ""
+    if name not in start.ranks and len(start.ranks) >= MAX_RANKS:
+        return
+    rank = start.ranks[name]
+    if found := _TOTAL.search(line):
+        rank.total = rank.total or _size(found[1])
+    if found := _WEIGHTS.search(line):
+        rank.weights += _sizes(found)
+    if found := _GRAPHS.search(line):
+        rank.graphs += _sizes(found)
+    if found := _BACKED_POOL.search(line):
+        # What was allocated before is a virtual range of which this is backed by memory.
+        rank.pools = _sizes(found)
+    elif found := next(filter(None, (pattern.search(line) for pattern in _POOLS)), None):
+        rank.pools += _sizes(found)
+    if found := _TOKENS.search(line):
+        rank.tokens = int(found[1])
+    elif found := next(filter(None, (pattern.search(line) for pattern in _POOL_TOKENS)), None):
+        rank.pool_tokens = max(rank.pool_tokens or 0, int(found[1]))
+
+
+def _sizes(found: re.Match[str]) -> list[PrintedSize]:
+    return [size for printed in found.groups() if (size := _size(printed)) is not None]
+
+
+def _size(printed: str) -> PrintedSize | None:
+    """A printed GiB figure. A negative one, of weights of a few MiB, is as good as 0."""
+    decimals = len(printed.partition(".")[2])
+    try:
+        return PrintedSize(
+            nominal_bytes=max(round(float(printed) * GIB), 0), slack_bytes=round(0.5 * 10**-decimals * GIB)
+        )
+    except KvModelError:
+        return None
+
+
+def _sum(sizes: Iterable[PrintedSize]) -> PrintedSize | None:
+    """Several sizes together, each as exact as it was printed; `None` without any."""
+    sizes = list(sizes)
+    try:
+        return (
+            PrintedSize(
+                nominal_bytes=sum(size.nominal_bytes for size in sizes),
+                slack_bytes=sum(size.slack_bytes for size in sizes),
+            )
+            if sizes
+            else None
+        )
+    except KvModelError:
+        return None
+
+
+def _report(start: _Start) -> EngineReport:
+    settings = parse_settings(start.lines)
+    named = {name: rank for name, rank in start.ranks.items() if rank.weights or rank.pools or rank.tokens}
+    engines: dict[str, list[str]] = defaultdict(list)
+    for name in named:
+        found = _DATA_RANK.search(name)
+        engines[found[1] if found else "0"].append(name)
+    tokens = {engine: _tokens([named[name] for name in names]) for engine, names in engines.items()}
+    engine = min(engines, key=lambda one: (tokens[one] is None, tokens[one] or 0, one))
+    notes = []
+    if len(engines) > 1:
+        notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
+    page = settings.block_size_tokens or 1
+    held = tokens[engine]
+    return EngineReport(
+        settings=replace(settings, block_size_tokens=page),
+        ranks=tuple(_rank(name, named[name]) for name in engines[engine]),
+        num_blocks=None if held is None else held // page,
+        tokens=held,
+        notes=tuple(notes),
+    )
+
+
+def _tokens(ranks: Iterable[_Rank]) -> int | None:
+    """The pool of the rank that has the fewest; the tokens of a pool's line where the start ended before its last."""
+    counts = [count for rank in ranks if (count := rank.tokens or rank.pool_tokens) is not None]
+    return min(counts, default=None)
+
+
+def _rank(name: str, rank: _Rank) -> RankReport:
+    stage = _STAGE.search(name)
+    return RankReport(
+        name=name.replace(" ", "_") or "main process",
+        stage=int(stage[1]) if stage else None,
+        weights=_sum(rank.weights),
+        pool=_sum(rank.pools),
+        graphs_actual=_sum(rank.graphs),
+        total=rank.total,
+    )
