@@ -192,6 +192,8 @@ async def _run(
             if soak is not None:
                 _print_soak(soak(None))
             return None
+        if engine.requests_refused is not None:
+            raise KvdiagError(engine.requests_refused)
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:

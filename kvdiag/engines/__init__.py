@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engines import dynamo, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm
+from kvdiag.engines import dynamo, llamacpp, lmdeploy, ollama, sglang, tgi, trtllm, vllm
 from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
@@ -19,6 +19,7 @@ from kvdiag.sources.prometheus_names import Meaning
 ENGINES: tuple[EngineAdapter, ...] = (
     vllm.ENGINE,
     llamacpp.ENGINE,
+    ollama.ENGINE,
     sglang.ENGINE,
     dynamo.ENGINE,
     trtllm.ENGINE,

@@ -220,6 +220,8 @@ class EngineAdapter:
     """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
     request: RequestDialect
+    requests_refused: str | None = None
+    """Why the test steps cannot be run against it, and where instead; `None` if they can."""
 
     first_engine_headers: Mapping[str, str]
     """Request headers that send a request to the first of several data-parallel engines."""

@@ -1,0 +1,89 @@
+"""Ollama's models, by its API and their real llama.cpp servers; Ollama itself is a stand-in."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kvdiag.engines import recognise
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.fixtures.hostile import free_port
+from tests.integration.llamacpp.served_gguf import PROGRAM
+from tests.integration.vllm.cli import kvdiag
+
+
+@pytest.fixture
+def ollama(llama_home: tuple[Path, Path]) -> Iterator[str]:
+    """The address of a stand-in with one loaded model of 1,024 tokens."""
+    env, models = llama_home
+    port = free_port()
+    script = str(Path(__file__).with_name("ollama_stand_in.py"))
+    command = [sys.executable, script, str(port), str(env / "bin" / "python"), str(PROGRAM)]
+    process = subprocess.Popen([*command, str(models / "llama.gguf"), "1024"], stdout=subprocess.PIPE)
+    url = f"http://127.0.0.1:{port}"
+    assert process.stdout is not None
+    assert b"ready\n" == process.stdout.readline()
+    try:
+        yield url
+    finally:
+        generate(url, keep_alive=0)
+        process.kill()
+        process.communicate()
+
+
+def generate(url: str, **body: object) -> None:
+    """Load, reload or unload the model."""
+    request = urllib.request.Request(f"{url}/api/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60):
+        pass
+
+
+def test_a_model_is_read_loaded_reloaded_and_unloaded(ollama: str) -> None:
+    """Each state by its own child: none is a failure of the server, and an unloaded one has released its memory."""
+
+    async def ask() -> list[tuple[str, bool | None, float | None]]:
+        found = []
+        async with httpx2.AsyncClient(base_url=ollama) as http:
+            client = await recognise(HttpReader(http))
+            assert "ollama" == client.engine.name
+            for change in ({}, {"options": {"num_ctx": 512}}, {"keep_alive": 0}, {"options": {"num_ctx": 1024}}):
+                if change:
+                    await asyncio.to_thread(generate, ollama, **change)
+                engines, gaps = await client.read()
+                assert engines is not None, gaps
+                found += [(one.engine, one.asleep, one.kv_usage_ratio) for one in engines]
+        return found
+
+    loaded = ("tiny:latest", False, 0.0)
+    assert [loaded, loaded, ("none", True, 0.0), loaded] == asyncio.run(ask())
+
+
+def test_the_pool_of_a_model_is_its_childs(ollama: str) -> None:
+    """1,024 cells for one request at a time, by the child's command line."""
+
+    async def ask() -> list[tuple[str, int, int | None]]:
+        async with httpx2.AsyncClient(base_url=ollama) as http:
+            reader = ThreadedReader(read_facts, "host")
+            try:
+                facts, identity = await gather_facts(await recognise(HttpReader(http)), ollama, reader)
+            finally:
+                reader.close()
+        assert ("0.14.0", 1024) == (identity.version, facts.max_model_len_tokens)
+        return [(pool.engine, pool.usable_blocks, pool.max_requests) for pool in facts.pools]
+
+    assert [("tiny:latest", 1024, 1)] == asyncio.run(ask())
+
+
+def test_test_steps_are_for_the_models_own_server(ollama: str) -> None:
+    """Ollama takes text alone: the refusal says where to run."""
+    result = kvdiag("run", "--url", ollama)
+    assert 3 == result.code
+    assert "llama-server" in result.stderr
