@@ -360,6 +360,10 @@ class Limits:
     imbalance_fault_ratio: float = 0.05
     """The same for a fault, if the other ranks agree: more than any two contexts and their libraries."""
 
+    busy_rank_samples: int = 12
+    """Samples of all ranks from which those of a server that is never idle are compared: a step more or less in one of
+    them does not move a median of so many."""
+
     agreeing_ranks: int = 3
     """Number of ranks within a context of one another for which a smaller excess of another rank counts."""
 

@@ -3,10 +3,11 @@
 Every rank gets as many blocks as the fullest one has room for (vllm/v1/core/kv_cache_utils.py takes the minimum over
 the workers), so what one rank uses beyond the others is missing in every rank's pool. Decided in this order: engines
 of one server with pools of unequal size; further processes of the server on the fullest GPU (contexts of other ranks,
-the exact sign); the fullest rank against the median of the others, more strictly where those agree.
+the exact sign); the fullest rank against the median of the others, more strictly where those agree. The ranks of a
+server that was never idle run the same steps, so their medians over the newer half of the samples are compared.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
@@ -43,6 +44,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     own = assigned_uuids(timeline, facts)
     floors = idle_floors(timeline, facts, limits)
     readings = [floor.devices for floor in reversed(floors) if floor.devices]
+    if own and not readings and (busy := _busy(timeline, own, facts, limits)) is not None and not facts.pools[1:]:
+        return (_compared(busy, facts, limits),)
     if not own or not readings:
         idle = "the GPUs were not read while the server was idle; pause traffic for a moment"
         whose = "the server's GPUs are not known; run kvdiag in its PID namespace"
@@ -58,6 +61,23 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         which = f"which GPU belongs to which of the {len(facts.pools)} engines is not known"
         return unknown(ID, f"{which}; ranks can be compared only where a server runs one engine")
     return (_compared(ranks, facts, limits),)
+
+
+def _busy(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> list[_Rank] | None:
+    """Each rank with the median of what it used while all of them used something; `None` with too few samples."""
+    every = [
+        ranks
+        for sample in timeline.samples
+        if sample.devices
+        for ranks in [[_rank(device, facts) for device in server_devices(sample.devices, own)]]
+        if len(ranks) >= max(len(own), 2) and all(one is not None and one.held_bytes for one in ranks)
+    ]
+    newer = every[len(every) // 2 :]
+    if len(newer) < limits.busy_rank_samples:
+        return None
+    last = [one for one in newer[-1] if one is not None]
+    held = [median_high(one.held_bytes for ranks in newer if (one := ranks[place])) for place in range(len(last))]
+    return [replace(rank, held_bytes=size) for rank, size in zip(last, held, strict=True)]
 
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:

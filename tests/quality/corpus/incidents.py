@@ -9,6 +9,7 @@ from typing import Any
 from tests.quality.corpus.allocation_incidents import ALLOCATOR_INCIDENTS, CRASH_INCIDENTS
 from tests.quality.corpus.baseline_incidents import BASELINE_INCIDENTS
 from tests.quality.corpus.benign_incidents import BENIGN_INCIDENTS
+from tests.quality.corpus.engine_incidents import ENGINE_INCIDENTS
 from tests.quality.corpus.growth_incidents import DEVICE_LEAKS, HOST_LEAKS
 from tests.quality.corpus.incident import Incident, Record
 from tests.quality.corpus.kv_incidents import KV_INCIDENTS
@@ -21,6 +22,7 @@ _RECORDS: Mapping[str, Record] = {
     **KV_INCIDENTS,
     **BASELINE_INCIDENTS,
     **BENIGN_INCIDENTS,
+    **ENGINE_INCIDENTS,
 }
 _REPORTS: Mapping[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """The other fields of every `Incident`."""

@@ -23,7 +23,7 @@ Variant = Literal["recorded", "series", "message"]
 Mark = Literal["right", "half", "missed", "honest"]
 
 HEALTHY, UNDETERMINED = "healthy", "undetermined"
-MESSAGES = Path(__file__).parents[2] / "fixtures" / "failures" / "incidents.json"
+FAILURES = Path(__file__).parents[2] / "fixtures" / "failures"
 ANSWERS = Path(__file__).with_name("expected.json")
 
 
@@ -88,7 +88,8 @@ def expectations() -> dict[str, Expected]:
 
 def messages() -> dict[str, str]:
     """The failures' texts by incident."""
-    return {row["id"]: row["text"] for row in json.loads(MESSAGES.read_text())}
+    files = (FAILURES / f"{name}.json" for name in ("incidents", "engines"))
+    return {row["id"]: row["text"] for file in files for row in json.loads(file.read_text())}
 
 
 def answers(incident: Incident, texts: Mapping[str, str], timeline: Timeline, facts: Facts) -> dict[Variant, Diagnosis]:

@@ -57,6 +57,21 @@ def at_idle(*devices: Device, of: Facts = SERVER) -> Finding:
     return over(*[(IDLE, devices)] * 3, of=of)
 
 
+@pytest.mark.parametrize(
+    ("extra", "samples", "status"),
+    [(6 * GIB, 24, "suspect"), (100 * MIB, 24, "ok"), (6 * GIB, 22, "unknown")],
+    ids=["one rank above the other", "even", "too few samples"],
+)
+def test_ranks_of_a_server_that_is_never_idle_are_compared_by_their_medians(
+    extra: int, samples: int, status: str
+) -> None:
+    """Each rank runs the same steps: the newer half of the samples decides, and a start that was uneven does not."""
+    usual = [device(processes=(process(100, 10 * GIB + extra),)), device(1, processes=(process(101, 10 * GIB),))]
+    start = [device(processes=(process(100, GIB),)), device(1, processes=(process(101, 8 * GIB),))]
+    read = [(BUSY, start)] * 6 + [(BUSY, usual)] * (samples - 6)
+    assert status == over(*read).status
+
+
 def test_engines_with_pools_of_unequal_size_report_it_themselves() -> None:
     """Two engines of one model and one fraction have pools of one size, unless a rank of one lacks the room."""
     pools = (pool("0", capacity_tokens=38_144), pool("1", capacity_tokens=95_232))
