@@ -52,10 +52,13 @@ def content(incident: Incident) -> bytes:
 
 
 def parts(lines: bytes) -> tuple[dict[str, Any], bytes]:
-    """A trace's header without the version that wrote it, and the rest of its lines."""
+    """A trace's header without what changes with kvdiag (its version, its names of what an engine reports), and the
+    rest of its lines.
+    """
     first, _, rest = lines.partition(b"\n")
     header: dict[str, Any] = json.loads(first)
     header.pop("kvdiag_version", None)
+    header["facts"].pop("capabilities", None)
     return header, rest
 
 
