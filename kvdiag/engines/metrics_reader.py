@@ -127,7 +127,7 @@ def with_prompts_as_queries(counts: Mapping[str, Any]) -> dict[str, Any]:
 def repeated(name: str, count: int, engine: str) -> Gap:
     """The gap of a series that one server reports once."""
     why = "does this endpoint merge several servers?"
-    return Gap(SOURCE, "failed", f"{name} appears {count} times for engine {engine}: {why}")
+    return Gap(SOURCE, "failed", f"{name} appears {count} times for engine {engine[:MAX_LABEL_CHARACTERS]}: {why}")
 
 
 def meanings(table: Mapping[str, Sequence[str]]) -> dict[str, Meaning]:

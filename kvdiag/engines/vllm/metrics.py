@@ -117,8 +117,9 @@ def parse_pools(
         try:
             pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
         except ValueError as error:
-            gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {line.engine} cannot be used: {error}; {CHECK}"))
-    return tuple(pools), tuple(gaps)
+            label = line.engine[: metrics_reader.MAX_LABEL_CHARACTERS]
+            gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {label} cannot be used: {error}; {CHECK}"))
+    return tuple(pools), tuple(gaps[:MAX_GAPS])
 
 
 def parse_caches(page: Page) -> tuple[HostCache, ...]:

@@ -72,9 +72,11 @@ def _page(data: bytes) -> None:
             engine.capabilities(page)
             engine.parse_engines(page)
             engine.parse_pools(page, "0.32.0", ())
-            engine.parse_pools(page, None, (_text(data)[:1000],))
+            engine.parse_pools(page, None, (_text(data),))
             engine.parse_lengths(page)
             engine.parse_caches(page)
+            engine.kv_connector(page, (_text(data),))
+            engine.parallel_ranks((_text(data),))
 
 
 def _engine_answer(data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Which engine a server is taken for, by the metrics that it exports, and what belongs to an engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from kvdiag.engines import ENGINES, recognise
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.sources.http import HttpReader
+from tests.fixtures.hostile import Answer, Hostile, reply, reply_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,3 +64,48 @@ def test_an_engine_comes_with_its_data_and_scrapes(engine: EngineAdapter) -> Non
     assert (ROOT / "kvdiag" / "engines" / engine.name / "memory.json").is_file()
     assert [*(ROOT / "tests" / "fixtures" / "scrapes").glob(f"{engine.name}-*.prom")] or not engine.metrics
     assert engine.title in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def client_of(answers: Mapping[str, Answer] | Answer) -> tuple[str, list[str]]:
+    """The engine that a server is taken for, and the paths that it was asked for."""
+
+    async def ask(url: str) -> str:
+        async with httpx2.AsyncClient(base_url=url) as client:
+            return (await recognise(HttpReader(client))).engine.name
+
+    with Hostile(answers) as server:
+        return asyncio.run(ask(server.url)), server.requests
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_a_server_that_names_its_engine_is_asked_nothing_else(engine: EngineAdapter) -> None:
+    """No GET of metrics that empties a list or resets a gauge comes before the engine is known."""
+    models = reply_json({"data": [{"id": "m", "owned_by": engine.owned_by}]})
+    assert (engine.name, ["/v1/models"]) == client_of({"/v1/models": models})
+
+
+GATEWAY = {"data": [{"id": "m", "object": "model", "created": 1677610602, "owned_by": "openai"}]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(reply("", status=401), id="a key is required"),
+        pytest.param(reply("", status=404), id="nothing there"),
+        pytest.param(reply_json({"error": {"code": 501}}, status=501), id="metrics are off"),
+        pytest.param(reply("<html><body>llamacpp: vllm:</body></html>", content_type="text/html"), id="HTML"),
+        pytest.param(reply("", status=302, Location="/login"), id="a login"),
+        pytest.param(reply_json(GATEWAY), id="a gateway that answers alike everywhere"),
+        pytest.param(reply("# nginx\nActive connections: 1\n"), id="a status page"),
+    ],
+)
+def test_an_unknown_server_is_the_default_engine(answer: Answer) -> None:
+    """Its client then says what is wrong with it."""
+    assert ENGINES[0].name == client_of(answer)[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_a_gateway_that_passes_metrics_is_the_engine_behind_it(engine: EngineAdapter) -> None:
+    """The gateway owns the models; the metrics' prefix is the engine's."""
+    answers = {"/v1/models": reply_json(GATEWAY), engine.metrics_path: reply(f"{engine.metric_prefix}x 1\n")}
+    assert engine.name == client_of(answers)[0]
