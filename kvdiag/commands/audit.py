@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.connect import agent_reader, connect
+from kvdiag.commands.connect import agent_reader, connect, device_reader
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
@@ -16,7 +16,7 @@ from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.terminal import text
 from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.agents import SOURCE as AGENTS
-from kvdiag.sources.nvml import NvmlSource
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 SPLIT_SECONDS = 2.0
@@ -57,8 +57,7 @@ async def _look(
     facts, engines = Facts(), None
     engine_gaps: tuple[Gap, ...] = ()
     if url is None:
-        nvml: ThreadedReader[sampling.DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
-        devices, device_gaps = await _devices(nvml)
+        devices, device_gaps = await _devices(device_reader(None, drill=False))
     else:
         async with connect(url, access) as (_, server):
             facts = server.facts
@@ -75,7 +74,7 @@ async def _look(
     )
 
 
-async def _devices(nvml: ThreadedReader[sampling.DeviceReading]) -> sampling.DeviceReading:
+async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
     try:
         return await nvml.ask(sampling.DRIVER_SECONDS * 5, processes=True)
     except ReadTimeout as busy:

@@ -25,11 +25,12 @@ from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import recognise
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
+from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Gap
 from kvdiag.sources import host
 from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.device_reader import DeviceReader, DeviceReading
 from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import HttpReader, Unreadable, no_cookies
 from kvdiag.sources.nvml import NvmlSource
@@ -213,7 +214,8 @@ def device_reader(url: str | None, *, drill: bool) -> ThreadedReader[DeviceReadi
     if drill and url is not None:
         # Imported only here: it takes a MiB that a real server does not need.
         remote = importlib.import_module("kvdiag.sim").RemoteNvml(url)
-    return ThreadedReader(NvmlSource(remote).read if local else _elsewhere, "nvml")
+    devices: DeviceReader = NvmlSource(remote)
+    return ThreadedReader(devices.read if local else _elsewhere, "nvml")
 
 
 def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kvdiag.model import Device, Gap, GapKind, Memory, Process
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.host import program
 
 FIRST_RETRY_SECONDS = 1.0
@@ -149,7 +150,7 @@ class NvmlSource:
         self._pause_seconds = 0.0
         self._retry_at_seconds = 0.0
 
-    def read(self, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
+    def read(self, *, processes: bool) -> DeviceReading:
         """Every device in order of index, a GPU before its slices; `None` if the driver does not answer at all.
 
         A known GPU that cannot be read stays listed, without memory and with a gap. Lost devices are retried by
@@ -175,7 +176,7 @@ class NvmlSource:
             self._lost.clear()
             self._reading.release()
 
-    def _read(self, now_seconds: float, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
+    def _read(self, now_seconds: float, *, processes: bool) -> DeviceReading:
         restarted, lost_before = not self._started, set(self._lost)
         try:
             if restarted:

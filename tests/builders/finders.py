@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.live.sampling import DeviceReading
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ThreadedReader
 
 

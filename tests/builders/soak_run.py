@@ -21,13 +21,14 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests
 from kvdiag.feeds.active.soak_plan import plan_soak
 from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
-from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Device, Facts, Memory, Process, Timeline
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.scenarios import Scenario
 from kvdiag.sim.vllm_api import VllmApi
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.unit.feeds.daemon.virtual_time import now_seconds, run

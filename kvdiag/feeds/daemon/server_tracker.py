@@ -17,11 +17,12 @@ import structlog
 
 from kvdiag.engines.engine import EngineClient, Identity
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.sampling import DeviceReading, ticks
+from kvdiag.feeds.live.sampling import ticks
 from kvdiag.feeds.recording.restore import same_server
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import Facts, Sample, ServerState
 from kvdiag.sources import host
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.worker_thread import ThreadedReader
 

@@ -23,13 +23,13 @@ from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 _log = structlog.get_logger()
 
 Part = TypeVar("Part")
 Reading = tuple[Part | None, tuple[Gap, ...]]
-DeviceReading = Reading[tuple[Device, ...]]
 AllocatorReading = Reading[tuple[Allocator, ...]]
 HostReading = Reading[tuple[HostProcess, ...]]
 

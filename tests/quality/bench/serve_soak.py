@@ -27,11 +27,12 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
+from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Timeline
 from kvdiag.sources import host
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.prometheus_text import Series
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding

@@ -21,8 +21,9 @@ from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.feeds.active.run_timeline import still_queued
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
-from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.answers import containing

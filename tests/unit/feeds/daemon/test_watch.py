@@ -12,8 +12,9 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading
+from kvdiag.feeds.live.sampling import AllocatorReading, Clock
 from kvdiag.model import Diagnosis, Facts, Sample, Timeline
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
 from tests.builders.values import device

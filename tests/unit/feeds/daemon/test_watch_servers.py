@@ -23,10 +23,11 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, DeviceReading, ticks
+from kvdiag.feeds.live.sampling import DRIVER_SECONDS, Clock, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.model import Device, Diagnosis, Facts, Life, Snapshot, Status, Timeline
 from kvdiag.outputs.current_verdict import current_verdict
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
