@@ -21,11 +21,11 @@ ENGINES: tuple[EngineAdapter, ...] = (
     llamacpp.ENGINE,
     ollama.ENGINE,
     sglang.ENGINE,
-    dynamo.ENGINE,
     trtllm.ENGINE,
     tgi.ENGINE,
     lmdeploy.ENGINE,
     trtllm.TRITON,
+    dynamo.ENGINE,  # last: its workers' metrics are those of another engine, too
 )
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""

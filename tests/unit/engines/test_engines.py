@@ -77,7 +77,9 @@ def client_of(answers: Mapping[str, Answer] | Answer) -> tuple[str, list[str]]:
         return asyncio.run(ask(server.url)), server.requests
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine", [engine for engine in ENGINES if engine.owned_by], ids=lambda engine: engine.owned_by
+)
 def test_a_server_that_names_its_engine_is_asked_nothing_else(engine: EngineAdapter) -> None:
     """No GET of metrics that empties a list or resets a gauge comes before the engine is known."""
     models = reply_json({"data": [{"id": "m", "owned_by": engine.owned_by}]})
@@ -109,3 +111,11 @@ def test_a_gateway_that_passes_metrics_is_the_engine_behind_it(engine: EngineAda
     """The gateway owns the models; the metrics' prefix is the engine's."""
     answers = {"/v1/models": reply_json(GATEWAY), engine.metrics_path: reply(f"{engine.metric_prefix}x 1\n")}
     assert engine.name == client_of(answers)[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.metric_prefix)
+def test_a_worker_of_dynamo_is_the_engine_inside(engine: EngineAdapter) -> None:
+    """A worker has its metrics at one path, whichever the engine's own is, and no API."""
+    page = f'dynamo_component_total_blocks{{dp_rank="0"}} 8\n{engine.metric_prefix}x 1\n'
+    name, paths = client_of({"/metrics": reply(page)})
+    assert (engine.name, "/metrics") == (name, paths[-1])

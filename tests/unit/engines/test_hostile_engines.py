@@ -66,7 +66,7 @@ def spoilt(page: Page, spoil: Callable[[str, Series], tuple[Series, ...]]) -> Pa
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 @pytest.mark.parametrize(("engine", "path"), PAGES)
 def test_values_that_cannot_be(engine: EngineAdapter, path: Path, value: float) -> None:
-    """Every figure is inside its range or missing, whatever all of a page's values are."""
+    """Every figure is inside its range or missing, though all values of a page are impossible."""
     page = spoilt(recorded(path), lambda _, line: (replace(line, value=value),))
     engines, _ = read_all(engine, page)
     ratios = [one.kv_usage_ratio for one in engines if one.kv_usage_ratio is not None]

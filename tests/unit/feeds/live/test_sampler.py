@@ -14,7 +14,6 @@ from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
     AllocatorReading,
     Clock,
-    DeviceReading,
     HostReading,
     Pace,
     Sampler,
@@ -24,6 +23,7 @@ from kvdiag.feeds.live.sampling import (
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Memory, Sample
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.answers import containing
