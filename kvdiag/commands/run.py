@@ -38,6 +38,7 @@ from kvdiag.commands.options.report_file import ReportFile, report_option, show_
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
@@ -179,6 +180,8 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 async def _run(
     url: str, options: RunOptions, recording: _Recording, other_headers: dict[str, str] | None
 ) -> tuple[Timeline, Facts] | None:
+    if not options.dry_run:
+        await _show_pool(url, options)
     async with connect(url, options.access, forced=options.force) as (client, server):
         facts, engine = server.facts, server.engine.engine
         soak = (
@@ -239,6 +242,19 @@ async def _run(
             if (left := await server.engine.clean_up()) is not None:
                 stack.callback(click.echo, left, err=True)
             return timeline, facts
+
+
+GAUGES_SECONDS = 1.0
+"""After its first request, until an engine shows its gauges."""
+
+
+async def _show_pool(url: str, options: RunOptions) -> None:
+    """Send one small request to a server that shows no pool: the gauges of some engines appear with their first one."""
+    async with connect(url, options.access) as (client, server):
+        facts, engine = server.facts, server.engine.engine
+        if not facts.pools and facts.model is not None:
+            await Requests(client, facts.model, engine=engine).measure(DEFAULT_LIMITS.refresh_tokens - 1, 1)
+            await asyncio.sleep(GAUGES_SECONDS)
 
 
 def _print_plan(facts: Facts) -> None:

@@ -173,7 +173,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         peak
         for span in judged
         if (floor := floor_before(timeline, facts, span, limits)) is not None
-        and (peak := measure(timeline, facts, span, floor)) is not None
+        and (peak := measure(timeline, facts, span, floor, limits)) is not None
     ]
     if first is None or last is None or not peaks:
         unsettled = "the pool did not settle between the requests; pause other traffic"
@@ -188,7 +188,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     loads = plural(requests, "request")
     unit = facts.capabilities.unit
     if not shown:
-        sentence = f"{sentence}; {unit}s of ended requests are a cache, so that step 4 tests their release"
+        sentence = f"{sentence}; this engine's metrics do not show lost {unit}s; step 4 tests for them"
     elif kept > 0:
         status = "fault"
         kept_each = format_number(kept / max(requests, 1))

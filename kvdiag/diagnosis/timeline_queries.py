@@ -131,14 +131,14 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
     return IdleFloor(
         begin_seconds=begin_seconds,
         at_seconds=end_seconds,
-        blocks=_settled([_idle_blocks(sample, facts, limits) for sample in interval[-limits.idle_samples :]]),
+        blocks=_settled([own_blocks(sample, facts, limits) for sample in interval[-limits.idle_samples :]]),
         devices=next(listed, devices[0] if devices else None),
         allocators=next(published, None),
     )
 
 
-def _idle_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:
-    """Blocks in use, without those of the last request where the figures are of the step before that ended."""
+def own_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:
+    """Blocks in use, without those of the small request whose end made the gauges move, where that is needed."""
     held = held_blocks(sample, facts)
     if held is None or not facts.capabilities.on_completion:
         return held

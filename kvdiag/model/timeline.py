@@ -31,11 +31,13 @@ class Load(Checked):
 
     `requests` are open, waiting ones included; `resident_tokens` has, for each that has produced its first token,
     the tokens whose keys and values the engine must hold: prompt + output - 1, since the token just sampled has not
-    been through the model yet.
+    been through the model yet. `refreshed`: it is of the moment in which a small request had just made the engine's
+    gauges move, whose count of requests may be of an older step.
     """
 
     requests: int
     resident_tokens: tuple[int, ...] = ()
+    refreshed: bool | None = None
 
     def _problem(self) -> str | None:
         if len(self.resident_tokens) > self.requests:
@@ -122,10 +124,11 @@ class Sample(Checked):
         if self.engines is None or any(engine.requests_waiting for engine in self.engines):
             return False
         running = [engine.requests_running for engine in self.engines]
-        # On a busy machine the end of a stream is read late: the engine's own count is as old as its usage.
-        if None not in running and sum(count or 0 for count in running) < requests:
-            return False
         after, before = self.load, self.load_before
+        # On a busy machine the end of a stream is read late: the engine's own count is as old as its usage.
+        counted = None not in running and not (after is not None and after.refreshed)
+        if counted and sum(count or 0 for count in running) < requests:
+            return False
         return (
             after is not None
             and len(after.resident_tokens) == requests

@@ -199,10 +199,11 @@ def memory_used(memory: Memory) -> str:
     return f"{used} of {total} used ({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
 
 
-def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
-    """A KV pool, `size` its bytes and their provenance if known: `8,191 blocks of 16 tokens, 16.0 GiB reported`."""
+def pool_title(pool: KvPool, unit: str, size: tuple[int, str] | None) -> str:
+    """A KV pool in its `unit`; `size` is bytes and provenance: `8,191 blocks of 16 tokens, 16.0 GiB reported`."""
     bytes_and_origin = "" if size is None else f", {format_bytes(size[0])} {size[1]}"
-    return f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens{bytes_and_origin}"
+    of_tokens = "" if pool.block_tokens == 1 else f" of {pool.block_tokens} tokens"
+    return f"{plural(pool.usable_blocks, unit)}{of_tokens}{bytes_and_origin}"
 
 
 def spaced(name: str) -> str:

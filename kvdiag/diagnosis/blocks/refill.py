@@ -1,22 +1,22 @@
 """What kvdiag's own loads prove of a pool whose ended requests keep their cells as a cache (llama.cpp's slots).
 
 Such an engine does not show a cell that is lost: it looks like those of an idle slot. So the pool is filled again: a
-load that completes proves that its tokens were free, and a load that fits the pool and is refused for lack of room
-proves that cells are lost.
+load that completes proves that its tokens were free. A load that fits the pool and is refused for lack of room proves
+that cells are lost, and so does one of which requests wait, where as many have run at the same time before.
 """
 
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.request_failures import pool_full
-from kvdiag.diagnosis.timeline_queries import pool_tokens, whole_load
+from kvdiag.diagnosis.timeline_queries import most_requests, pool_tokens, whole_load
 from kvdiag.model import Facts, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refill:
-    """One engine's pool, the most tokens that a completed load held at once, and the fewest that were refused.
+    """One engine's pool, the most tokens that a completed load held at once, and the fewest that found no room.
 
-    `refused_tokens` is `None` where no load was refused that fits the pool.
+    `refused_tokens` is `None` where every load that fits the pool found room.
     """
 
     pool_tokens: int
@@ -39,5 +39,15 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
     if not loads:
         return None
     proven = [tokens for span, outcome, tokens in loads if not outcome.failed and whole_load(timeline, span)]
-    refused = [tokens for _, outcome, tokens in loads if pool_full(outcome)]
+    at_once = {span.begin_seconds: most_requests(timeline, span, "requests_running") for span, _, _ in loads}
+    most = max(at_once.values())
+    refused = [
+        tokens
+        for span, outcome, tokens in loads
+        if pool_full(outcome)
+        or (
+            at_once[span.begin_seconds] < (span.workload.requests if span.workload else 0) <= most
+            and most_requests(timeline, span, "requests_waiting")
+        )
+    ]
     return Refill(pool_tokens=pool, proven_tokens=max(proven, default=0), refused_tokens=min(refused, default=None))

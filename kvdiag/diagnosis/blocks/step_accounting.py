@@ -22,9 +22,9 @@ from kvdiag.diagnosis.timeline_queries import (
     block_bytes,
     floor_within,
     gap_reason,
-    held_blocks,
     most_open,
     most_requests,
+    own_blocks,
     tokens_taken,
     under_load,
     whole_load,
@@ -53,20 +53,20 @@ class LoadPeak:
         return beyond or min(self.held_blocks - self.expected.least_blocks, 0)
 
 
-def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> LoadPeak | None:
+def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> LoadPeak | None:
     """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
     samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
     peaks = [
         peak
         for sample in samples
-        if (peak := _at(sample, facts, floor_blocks, len(samples), tokens_taken(timeline, span, sample))) is not None
+        if (held := own_blocks(sample, facts, limits)) is not None
+        and (peak := _at(sample, facts, held - floor_blocks, len(samples), tokens_taken(timeline, span, sample)))
     ]
     return max(peaks, key=lambda peak: peak.held_blocks, default=None)
 
 
-def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: int | None) -> LoadPeak | None:
-    held = held_blocks(sample, facts)
-    if sample.load is None or held is None:
+def _at(sample: Sample, facts: Facts, held: int, samples: int, counted: int | None) -> LoadPeak | None:
+    if sample.load is None:
         return None
     exact = facts.capabilities.reserved or facts.capabilities.on_completion
     tokens = sample.load.resident_tokens if exact else _caught_up(sample.load.resident_tokens, counted)
@@ -85,8 +85,8 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int, counted: 
         requests=sample.load.requests,
         tokens=sum(tokens),
         expected=expected,
-        held_blocks=held - floor_blocks,
-        filled_ratio=filled_ratio(tokens, held - floor_blocks, facts),
+        held_blocks=held,
+        filled_ratio=filled_ratio(tokens, held, facts),
     )
 
 
@@ -131,7 +131,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         return f"other traffic: {plural(other, 'prompt token')} of other clients; pause traffic for the run"
     ours = span.workload.requests if span.workload is not None else 0
     most = most_open(timeline, span, limits.idle_samples)
-    if most > ours:
+    if most > ours + facts.capabilities.on_completion:
         return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
     samples, waiting = len(whole_load(timeline, span)), most_requests(timeline, span, "requests_waiting")
     if samples >= limits.load_samples:
@@ -140,7 +140,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
         compared = f"blocks can be compared with tokens only while all {ours} run"
-        return f"{ran} at the same time; {compared}; check the size of the KV pool and --max-num-seqs"
+        return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
     return f"{samples} of the {limits.load_samples} samples needed were taken while all requests ran; repeat the run"
 
 
@@ -212,7 +212,7 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
         return unknown(step, problem or NOT_RUN, span)
     floor = floor_before(timeline, facts, span, limits)
-    peak = None if floor is None else measure(timeline, facts, span, floor)
+    peak = None if floor is None else measure(timeline, facts, span, floor, limits)
     if peak is None:
         missing = "the pool's usage before or under the load is not reported; check the engine's /metrics"
         return unknown(step, missing, span)
@@ -255,5 +255,5 @@ def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits)
     floor = floor_before(timeline, facts, span, limits)
     if floor is None or span.release_seconds is None:
         return None
-    held = [held_blocks(sample, facts) for sample in under_load(timeline, span)]
+    held = [own_blocks(sample, facts, limits) for sample in under_load(timeline, span)]
     return max((blocks - floor for blocks in held if blocks is not None), default=None)

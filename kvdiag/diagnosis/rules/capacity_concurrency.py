@@ -51,12 +51,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if totals.preempted_with_room:
         evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
     limit = _fits(timeline, facts)
+    unit = facts.capabilities.unit
     if preempted:
         # A request may be preempted many times.
-        waited = f"up to {most} requests waited for KV blocks{limit}"
+        waited = f"up to {most} requests waited for KV {unit}s{limit}"
         return (Finding(ID, "fault", f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
     if totals.queued:
-        summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
+        summary = f"the pool is full: up to {plural(most, 'request')} waited for KV {unit}s{limit}"
         share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
         if share is not None and share < limits.queue_collapse_ratio:
@@ -71,8 +72,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, f"no two requests ran at the same time; {how}")
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
-        return (Finding(ID, "ok", f"no request waited for KV blocks; {paused}", evidence),)
-    return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
+        return (Finding(ID, "ok", f"no request waited for KV {unit}s; {paused}", evidence),)
+    return (Finding(ID, "ok", f"no request waited for KV {unit}s or was preempted", evidence),)
 
 
 def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits: Limits) -> Finding:

@@ -36,7 +36,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and span.workload.requests
         and blind_spot(timeline, facts, span, limits) is None
         and (floor := floor_before(timeline, facts, span, limits)) is not None
-        and (peak := measure(timeline, facts, span, floor)) is not None
+        and (peak := measure(timeline, facts, span, floor, limits)) is not None
         and peak.held_blocks > 0
     ]
     pool = next(iter(facts.pools), None)

@@ -12,8 +12,8 @@ Decided in this order:
    they grow, the lowest samples at equal numbers of running requests rise. A rise proves no leak, since requests may
    have become longer (unknown), but without one there is none.
 
-Two kinds of engine show no leak while idle: where ended requests keep their cells as a cache, the loads of a run prove
-how much of the pool is free (`blocks/refill.py`); where gauges move only when a request ends, only a run makes them.
+Two kinds of engine show no leak while idle. Where lost units look like cached or free ones, the loads of a run prove
+how much of the pool is free (`blocks/refill.py`); where gauges move only when a request ends, a run makes them move.
 
 The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
@@ -126,7 +126,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 def _by_filling(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     """The verdict where cells of ended requests are a cache: by what the run's own loads could fill."""
     unit = facts.capabilities.unit
-    hidden = f"idle slots keep the {unit}s of ended requests as a cache, which hides those that are lost"
+    hidden = f"this engine's metrics do not show lost {unit}s"
     found = refilled(timeline, facts)
     if found is None:
         return Finding(ID, "unknown", f"{hidden}; fill the pool with `kvdiag run`")
@@ -138,7 +138,7 @@ def _by_filling(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     pool = plural(found.pool_tokens, unit)
     if found.refused_tokens is not None and not facts.forced:
         lost = format_count(max(found.pool_tokens - found.refused_tokens, 0) + 1)
-        refused = f"a load of {plural(found.refused_tokens, 'token')} was refused for lack of room in a pool of {pool}"
+        refused = f"a load of {plural(found.refused_tokens, 'token')} found no room in a pool of {pool}"
         return Finding(ID, "fault", f"{refused}: at least {lost} {unit}s are not released", evidence)
     unproven = plural(found.unproven_tokens, unit)
     if found.unproven_tokens <= limits.unproven_ratio * found.pool_tokens:

@@ -78,6 +78,9 @@ def parse_engines(page: Page) -> EngineReading:
 
 def _engine(figures: Figures, label: str) -> Engine:
     counts = figures.counts(COUNTS)
+    if counts["requests_running"] == 1:
+        # The gauges are of the last step before a request ended, which may be the one that they count.
+        counts["requests_running"] = 0
     used, total = figures.count((USED,)), figures.count((MAX_BLOCKS,))
     usage = None
     if used is not None and total is not None and used > total:

@@ -37,7 +37,7 @@ WORDS = 400
 MAX_ID = 2**24
 ANSWER_SECONDS = 10.0
 
-REFRESH_SECONDS = 0.3
+REFRESH_SECONDS = 0.1
 """Between two of the small requests that make gauges move which only an ending request moves."""
 
 SILENCE_SECONDS = 60.0
@@ -110,14 +110,15 @@ class Requests:
     def load(self) -> Load:
         """What the open requests hold now, as far as the engine's gauges can show it."""
         held = self._held()
-        if self._capabilities.on_completion:
-            held = {request: self._shown[request] for request in held if request in self._shown}
-        return Load(requests=len(self._open), resident_tokens=tuple(held.values()))
+        if not self._capabilities.on_completion:
+            return Load(requests=len(self._open), resident_tokens=tuple(held.values()))
+        shown = tuple(self._shown[request] for request in held if request in self._shown)
+        return Load(requests=len(self._open), resident_tokens=shown, refreshed=True)
 
     def _held(self) -> dict[_Request, int]:
         reserved = self._capabilities.reserved
         return {
-            one: one.prompt_tokens + (one.max_tokens if reserved else one.generated_tokens - 1)
+            one: one.prompt_tokens + (one.max_tokens if reserved else one.generated_tokens) - 1
             for one in self._open
             if one.generated_tokens
         }

@@ -92,10 +92,11 @@ def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Wor
     affordable = prompt if speed is None else int(FILLING_SECONDS * speed.prompt_tokens_per_second / requests)
     cut = max(min(prompt, affordable), min(workload.prompt_tokens, prompt))
     pooled = f"the {pool:,} tokens of the pool"
-    note = f"{plural(requests, 'request')} of {cut:,} + {output:,} tokens, to fill {pooled}: only that shows lost cells"
+    sent, lost = f"{plural(requests, 'request')} of {cut:,} + {output:,} tokens", f"lost {facts.capabilities.unit}s"
+    note = f"{sent}, to fill {pooled}: only that shows {lost}"
     if cut < prompt:
         limit = format_duration(FILLING_SECONDS)
-        note = f"{plural(requests, 'request')} of {cut:,} + {output:,} tokens; {pooled} would take more than {limit}"
+        note = f"{sent}; {pooled} would take more than {limit}"
     return replace(workload, requests=requests, prompt_tokens=cut, max_tokens=output), (note,)
 
 

@@ -108,7 +108,7 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
 
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:
     facts = diagnosis.facts
-    pools = [pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools]
+    pools = [pool_title(pool, facts.capabilities.unit, pool_bytes(facts, pool)) for pool in facts.pools]
     ranks = ((facts.tensor_parallel, "tensor"), (facts.pipeline_parallel, "pipeline"))
     sizes = ["" if device.memory is None else format_bytes(device.memory.total_bytes) for device in devices]
     names = [", ".join(filter(None, (device.name, size))) for device, size in zip(devices, sizes, strict=True)]

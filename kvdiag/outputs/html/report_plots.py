@@ -248,19 +248,20 @@ def _pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
             )
         return
     usable = sum(pool.usable_blocks for pool in facts.pools)
-    markers = _markers(frame, lambda step: step.blocks, lambda value: f"{format_count(value)} blocks", page)
+    unit = facts.capabilities.unit
+    markers = _markers(frame, lambda step: step.blocks, lambda value: f"{format_count(value)} {unit}s", page)
     top = HEADROOM * max([extremes(held)[1], *values_of(markers), 1.0])
     near = top > NEAR_RATIO * usable
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
-    capacity = plural(usable, "block") + ("" if size is None else f", {format_bytes(usable * size[0])} a rank")
+    capacity = plural(usable, unit) + ("" if size is None else f", {format_bytes(usable * size[0])} a rank")
     yield frame.figure(
         "pool",
         f"KV pool in use, of {capacity}",
         axes.counts(0.0, HEADROOM * usable if near else top),
         held,
         format_count,
-        description="Blocks of the KV pool in use over time, all engines together.",
-        levels=(Level(value=usable, label=f"{plural(usable, 'block')}, the whole pool"),) if near else (),
+        description=f"{unit.capitalize()}s of the KV pool in use over time, all engines together.",
+        levels=(Level(value=usable, label=f"{plural(usable, unit)}, the whole pool"),) if near else (),
         markers=markers,
     )
     lines, more = _by_engine(frame, page, HELD)

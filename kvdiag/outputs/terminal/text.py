@@ -97,7 +97,7 @@ def headed(status: Status, text: str, shown: str = "") -> Text:
 def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
     """The server, its model and its pool; of a crash without samples only what its artifacts show."""
     engine = engine_of(facts)
-    pools = "; ".join(pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools)
+    pools = "; ".join(pool_title(pool, facts.capabilities.unit, pool_bytes(facts, pool)) for pool in facts.pools)
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),

@@ -230,7 +230,7 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
         size = None if pool is None else pool_bytes(facts, pool)
         shown = Text.assemble((format_ratio(usage), "bold"), "" if size is None else f" of {format_bytes(size[0])}")
         if pool is not None and room.columns >= NARROW_COLUMNS:
-            shown.append(f" ({plural(pool.usable_blocks, 'block')})")
+            shown.append(f" ({plural(pool.usable_blocks, facts.capabilities.unit)})")
         shown.append(" used")
         cells = max(min(room.columns // 3, room.columns - name.cell_len - shown.cell_len - 4), 0)
         used = 0 if not usage else max(round(usage * cells), 1)

@@ -70,7 +70,7 @@ def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, 
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
-    actual = measure(timeline, KNOWN, SPAN, 3)
+    actual = measure(timeline, KNOWN, SPAN, 3, DEFAULT_LIMITS)
     need = ExpectedBlocks(least_blocks=64, most_blocks=64)
     assert actual == LoadPeak(
         samples=3, requests=2, tokens=1024, expected=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
@@ -80,17 +80,17 @@ def test_fullest_whole_sample_is_measured() -> None:
 def test_nothing_is_measured_of_an_engine_that_tells_no_usage() -> None:
     """Without usage there is no figure; one sample that reports usage is enough."""
     blind = under_load(21.0, 64, usage=False)
-    assert measure(seen(blind), KNOWN, SPAN, 0) is None
-    told = measure(seen(blind, under_load(22.0, 64)), KNOWN, SPAN, 0)
+    assert measure(seen(blind), KNOWN, SPAN, 0, DEFAULT_LIMITS) is None
+    told = measure(seen(blind, under_load(22.0, 64)), KNOWN, SPAN, 0, DEFAULT_LIMITS)
     assert told is not None
     assert (2, 64) == (told.samples, told.held_blocks)
-    assert measure(seen(under_load(21.0, 64)), Facts(), SPAN, 0) is None
+    assert measure(seen(under_load(21.0, 64)), Facts(), SPAN, 0, DEFAULT_LIMITS) is None
 
 
 def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
     """A page was rendered somewhere between the two looks at our streams: from 30 + 32 blocks to 32 + 33."""
     # 480 and 512 tokens before, 512 and 513 after
-    actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0)
+    actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0, DEFAULT_LIMITS)
     assert actual is not None
     assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.expected
 
@@ -110,7 +110,7 @@ def test_tokens_that_our_streams_lag_behind_are_needed_as_well(counted: int | No
     """What the engines counted beyond what our streams have brought is shared out, rounded up."""
     # Counters that stood at 0 when the span began
     first = idle(10.0, counted=None if counted is None else 0)
-    actual = measure(seen(first, under_load(21.0, 64, counted=counted)), KNOWN, SPAN, 0)
+    actual = measure(seen(first, under_load(21.0, 64, counted=counted)), KNOWN, SPAN, 0, DEFAULT_LIMITS)
     assert actual is not None
     assert tokens == actual.tokens
 
@@ -120,7 +120,7 @@ def test_one_request_has_all_that_its_stream_lags_behind() -> None:
     # 512 tokens read of a request that had brought 522 to the page
     alone = under_load(21.0, 33, (512,), running=1, counted=523)
     span = replace(SPAN, workload=replace(WORKLOAD, requests=1))
-    actual = measure(seen(idle(10.0, counted=0), alone), KNOWN, span, 0)
+    actual = measure(seen(idle(10.0, counted=0), alone), KNOWN, span, 0, DEFAULT_LIMITS)
     assert actual is not None
     assert 522 == actual.tokens
 
@@ -131,12 +131,12 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
     early, late = under_load(21.0, 99, (514, 600)), under_load(22.0, 66, (515, 600))
     behind = under_load(23.0, 99, (515, 600), before=(514, 599))
 
-    actual = measure(seen(early, late, behind), sliding, SPAN, 0)
+    actual = measure(seen(early, late, behind), sliding, SPAN, 0, DEFAULT_LIMITS)
 
     # One that keeps every token is measured at any time
     assert actual is not None
     assert (1, 66) == (actual.samples, actual.held_blocks)
-    everything = measure(seen(early, late, behind), KNOWN, SPAN, 0)
+    everything = measure(seen(early, late, behind), KNOWN, SPAN, 0, DEFAULT_LIMITS)
     assert everything is not None
     assert (3, 99) == (everything.samples, everything.held_blocks)
 

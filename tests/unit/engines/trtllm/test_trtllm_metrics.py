@@ -95,3 +95,11 @@ def test_a_page_of_another_engine_names_both_settings() -> None:
     engines, gaps = parse_engines(parse_page("up 1\n"))
     assert engines is None
     assert (Gap(SOURCE, "absent", containing("return_perf_metrics", "enable_iter_perf_stats")),) == gaps
+
+
+@pytest.mark.parametrize(("gauge", "running"), [(0, 0), (1, 0), (2, 2)])
+def test_one_running_request_may_be_the_one_that_ended(gauge: int, running: int) -> None:
+    """The gauges are of the step before a request ended: one that they count may have ended."""
+    engines, _ = parse_engines(parse_page(f"{MOST} 100\ntrtllm_num_requests_running {gauge}\n"))
+    assert engines is not None
+    assert running == engines[0].requests_running

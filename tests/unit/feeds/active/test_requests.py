@@ -214,7 +214,7 @@ def test_a_reserving_engine_holds_all_that_a_request_may_need(drill: str) -> Non
             await asyncio.sleep(0.001)
         return found
 
-    assert {128} == with_client(drill, held)
+    assert {127} == with_client(drill, held)
 
 
 def test_small_requests_move_gauges_that_only_an_ending_request_moves(drill: str) -> None:

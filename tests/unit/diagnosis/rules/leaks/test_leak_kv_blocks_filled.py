@@ -56,6 +56,28 @@ def test_cells_that_are_a_cache_are_tested_by_filling_them(
     )
 
 
+def test_requests_that_wait_though_they_fit_prove_what_is_lost() -> None:
+    """As many ran at the same time before: what keeps them waiting is room, which is not released."""
+    cells = pool(
+        block_tokens=1, usable_blocks=POOL_TOKENS, pool_bytes=2**31, capacity_tokens=None, max_concurrency=None
+    )
+    loads = {
+        "concurrent": Workload(requests=4, prompt_tokens=256, max_tokens=128),
+        "long_context": Workload(requests=4, prompt_tokens=3968, max_tokens=128),
+    }
+    of = World(pools=(cells,), workloads=loads)
+    waiting = run(replace(of, resident_at_once=3))
+    ran, waited = (
+        evidence(only(judge, timeline, replace(facts(of), capabilities=CELLS))) for timeline in (run(of), waiting)
+    )
+    assert (4 * 4095, None) == (ran["tokens_filled"], ran["tokens_refused"])
+    assert waited["tokens_refused"] is None  # four never ran at the same time: it may be a limit of requests
+    first = [sample for sample in run(of).samples if sample.at_seconds < waiting.spans("long_context")[0].begin_seconds]
+    rest = [sample for sample in waiting.samples if sample.at_seconds >= waiting.spans("long_context")[0].begin_seconds]
+    mixed = replace(waiting, samples=(*first, *rest))
+    assert "fault" == only(judge, mixed, replace(facts(of), capabilities=CELLS)).status
+
+
 def test_nothing_is_known_of_an_idle_pool_that_hides_or_delays() -> None:
     """Idle slots hide what is lost, and an old step's figures are no idle pool's: without a run both are unknown."""
     idle = seen(*(holding(blocks) for blocks in (0, 5, 9)))
