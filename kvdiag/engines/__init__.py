@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,8 +61,13 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
     A server that does not answer is taken for the default: its client says why it cannot be read. The models are asked
     first, because a read of GET /metrics empties TensorRT-LLM's list of iterations and resets gauges of llama.cpp.
     """
-    with contextlib.suppress(Unreadable):
+    try:
         owner = _owner(await http.json("/v1/models"))
+    except Unreadable as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            # Whose models they are is not known, and what a read of its metrics would empty.
+            return DEFAULT.open(http)
+    else:
         for engine in engines:
             if owner and engine.owned_by == owner:
                 return engine.open(http)

@@ -38,6 +38,7 @@ class _Iterations(StepCounts):
         self._block_tokens = block_tokens
         self._count = 0
         self._completed = 0
+        self._before_seconds = 0.0
 
     def scheduled(self, batch: Batch, now_seconds: float) -> None:
         super().scheduled(batch, now_seconds)
@@ -47,6 +48,7 @@ class _Iterations(StepCounts):
         self.queue.put_nowait(
             {
                 "iter": self._count,
+                "iterLatencyMS": 1000 * (now_seconds - self._before_seconds),
                 "numActiveRequests": len(self.running),
                 "numQueuedRequests": self.waiting,
                 "numCompletedRequests": self._completed,
@@ -60,6 +62,7 @@ class _Iterations(StepCounts):
             }
         )
         self._completed = 0
+        self._before_seconds = now_seconds
 
     def finished(self, request: Request, now_seconds: float) -> None:
         super().finished(request, now_seconds)
@@ -108,6 +111,7 @@ class TrtllmApi(OpenAIApi):
     def _set(self, iteration: dict[str, Any]) -> None:
         pool = iteration["kvCacheStats"]
         self._gauges = {
+            "iteration_latency_seconds": iteration["iterLatencyMS"] / 1000,
             "num_requests_running": iteration["numActiveRequests"],
             "num_requests_waiting": iteration["numQueuedRequests"],
             "kv_cache_max_blocks": pool["maxNumBlocks"],

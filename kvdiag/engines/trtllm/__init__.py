@@ -1,5 +1,6 @@
 """TensorRT-LLM: trtllm-serve from 1.1, and Triton's tensorrtllm_backend."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -11,7 +12,10 @@ from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import OpenAIClient, completion_body
 from kvdiag.engines.trtllm import metrics, startup_log
 from kvdiag.model import Capabilities
-from kvdiag.sources.prometheus_text import Page
+from kvdiag.sources.prometheus_text import Page, Series
+
+STILL_SECONDS = 1.0
+"""Without an iteration: twice as long as the server's collector waits for the next one."""
 
 
 def capabilities(page: Page) -> Capabilities:
@@ -21,7 +25,36 @@ def capabilities(page: Page) -> Capabilities:
     return Capabilities(usage=usage, blocks=blocks, on_completion=True, sleep=False)
 
 
-class TritonClient(OpenAIClient):
+class TrtllmClient(OpenAIClient):
+    """Reads one TensorRT-LLM server, and adds to its metrics whether they moved.
+
+    The count of running requests is of the beginning of the last iteration (py_executor.py::_get_init_iter_stats), so
+    that it stays above 0 when they have ended. Where a request ended, the collector reads on until no iteration came
+    for half a second: figures that do not move for longer are an idle server's, or those of a lone request.
+    """
+
+    _values: tuple[float, ...] | None = None
+    _moved_seconds: float | None = None
+    _since_seconds = 0.0
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """As `OpenAIClient.page`, with a series of whether the figures stand still, once that is known."""
+        page = await super().page(names)
+        values = tuple(line.value for lines in page.values() for line in lines)
+        now_seconds = asyncio.get_running_loop().time()
+        if self._values is None:
+            self._since_seconds = now_seconds
+        elif values != self._values:
+            self._moved_seconds = now_seconds
+        self._values = values
+        still = now_seconds - (self._moved_seconds or self._since_seconds) >= STILL_SECONDS
+        ours = any(name.startswith((metrics.PREFIX, metrics.TRITON_PREFIX)) for name in page)
+        if not ours or (not still and self._moved_seconds is None):
+            return page
+        return {**page, metrics.STILL: (Series({}, float(still)),)}
+
+
+class TritonClient(TrtllmClient):
     """Reads Triton's metrics port, which has neither models nor completions."""
 
     async def identify(self) -> Identity:
@@ -35,7 +68,7 @@ ENGINE = EngineAdapter(
     title="TensorRT-LLM",
     owned_by="tensorrt_llm",
     capabilities=capabilities,
-    client=OpenAIClient,
+    client=TrtllmClient,
     metrics_path="/prometheus/metrics",
     metrics_flag="with return_perf_metrics and enable_iter_perf_stats in --extra_llm_api_options",
     metrics=MappingProxyType(metrics.meanings()),

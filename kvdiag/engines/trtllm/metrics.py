@@ -30,9 +30,12 @@ TRITON_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 
 USED = "trtllm_kv_cache_used_blocks"
 UTILIZATION = "trtllm_kv_cache_utilization"
+STILL = "trtllm_iterations_still"
+"""Whether no figure moved for a while: added by the client, which alone sees one read after the other."""
+
 POOL = MAX_BLOCKS, BLOCK_TOKENS = "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block"
 
-READ_NAMES = (*POOL, USED, UTILIZATION, *(name for names in COUNTS.values() for name in names))
+READ_NAMES = (*POOL, USED, UTILIZATION, STILL, *(name for names in COUNTS.values() for name in names))
 
 NEEDED_NAMES: Mapping[str, Sequence[str]] = {
     "KV usage": (USED, UTILIZATION),
@@ -58,6 +61,8 @@ def as_served(page: Page) -> Page:
     if not any(name.startswith(TRITON_PREFIX) for name in page):
         return page
     found: dict[str, tuple[Series, ...]] = {}
+    if STILL in page:
+        found[STILL] = page[STILL]
     for metric, label, value, name in TRITON:
         lines = tuple(Series({}, line.value) for line in page.get(metric, ()) if line.labels.get(label) == value)
         if lines:
@@ -78,9 +83,10 @@ def parse_engines(page: Page) -> EngineReading:
 
 def _engine(figures: Figures, label: str) -> Engine:
     counts = figures.counts(COUNTS)
-    if counts["requests_running"] == 1:
-        # The gauges are of the last step before a request ended, which may be the one that they count.
-        counts["requests_running"] = 0
+    still = figures.count((STILL,))
+    for field in ("requests_running", "requests_waiting", "requests_waiting_for_capacity"):
+        # Without the series, a count above 0 may be of requests that have ended.
+        counts[field] = counts[field] if still == 0 or not counts[field] else None if still is None else 0
     used, total = figures.count((USED,)), figures.count((MAX_BLOCKS,))
     usage = None
     if used is not None and total is not None and used > total:

@@ -4,13 +4,25 @@ import pytest
 
 from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.trtllm import ENGINE, TRITON
-from kvdiag.engines.trtllm.metrics import parse_engines, parse_pools
+from kvdiag.engines.trtllm.metrics import STILL, parse_engines, parse_pools
 from kvdiag.model import Engine, Gap, KvPool
+from kvdiag.sources.prometheus_text import Series
 from tests.builders.answers import containing
 from tests.builders.metrics_pages import parse_page
 from tests.builders.scrapes import scrape
 
 USED, MOST, SIZE = (f"trtllm_kv_cache_{name}" for name in ("used_blocks", "max_blocks", "tokens_per_block"))
+
+MOVING = {STILL: (Series({}, 0.0),)}
+"""As the client adds it while iterations come."""
+
+
+def test_counts_of_the_last_iteration_may_be_over() -> None:
+    """Without knowing whether the figures move, a count above 0 is unknown; standing still, it is 0."""
+    page = scrape("trtllm-1.3-written")
+    unknown, still = (parse_engines(one)[0] or () for one in (page, {**page, STILL: (Series({}, 1.0),)}))
+    counts = [(one.requests_running, one.requests_waiting, one.idle) for one in (*unknown, *still)]
+    assert [(None, None, None), (0, 0, True)] == counts
 
 
 def test_the_server_s_gauges_are_read() -> None:
@@ -27,7 +39,7 @@ def test_the_server_s_gauges_are_read() -> None:
         prefix_queries_total=24_576,
         prefix_hits_total=6144,
     )
-    assert ((engine,), ()) == parse_engines(scrape("trtllm-1.3-written"))
+    assert ((engine,), ()) == parse_engines({**scrape("trtllm-1.3-written"), **MOVING})
 
 
 def test_the_pool_is_read_from_gauges() -> None:
@@ -50,7 +62,7 @@ def test_triton_s_figures_are_the_same_engine_s() -> None:
     assert (
         (Engine(engine="0", kv_usage_ratio=1 / 6239, requests_running=0, requests_waiting=1),),
         (),
-    ) == parse_engines(page)
+    ) == parse_engines({**page, **MOVING})
     pool = KvPool(engine="0", block_tokens=64, total_blocks=6239, usable_blocks=6239, usage_blocks=6239)
     assert ((pool,), ()) == parse_pools(page, None, ())
 
@@ -95,11 +107,3 @@ def test_a_page_of_another_engine_names_both_settings() -> None:
     engines, gaps = parse_engines(parse_page("up 1\n"))
     assert engines is None
     assert (Gap(SOURCE, "absent", containing("return_perf_metrics", "enable_iter_perf_stats")),) == gaps
-
-
-@pytest.mark.parametrize(("gauge", "running"), [(0, 0), (1, 0), (2, 2)])
-def test_one_running_request_may_be_the_one_that_ended(gauge: int, running: int) -> None:
-    """The gauges are of the step before a request ended: one that they count may have ended."""
-    engines, _ = parse_engines(parse_page(f"{MOST} 100\ntrtllm_num_requests_running {gauge}\n"))
-    assert engines is not None
-    assert running == engines[0].requests_running
