@@ -27,10 +27,10 @@ def identity() -> dict[str, Any]:
 
 
 def title() -> str:
-    """The title that vLLM gives this process; for another server's process its program's name."""
+    """The title that vLLM or SGLang gives this process; for another server's process its program's name."""
     # Nothing else of a command line or title may be shown: either may contain keys.
     first = _read("/proc/self/cmdline").split(b"\0")[0]
-    name = first if first.startswith(b"VLLM::") else _read("/proc/self/comm")
+    name = first if first.startswith((b"VLLM::", b"sglang::")) else _read("/proc/self/comm")
     word = next(iter(name.decode("utf-8", "replace").split()), "")
     return word.partition("=")[0][:MAX_TITLE_CHARACTERS]
 
@@ -43,16 +43,17 @@ def host_bytes() -> dict[str, int]:
 
 
 def ranks() -> dict[str, int]:
-    """This process's ranks so far: torch's own, and those in vLLM's groups."""
+    """This process's ranks so far: torch's own, and those in vLLM's or SGLang's groups."""
     found: dict[str, int] = {}
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         found.update({"global": int(distributed.get_rank()), "world": int(distributed.get_world_size())})
-    state = sys.modules.get("vllm.distributed.parallel_state")
-    for name, group in (("tensor", "_TP"), ("pipeline", "_PP"), ("data", "_DP"), ("expert", "_EP")):
-        rank = getattr(getattr(state, group, None), "rank_in_group", None)
-        if isinstance(rank, int):
-            found[name] = rank
+    for module in ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state"):
+        state = sys.modules.get(module)
+        for name, group in (("tensor", "_TP"), ("pipeline", "_PP"), ("data", "_DP"), ("expert", "_EP")):
+            rank = getattr(getattr(state, group, None), "rank_in_group", None)
+            if isinstance(rank, int):
+                found[name] = rank
     local = os.environ.get("LOCAL_RANK", "")
     if local.isascii() and local.isdigit():
         found["local"] = int(local)

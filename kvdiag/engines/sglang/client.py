@@ -22,11 +22,13 @@ from kvdiag.engines.metrics_reader import MAX_SERIES
 from kvdiag.engines.openai_client import OpenAIClient
 from kvdiag.engines.sglang.metrics import (
     CONTEXT,
+    IDLE_LATE_SECONDS,
     LOADS_RUNNING,
     LOADS_USED,
     LOADS_WAITING,
     PAGE_SIZE,
     PREFIX,
+    SESSIONS,
     TOKENS,
     engine_label,
     evictable_tokens,
@@ -67,16 +69,18 @@ class Rank:
         """Whether it shows requests; a prompt that is processed in chunks shows by its tokens alone."""
         return bool(self.running or self.waiting or self.uncached_tokens)
 
-    def idle_since(self, earlier: "Rank | None") -> bool:
-        """Whether nothing runs: no tokens in use, or none that came or went since an earlier snapshot without work."""
+    def same_as(self, earlier: "Rank | None") -> bool:
+        """Whether a scheduler neither has work nor has done any since an earlier snapshot, and its tokens stayed."""
+        if earlier is None or self.has_work or earlier.has_work:
+            return False
+        return (self.used_tokens, self.work) == (earlier.used_tokens, earlier.work)
+
+    def idle_since(self, earlier: "Rank | None", least_seconds: float = 0.0) -> bool:
+        """Whether nothing runs: no tokens are in use, or the same since an earlier snapshot, for longer than that."""
         if self.has_work or not self.used_tokens:
             return not self.has_work
-        return (
-            earlier is not None
-            and not earlier.has_work
-            and self.at_seconds > earlier.at_seconds
-            and (self.used_tokens, self.work) == (earlier.used_tokens, earlier.work)
-        )
+        since_seconds = earlier.at_seconds if earlier is not None and self.same_as(earlier) else self.at_seconds
+        return self.at_seconds > since_seconds + least_seconds
 
 
 def parse_loads(answer: object) -> tuple[Rank, ...] | None:
@@ -120,10 +124,12 @@ def _count(value: object) -> int | None:
 def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank]) -> Page:
     """The page with the snapshots' figures, and the pool's size from them where the page lacks it."""
     found: dict[str, list[Series]] = {LOADS_RUNNING: [], LOADS_WAITING: [], LOADS_USED: []}
+    # The metrics count open sessions as late as everything else: until then no series shows whose tokens these are.
+    least_seconds = IDLE_LATE_SECONDS if SESSIONS in page else 0.0
     for rank in ranks:
         labels = {"dp_rank": str(rank.rank)}
         running = rank.running or (1 if rank.uncached_tokens and not rank.waiting else 0)
-        if running or rank.waiting or rank.idle_since(earlier.get(rank.rank)):
+        if running or rank.waiting or rank.idle_since(earlier.get(rank.rank), least_seconds):
             found[LOADS_RUNNING].append(Series(labels, float(running)))
         found[LOADS_WAITING].append(Series(labels, float(rank.waiting)))
         found[LOADS_USED].append(Series(labels, float(rank.used_tokens)))
@@ -226,7 +232,8 @@ class SglangClient(OpenAIClient):
         """
         removes = "POST /flush_cache removes them, and those of others"
         try:
-            if self._evictable_before == 0:
+            # A flush also takes back what has leaked, and with it the evidence.
+            if self._evictable_before == 0 and not any(rank.used_tokens for rank in await self._loads() or ()):
                 await self._http.get("/flush_cache", body={})
                 return None
             now = evictable_tokens(await super().page())
@@ -244,7 +251,9 @@ class SglangClient(OpenAIClient):
 
     def _joined(self, page: Page, ranks: tuple[Rank, ...]) -> Page:
         joined = with_loads(page, ranks, self._last)
-        self._last = {rank.rank: rank for rank in ranks}
+        # Of snapshots that are the same the first is kept: how long nothing has been done counts from there.
+        before = self._last
+        self._last = {rank.rank: before[rank.rank] if rank.same_as(before.get(rank.rank)) else rank for rank in ranks}
         return joined
 
     async def _loads(self) -> tuple[Rank, ...] | None:

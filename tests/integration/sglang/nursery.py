@@ -23,17 +23,23 @@ def main() -> None:
     print("ready", flush=True)  # noqa: T201
     for line in sys.stdin:
         server = json.loads(line)
+        begun, begin = os.pipe()
         pid = os.fork()
         if pid == 0:
-            serve(server["args"], server["log"], server["env"])
+            os.setsid()
+            file = os.open(server["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.close(begin)
+            serve(server["args"], file, server["env"])
+        # Its end of the pipe is closed once it has a session and a log.
+        os.close(begin)
+        os.read(begun, 1)
+        os.close(begun)
         print(pid, flush=True)  # noqa: T201
 
 
-def serve(args: list[str], log: str, env: dict[str, str]) -> None:
+def serve(args: list[str], file: int, env: dict[str, str]) -> None:
     """Become the server; returns never."""
-    os.setsid()
     os.environ.update(env)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(file, 1)

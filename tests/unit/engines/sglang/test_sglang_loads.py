@@ -6,6 +6,7 @@ from kvdiag.engines.sglang.client import Rank, parse_loads, parse_server_info, w
 from kvdiag.engines.sglang.metrics import parse_engines, parse_pools
 from kvdiag.model import Engine
 from kvdiag.sources.prometheus_text import Page
+from tests.builders.metrics_pages import parse_page
 from tests.unit.engines.sglang.sglang_pages import load, loads_of, page_of
 
 
@@ -53,6 +54,13 @@ def test_tokens_that_stay_while_nothing_is_done_are_idle() -> None:
     """The second snapshot of a scheduler that did nothing since the first shows that no request holds these tokens."""
     engine = read(load(used_tokens=42, at_seconds=2.0), load(used_tokens=42))
     assert (engine.idle, engine.kv_usage_ratio) == (True, 42 / 8192)
+
+
+def test_tokens_of_open_sessions_are_idle_late() -> None:
+    """Where clients can have sessions, the page says half a minute late how many of them are open."""
+    page = parse_page("sglang:num_streaming_sessions 0\n")
+    assert read(load(used_tokens=42, at_seconds=31.5), load(used_tokens=42), page).idle is None
+    assert read(load(used_tokens=42, at_seconds=32.5), load(used_tokens=42), page).idle is True
 
 
 def test_empty_pool_is_idle_at_once() -> None:
