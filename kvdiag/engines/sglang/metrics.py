@@ -88,9 +88,11 @@ def meanings() -> dict[str, Meaning]:
 
 def capabilities(names: Container[str]) -> Capabilities:
     """What a server with these metrics shows: /v1/loads is renewed at once when it becomes idle, the page is not."""
+    # In Prometheus, older versions have only a share of two digits: pages cannot be counted by it.
+    is_exact = any(name in names for name in (LOADS_USED, USAGE[0])) or USAGE[1] not in names
     return Capabilities(
         unit="page",
-        blocks=TOKENS in names,
+        blocks=TOKENS in names and is_exact,
         late_seconds=0.0 if LOADS_USED in names else IDLE_LATE_SECONDS,
         late_tokens=LOADS_LATE_TOKENS if LOADS_USED in names else LATE_TOKENS,
         linear=True,

@@ -114,6 +114,13 @@ def test_page_alone_is_late_and_loads_are_not() -> None:
     assert capabilities({"sglang:loads_used_tokens"}).late_seconds == 0
 
 
+def test_share_of_two_digits_counts_no_pages() -> None:
+    """A page with `token_usage` alone is judged by share; before the first request there is neither."""
+    assert not capabilities(page_of("0.5.8-rendered")).blocks
+    assert capabilities(page_of("0.5.23-cpu-page1-10x1600-load")).blocks
+    assert capabilities(page_of("0.5.23-cpu-dp2-8x700-idle")).blocks
+
+
 def test_host_cache_has_the_bytes_of_its_tokens() -> None:
     """The hierarchical cache's tokens cost as much in host memory as on the device."""
     page = parse_page(
