@@ -101,18 +101,6 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     return _WORDINGS.settings(lines)
 
 
-def cache_share(version: str | None) -> str:
-    """What cache_max_entry_count is a share of, or a number of, in this version; a number above 1 was one of blocks
-    from 0.1 until TurboMind refused it in 0.16.
-    """
-    known = parse_version(version)
-    if known is None:
-        return "the memory that is free after loading the model (of the total before 0.2.1)"
-    if known < (0, 1, 0):
-        return "a number of sequences of session_len"
-    return "the device's total memory" if known < (0, 2, 1) else "the memory that is free after loading the model"
-
-
 ENGINE = EngineAdapter(
     name="lmdeploy",
     title="LMDeploy",

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from kvdiag.engines.engine import SOURCE
-from kvdiag.engines.lmdeploy import ENGINE, cache_share, completion_body, generated, parallel_ranks, parse_log
+from kvdiag.engines.lmdeploy import ENGINE, completion_body, generated, parallel_ranks, parse_log
 from kvdiag.engines.lmdeploy.metrics import parse_engines, parse_pools
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Engine, Gap
@@ -120,22 +120,6 @@ def test_a_request_has_token_ids_and_a_length() -> None:
 def test_events_have_the_tokens_so_far(event: dict[str, Any], before: int, tokens: int) -> None:
     """Each event has the number of all tokens; another value is not believed."""
     assert tokens == generated(event, before)
-
-
-@pytest.mark.parametrize(
-    ("version", "meaning"),
-    [
-        ("0.0.10", "sequences"),
-        ("0.1.0", "total"),
-        ("0.2.0", "total"),
-        ("0.2.1", "free"),
-        ("0.18.0", "free"),
-        (None, "free"),
-    ],
-)
-def test_what_the_share_is_of_depends_on_the_version(version: str | None, meaning: str) -> None:
-    """A number of sequences, then a share of the device, then of what is free."""
-    assert meaning in cache_share(version)
 
 
 def test_turbomind_s_log_has_the_region() -> None:

@@ -1,14 +1,8 @@
-"""TensorRT-LLM's startup logs, published ones within their rounding, and the ledger of a start that failed."""
+"""TensorRT-LLM's startup logs, published ones within their rounding."""
 
 import pytest
 
-from kvdiag.engines.trtllm.startup_log import (
-    Component,
-    failed_creation,
-    parallel_ranks,
-    parse_log,
-    parse_settings,
-)
+from kvdiag.engines.trtllm.startup_log import parallel_ranks, parse_log, parse_settings
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import GIB
 
@@ -46,22 +40,6 @@ RUNTIME_0_13 = f"""{INFO} Memory usage when calculating max tokens in paged kv c
 available: 21.89 GiB
 {INFO} Number of blocks in KV cache primary pool: 631
 {INFO} [MemUsageChange] Allocated 19.72 GiB for max tokens in paged KV cache (40384).
-"""
-
-# NVIDIA/TensorRT-LLM#5872, 1.0.0rc on 8 x H200: figures as published
-FAILED = """RuntimeError: Executor creation failed due to insufficient GPU memory.
-
-The following component could not be created: KV cache
-Total GPU memory (GiB): 140.06
-Free GPU memory before component creation attempt (GiB): 108.86
-
-Previously created components and free GPU memory before/after creation (GiB):
-Model: 138.92 / 110.70
-Sampler: 110.70 / 110.70
-Initial KV cache (temporary for KV cache size estimation): 110.70 / 110.33
-Additional executor resources (temporary for KV cache size estimation): 110.33 / 108.86
-
-Please refer to the documentation
 """
 
 
@@ -132,27 +110,6 @@ def test_settings_are_read_from_lines() -> None:
     """Lines with settings alone give them."""
     found = parse_settings(PYTORCH.splitlines())
     assert (32, 0.9) == (found.block_size_tokens, found.memory_fraction_ratio)
-
-
-def test_a_failed_start_is_an_audit() -> None:
-    """Each component with what it took, the one that failed, and what was free for it."""
-    failure = failed_creation(FAILED)
-    assert failure is not None
-    taken = {component.name.partition(" (")[0]: round(component.taken_bytes / GIB, 2) for component in failure.created}
-    assert ("KV cache", 140.06, 108.86) == (
-        failure.component,
-        *(round(size / GIB, 2) for size in (failure.total_bytes or 0, failure.free_bytes or 0)),
-    )
-    assert {"Model": 28.22, "Sampler": 0.0, "Initial KV cache": 0.37, "Additional executor resources": 1.47} == taken
-    assert Component("Model", round(138.92 * GIB), round(110.7 * GIB)) == failure.created[0]
-
-
-def test_a_log_without_the_failure_has_no_ledger() -> None:
-    """A start that worked, and a failure whose figures were cut off."""
-    assert failed_creation(PYTORCH) is None
-    cut = failed_creation("Executor creation failed due to insufficient GPU memory.")
-    assert cut is not None
-    assert (None, None, ()) == (cut.component, cut.free_bytes, cut.created)
 
 
 @pytest.mark.parametrize(
