@@ -6,8 +6,8 @@ from dashboards.queries import ANNOTATIONS, GPU, VARIABLES
 
 BOARD = Board(
     uid="kvdiag",
-    title="vLLM / GPU memory (kvdiag)",
-    description="Whether the GPU memory of a vLLM server is healthy; if not, what is wrong and since when.",
+    title="LLM server / GPU memory (kvdiag)",
+    description="Whether the GPU memory of an LLM server is healthy; if not, what is wrong and since when.",
     variables=(*VARIABLES, GPU),
     annotations=ANNOTATIONS,
     rows=(

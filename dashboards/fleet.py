@@ -12,11 +12,12 @@ from dashboards.queries import (
     VARIABLES,
     WRONG,
     each,
+    named,
     own,
     ratio,
+    served,
     silent,
     verdict_codes,
-    vllm,
 )
 from dashboards.states import ANY, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
 
@@ -76,9 +77,9 @@ def _counts() -> Row:
 def _replicas() -> Row:
     in_flight = f"{own('requests_running')} + {own('requests_waiting')}"
     beside = f'label_replace({own("build_info")}, "kvdiag", "$1", "instance", "(.+)")'
-    engine = f'label_replace({vllm("num_requests_running")}, "vllm", "$1", "instance", "(.+)")'
+    engine = f'label_replace({served("running")}, "server", "$1", "instance", "(.+)")'
     link = (
-        "/d/kvdiag?${datasource:queryparam}&var-instance=${__data.fields.vLLM}&var-kvdiag=${__data.fields.kvdiag}"
+        "/d/kvdiag?${datasource:queryparam}&var-instance=${__data.fields.Server}&var-kvdiag=${__data.fields.kvdiag}"
         "&${__url_time_range}"
     )
     words: dict[str, Any] = {"color": {"mode": "thresholds"}, "custom_cellOptions": {"type": "color-text"}}
@@ -95,8 +96,8 @@ def _replicas() -> Row:
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
                 "`kvdiag_requests_running`, `kvdiag_requests_waiting`, `kvdiag_requests_concurrency_limit`, "
                 "`kvdiag_requests_max_concurrency`, "
-                "`kvdiag_time_to_exhaustion_seconds`, `vllm:num_requests_running`",
-                keys={"replica": "Replica", "kvdiag": "kvdiag", "vllm": "vLLM"},
+                "`kvdiag_time_to_exhaustion_seconds`; of the engine " + named("running"),
+                keys={"replica": "Replica", "kvdiag": "kvdiag", "server": "Server"},
                 columns={
                     "Verdict": _BY_REPLICA,
                     "Problems": each("sum", "", own("finding", WRONG)),
@@ -107,7 +108,7 @@ def _replicas() -> Row:
                     "In flight": ratio(each("sum", "", in_flight), each("sum", "", CONCURRENCY)),
                     "Exhausted in": each("min", "", own("time_to_exhaustion_seconds")),
                     "Targets": each("count", "kvdiag", beside),
-                    "Engines": each("count", "vllm", engine),
+                    "Engines": each("count", "server", engine),
                 },
                 width=24,
                 height=12,
@@ -153,8 +154,8 @@ def _replicas() -> Row:
 
 BOARD = Board(
     uid="kvdiag-fleet",
-    title="vLLM / GPU memory of the fleet (kvdiag)",
-    description="Every vLLM replica that kvdiag monitors: which are healthy, which are not, which are unknown.",
+    title="LLM servers / GPU memory of the fleet (kvdiag)",
+    description="Every replica that kvdiag monitors: which are healthy, which are not, which are unknown.",
     variables=VARIABLES,
     annotations=ANNOTATIONS,
     rows=(_counts(), _replicas()),

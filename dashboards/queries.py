@@ -1,8 +1,8 @@
 """PromQL of the boards: whose series are asked for, and what makes one replica of two scrape targets.
 
-vLLM's page and kvdiag's are two targets. What they share is the pod, where Prometheus labels it, else the instance
-without its port; that is a `replica` here. vLLM's series follow the variables of vLLM's own boards, kvdiag's follow
-the variable `kvdiag`, which holds the kvdiag targets that stand beside the chosen vLLM ones.
+The engine's page and kvdiag's are two targets. What they share is the pod, where Prometheus labels it, else the
+instance without its port; that is a `replica` here. The engine's series follow the variables of vLLM's own boards,
+kvdiag's follow the variable `kvdiag`, which holds the kvdiag targets that stand beside the chosen engines.
 """
 
 from dashboards.grafana import Annotation, Variable
@@ -35,10 +35,58 @@ def gpu(name: str, *matchers: str) -> str:
     return own(name, 'gpu=~"$gpu"', *matchers)
 
 
-def vllm(name: str, *matchers: str) -> str:
-    """A series of vLLM's own."""
-    chosen = ", ".join(('job=~"$job"', 'model_name=~"$model_name"', 'instance=~"$instance"', *matchers))
-    return f"vllm:{name}{{{chosen}}}"
+_TARGETS = 'job=~"$job", model_name=~"$model_name", instance=~"$instance"'
+
+SERIES = {
+    "running": (
+        "vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running",
+        "lmdeploy:num_requests_running", "tgi_batch_current_size", "llamacpp:requests_processing",
+    ),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "prompt_tokens": (
+        "vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "trtllm_prompt_tokens_total",
+        "lmdeploy:prompt_tokens_total", "tgi_request_input_length_sum", "llamacpp:prompt_tokens_total",
+    ),
+    "generation_tokens": (
+        "vllm:generation_tokens_total", "sglang:generation_tokens_total", "trtllm_generation_tokens_total",
+        "lmdeploy:generation_tokens_total", "tgi_request_generated_tokens_sum", "llamacpp:tokens_predicted_total",
+    ),
+    "prefix_queries": (
+        "vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total", "trtllm_prompt_tokens_total",
+        "lmdeploy:prompt_tokens_total", "tgi_request_input_length_sum",
+    ),
+    "prefix_hits": (
+        "vllm:prefix_cache_hits_total", "sglang:cached_tokens_total", "trtllm_prompt_cached_tokens_total",
+        "lmdeploy:cached_tokens_total", "tgi_request_skipped_tokens_sum",
+    ),
+    "inter_token_latency": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
+    "prompt_length": (
+        "vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram", "lmdeploy:request_prompt_tokens",
+        "tgi_request_input_length",
+    ),
+    "waiting_by_reason": ("vllm:num_requests_waiting_by_reason",),
+}  # fmt: skip
+"""What each engine calls a figure: alerts/recording-rules.yaml says what they have in common. A server has one."""
+
+
+def served(figure: str, suffix: str = "") -> str:
+    """A figure of the engine's own page, whichever engine that is."""
+    return " or ".join(_selected(f"{name}{suffix}") for name in SERIES[figure])
+
+
+def served_rate(figure: str, suffix: str = "") -> str:
+    """A counter of the engine's own page, per second."""
+    return " or ".join(rate(_selected(f"{name}{suffix}")) for name in SERIES[figure])
+
+
+def named(*figures: str) -> str:
+    """The names of these, for a panel's description."""
+    names = dict.fromkeys(name.removesuffix("_sum") for figure in figures for name in SERIES[figure])
+    return f"Metric{'s' if len(names) > 1 else ''}: " + ", ".join(f"`{name}`" for name in names)
+
+
+def _selected(name: str) -> str:
+    return f"{name}{{{_TARGETS}}}"
 
 
 def each(function: str, labels: str, expr: str) -> str:
@@ -91,21 +139,29 @@ def silent() -> str:
 CONCURRENCY = f"({own('requests_concurrency_limit')} or {own('requests_max_concurrency')})"
 """Of requests as long as those that run now where kvdiag knows that, else of the longest that are admitted."""
 
-_RUNNING = 'vllm:num_requests_running{job=~"$job"'
+_RUNNING = f'__name__=~"{"|".join(SERIES["running"])}"'
 _KVDIAG = replica("last_over_time(kvdiag_build_info[$__range])")
-_CHOSEN = replica(f"last_over_time({vllm('num_requests_running')}[$__range])")
-_ANY = replica("last_over_time(vllm:num_requests_running[$__range])")
+_CHOSEN = replica(f"last_over_time({{{_RUNNING}, {_TARGETS}}}[$__range])")
+_ANY = replica(f"last_over_time({{{_RUNNING}}}[$__range])")
 
 KVDIAG = (
     f"query_result(count by (instance) ({_KVDIAG} and on (replica) {_CHOSEN} or {_KVDIAG} unless on (replica) {_ANY}))"
 )
-"""kvdiag beside the chosen vLLM targets, and beside those that are not scraped: they may never have started."""
+"""kvdiag beside the chosen engines' targets, and beside those that are not scraped: they may never have started."""
 
 VARIABLES = (
-    Variable(name="job", label="Job", query="label_values(vllm:num_requests_running, job)"),
-    Variable(name="model_name", label="Model", query=f"label_values({_RUNNING}}}, model_name)"),
+    Variable(name="job", label="Job", query=f"label_values({{{_RUNNING}}}, job)"),
+    # TGI's and llama.cpp's series name no model: All takes them in.
     Variable(
-        name="instance", label="Instance", query=f'label_values({_RUNNING}, model_name=~"$model_name"}}, instance)'
+        name="model_name",
+        label="Model",
+        query=f'label_values({{{_RUNNING}, job=~"$job"}}, model_name)',
+        all_value=".*",
+    ),
+    Variable(
+        name="instance",
+        label="Instance",
+        query=f'label_values({{{_RUNNING}, job=~"$job", model_name=~"$model_name"}}, instance)',
     ),
     Variable(name="kvdiag", label="kvdiag", query=KVDIAG, all_value=None, regex='/instance="([^"]+)"/'),
 )
@@ -141,7 +197,7 @@ ANNOTATIONS = (
     Annotation(
         name="Server restarts",
         expr='changes(process_start_time_seconds{job=~"$job", instance=~"$instance"}[$__rate_interval]) > 0',
-        title="vLLM restarted",
+        title="Server restarted",
         text="{{pod}} {{instance}}",
         color="blue",
     ),

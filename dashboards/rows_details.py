@@ -5,11 +5,12 @@ from dashboards.panels import NEEDS_AGENT, graph, timeline
 from dashboards.queries import (
     each,
     gpu,
+    named,
     own,
     rate,
     ratio,
     replica,
-    vllm,
+    served_rate,
 )
 from dashboards.states import UP_MAPPINGS, UP_STEPS
 
@@ -76,36 +77,36 @@ def holders() -> Row:
 
 def speed() -> Row:
     """The cost of a pool that is too small; kept short, because vLLM has boards for it."""
-    itl = rate(vllm("inter_token_latency_seconds_bucket"))
+    latency = each("sum", "le", served_rate("inter_token_latency", "_bucket"))
     return Row(
-        title="What does it cost: speed and caching (vLLM's own series)",
+        title="What does it cost: speed and caching (the engine's own series)",
         collapsed=True,
         panels=(
             graph(
                 "Tokens per second",
-                "Prompt and generated tokens.\n\nMetrics: `vllm:prompt_tokens_total`, `vllm:generation_tokens_total`",
-                Target(expr=each("sum", "", rate(vllm("prompt_tokens_total"))), legend="{{replica}} prompt"),
-                Target(expr=each("sum", "", rate(vllm("generation_tokens_total"))), legend="{{replica}} generated"),
+                "Prompt and generated tokens. llama.cpp's prompts are without the tokens that it had cached.\n\n"
+                + named("prompt_tokens", "generation_tokens"),
+                Target(expr=each("sum", "", served_rate("prompt_tokens")), legend="{{replica}} prompt"),
+                Target(expr=each("sum", "", served_rate("generation_tokens")), legend="{{replica}} generated"),
                 unit="cps",
                 width=8,
             ),
             graph(
                 "Inter-token latency",
-                "Median and 95th percentile. If it rises with long prompts, use smaller prefill chunks.\n\n"
-                "Metric: `vllm:inter_token_latency_seconds`",
-                Target(expr=f"histogram_quantile(0.5, {each('sum', 'le', itl)})", legend="{{replica}} p50"),
-                Target(expr=f"histogram_quantile(0.95, {each('sum', 'le', itl)})", legend="{{replica}} p95"),
+                "Median and 95th percentile. If it rises with long prompts, use smaller prefill chunks. Only vLLM and "
+                "SGLang report it.\n\n" + named("inter_token_latency"),
+                Target(expr=f"histogram_quantile(0.5, {latency})", legend="{{replica}} p50"),
+                Target(expr=f"histogram_quantile(0.95, {latency})", legend="{{replica}} p95"),
                 unit="s",
                 width=8,
             ),
             graph(
                 "Prefix cache hit rate",
                 "Ratio of prompt tokens that were cached. It falls when the pool is too small to keep "
-                "prefixes.\n\nMetrics: `vllm:prefix_cache_hits_total`, `vllm:prefix_cache_queries_total`",
+                "prefixes.\n\n" + named("prefix_hits", "prefix_queries"),
                 Target(
                     expr=ratio(
-                        each("sum", "", rate(vllm("prefix_cache_hits_total"))),
-                        each("sum", "", rate(vllm("prefix_cache_queries_total"))),
+                        each("sum", "", served_rate("prefix_hits")), each("sum", "", served_rate("prefix_queries"))
                     ),
                     legend="{{replica}}",
                 ),

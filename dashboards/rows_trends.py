@@ -6,10 +6,11 @@ from dashboards.queries import (
     CONCURRENCY,
     each,
     gpu,
+    named,
     own,
-    rate,
     ratio,
-    vllm,
+    served,
+    served_rate,
 )
 from dashboards.states import FULL, TIME_LEFT
 
@@ -155,7 +156,7 @@ def growth() -> Row:
 
 def pool() -> Row:
     """Usage, waiting requests, preemptions, and concurrency with its limit."""
-    tokens = vllm("request_prompt_tokens_bucket")
+    lengths = each("sum", "le", served_rate("prompt_length", "_bucket"))
     return Row(
         title="Is the pool too small?",
         panels=(
@@ -192,20 +193,17 @@ def pool() -> Row:
             graph(
                 "Waiting, by reason",
                 "*capacity*: waiting for room in the pool or the batch. *deferred*: waiting for another, "
-                "temporary reason.\n\nMetric: `vllm:num_requests_waiting_by_reason`",
-                Target(
-                    expr=each("sum", "reason", vllm("num_requests_waiting_by_reason")),
-                    legend="{{replica}} {{reason}}",
-                ),
+                "temporary reason. Only vLLM reports it.\n\n" + named("waiting_by_reason"),
+                Target(expr=each("sum", "reason", served("waiting_by_reason")), legend="{{replica}} {{reason}}"),
                 unit="short",
                 width=8,
             ),
             graph(
                 "Preemptions per second",
-                "Requests evicted from the pool to make room; they are computed again.\n\n"
-                "Metric: `vllm:num_preemptions_total`",
+                "Requests evicted from the pool to make room; they are computed again. Only vLLM and SGLang, "
+                "which calls them retracted, report them.\n\n" + named("preemptions"),
                 Target(
-                    expr=each("sum", "engine", rate(vllm("num_preemptions_total"))),
+                    expr=each("sum", "engine", served_rate("preemptions")),
                     legend="{{replica}} engine {{engine}}",
                 ),
                 unit="ops",
@@ -214,15 +212,16 @@ def pool() -> Row:
             graph(
                 "Prompt length",
                 "Mean and 99th percentile of the finished requests. A long tail can exhaust a pool "
-                "that is large enough for the mean.\n\nMetric: `vllm:request_prompt_tokens`",
+                "that is large enough for the mean. SGLang reports it with --collect-tokens-histogram, TensorRT-LLM "
+                "and llama.cpp do not.\n\n" + named("prompt_length"),
                 Target(
                     expr=ratio(
-                        each("sum", "", rate(vllm("request_prompt_tokens_sum"))),
-                        each("sum", "", rate(vllm("request_prompt_tokens_count"))),
+                        each("sum", "", served_rate("prompt_length", "_sum")),
+                        each("sum", "", served_rate("prompt_length", "_count")),
                     ),
                     legend="{{replica}} mean",
                 ),
-                Target(expr=f"histogram_quantile(0.99, {each('sum', 'le', rate(tokens))})", legend="{{replica}} 99 %"),
+                Target(expr=f"histogram_quantile(0.99, {lengths})", legend="{{replica}} 99 %"),
                 unit="short",
                 width=8,
             ),

@@ -12,7 +12,9 @@ from dashboards.drawing import board_page
 from dashboards.generate import BOARDS, FOLDER
 from dashboards.queries import KVDIAG
 
-NAME = re.compile(r"(?<![\w:$])((?:kvdiag_|vllm:)[\w:]+|process_start_time_seconds|ALERTS)(\{[^}]*\})?")
+NAME = re.compile(
+    r"(?<![\w:$])((?:kvdiag_|vllm:|sglang:|trtllm_|lmdeploy:|tgi_|llamacpp:)[\w:]+|process_start_time_seconds|ALERTS)(\{[^}]*\})?"
+)
 """A series in a query, and its matchers."""
 
 
@@ -59,7 +61,7 @@ def variable(of: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-ALL = {"__rate_interval": "4m", "__range": "1h", "job": ".+", "model_name": ".+", "instance": ".+", "gpu": ".*"}
+ALL = {"__rate_interval": "4m", "__range": "1h", "job": ".+", "model_name": ".*", "instance": ".+", "gpu": ".*"}
 """The variables of a board of the last hour, with nothing chosen."""
 
 

@@ -1,4 +1,4 @@
-"""A Prometheus with two hours of four replicas: alone on a host, in a pod, without its vLLM, and silent for an hour."""
+"""A Prometheus with two hours of four replicas: two engines on a host, one in a pod, none scraped, and silent now."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +30,7 @@ ALONE = {"job": "kvdiag", "instance": "10.0.0.3:9743"}
 SILENT = {"job": "kvdiag", "instance": "10.0.0.4:9743"}
 HOST_VLLM = {"job": "vllm", "instance": "10.0.0.1:8000"}
 POD_VLLM = {"job": "vllm", "instance": "10.0.0.2:8000", "namespace": "llm", "pod": "vllm-0"}
+HOST_SGLANG = {"job": "sglang", "instance": "10.0.0.1:30000"}
 SILENT_VLLM = {"job": "vllm", "instance": "10.0.0.4:8000"}
 
 
@@ -85,6 +86,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         history(vllm, HOST_VLLM),
         history(sick, POD),
         history(vllm, POD_VLLM),
+        history(told((SCRAPES / "sglang-0.5.8-rendered.prom").read_text()), HOST_SGLANG),
         history(told(page(STARTING)), ALONE),
         history(sick, SILENT, until_seconds=END_SECONDS - 1800),
         history([one for one in vllm if one.name == "vllm:num_requests_running"], SILENT_VLLM),

@@ -7,7 +7,7 @@ import pytest
 from dashboards.generate import BOARDS
 from dashboards.queries import CODES, each, own, verdict_codes
 from tests.integration.dashboards.boards import Prometheus, beside, board, chosen, queries, sent
-from tests.integration.dashboards.conftest import ALONE, HOST, HOST_VLLM, POD, POD_VLLM, SILENT
+from tests.integration.dashboards.conftest import ALONE, HOST, HOST_SGLANG, HOST_VLLM, POD, POD_VLLM, SILENT
 
 pytestmark = pytest.mark.xdist_group("boards")
 
@@ -44,6 +44,19 @@ def test_every_mark_has_an_answer(ask: Prometheus, name: str) -> None:
 def test_kvdiag_follows_the_choice_of_vllm(ask: Prometheus, choice: dict[str, str], expected: set[str]) -> None:
     """A choice of vLLM selects the kvdiag of the same host or pod, and any kvdiag without a scraped vLLM."""
     assert {ALONE["instance"], *expected} == beside(ask, **choice)
+
+
+def test_panels_of_the_engine_show_whichever_is_chosen(ask: Prometheus) -> None:
+    """With an SGLang chosen its tokens, hits and retractions are shown, and what is vLLM's alone is empty."""
+    shown = {
+        query.panel: bool(ask(sent(query.expr, job=HOST_SGLANG["job"]), instant=query.instant))
+        for query in queries(board("kvdiag.json"))
+        if "$job" in query.expr
+    }
+    assert {"Tokens per second A", "Tokens per second B", "Prefix cache hit rate A", "Preemptions per second A"} <= {
+        panel for panel, answered in shown.items() if answered
+    }
+    assert not shown["Waiting, by reason A"]
 
 
 def test_a_replica_is_a_pod_or_a_host(ask: Prometheus) -> None:
