@@ -1,6 +1,6 @@
 """What a real SGLang needs, made once and kept: a Python environment with SGLang 0.5.23 and declared kernels.
 
-By hand: `python -m tests.integration.sglang.engine_env` builds it and prints where it is.
+By hand: `python -m tests.integration.sglang.sglang_env` builds it and prints where it is.
 """
 
 from pathlib import Path
