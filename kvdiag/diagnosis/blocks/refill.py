@@ -2,14 +2,17 @@
 
 Such an engine does not show a cell that is lost: it looks like those of an idle slot. So the pool is filled again: a
 load that completes proves that its tokens were free. A load that fits the pool and is refused for lack of room proves
-that cells are lost, and so does one of which requests wait, where as many have run at the same time before.
+that cells are lost, and so does one of which requests wait for seconds, where as many ran at the same time before.
 """
 
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.request_failures import pool_full
-from kvdiag.diagnosis.timeline_queries import most_requests, pool_tokens, whole_load
-from kvdiag.model import Facts, Timeline
+from kvdiag.diagnosis.timeline_queries import most_requests, pool_tokens, under_load, whole_load
+from kvdiag.model import Facts, Span, Timeline
+
+WAITING_SAMPLES = 8
+"""Nearly a second of samples: admission takes a step, or a batch of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,15 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
         for span, outcome, tokens in loads
         if pool_full(outcome)
         or (
-            at_once[span.begin_seconds] < (span.workload.requests if span.workload else 0) <= most
-            and most_requests(timeline, span, "requests_waiting")
+            (at_once[span.begin_seconds] < (span.workload.requests if span.workload else 0) <= most)
+            and _waits(timeline, span)
         )
     ]
     return Refill(pool_tokens=pool, proven_tokens=max(proven, default=0), refused_tokens=min(refused, default=None))
+
+
+def _waits(timeline: Timeline, span: Span) -> bool:
+    """Whether requests waited through the first half of a span's load: for room, not for a step or a batch."""
+    loaded = [sample for sample in under_load(timeline, span) if sample.open_requests]
+    half = loaded[: len(loaded) // 2]
+    return len(half) >= WAITING_SAMPLES and all((sample.total("requests_waiting") or 0) > 0 for sample in half[1:])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.require import require
-from tests.integration.sglang.sglang_env import sglang_env
 from tests.integration.sglang.servers import Nursery, Server
+from tests.integration.sglang.sglang_env import sglang_env
 from tests.integration.vllm.cli import kvdiag
 from tests.integration.vllm.engine_env import EngineEnvError, models
 
