@@ -212,8 +212,8 @@ def pool() -> Row:
             graph(
                 "Prompt length",
                 "Mean and 99th percentile of the finished requests. A long tail can exhaust a pool "
-                "that is large enough for the mean. SGLang reports it with --collect-tokens-histogram, TensorRT-LLM "
-                "and llama.cpp do not.\n\n" + named("prompt_length"),
+                "that is large enough for the mean. TensorRT-LLM and llama.cpp do not "
+                "report it.\n\n" + named("prompt_length"),
                 Target(
                     expr=ratio(
                         each("sum", "", served_rate("prompt_length", "_sum")),
