@@ -53,7 +53,7 @@ ENGINE = EngineAdapter(
     program="sglang",
     process_title=settings.PROCESS_TITLE,
     # A tag such as lmsysorg/sglang:v0.5.6-cu129; `latest` has no version.
-    image=re.compile(r"sglang[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
+    image=re.compile(r"sglang(?!-runtime)[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=settings.parallel_ranks,
     kv_connector=settings.kv_connector,
     parse_startup_log=startup_log.parse_log,

@@ -119,3 +119,10 @@ def test_a_worker_of_dynamo_is_the_engine_inside(engine: EngineAdapter) -> None:
     page = f'dynamo_component_total_blocks{{dp_rank="0"}} 8\n{engine.metric_prefix}x 1\n'
     name, paths = client_of({"/metrics": reply(page)})
     assert (engine.name, "/metrics") == (name, paths[-1])
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrtllm"])
+def test_an_image_of_dynamo_has_no_version_of_its_engine(name: str) -> None:
+    """The tag of `ai-dynamo/vllm-runtime` is Dynamo's version."""
+    image = f"registry.example/ai-dynamo/{name}-runtime:1.6.1"
+    assert [] == [engine.name for engine in ENGINES if engine.image.search(image)]
