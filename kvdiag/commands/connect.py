@@ -109,7 +109,7 @@ class Finder:
         Raises:
             KvdiagError: the address, the key or the certificates cannot be used.
         """
-        url = url or access.metrics_url
+        url = access.metrics_url if url is None else url
         self._url = None if url is None else base_url(url)
         self._metrics_url = None if access.metrics_url is None else base_url(access.metrics_url)
         self._own_port = own_port

@@ -25,7 +25,7 @@ from kvdiag.commands.options.common import ServerAccess, agent_option, collected
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.engines import ENGINES, recognise
+from kvdiag.engines import DEFAULT, ENGINES, recognise
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.formatting import format_duration
 from kvdiag.model import Gap
@@ -94,7 +94,7 @@ async def _look(
     url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
     own_port = int(LISTEN.rpartition(":")[2])
-    url = access.metrics_url or url
+    url = url if access.metrics_url is None else access.metrics_url
     here = {} if url is not None else await connect.servers_here(own_port)
     address = connect.base_url(url) if url is not None else next(iter((*here, *candidates(own_port))), None)
     drill = False
@@ -204,7 +204,8 @@ async def _agents(folder: Path | None) -> list[Check]:
 
 
 async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
-    sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
+    engines = {engine.name: engine.metrics for engine in ENGINES if engine.metrics}
+    sources = {**engines, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
         return skipped("no --prometheus", "prometheus.answers")
     url = history.url.rstrip("/")
@@ -216,8 +217,14 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     except Unreadable as error:
         return [
             prometheus_check.answers(url, str(error)),
-            *skipped("no Prometheus reachable", *(f"prometheus.{name}" for name in ("clock", *sources))),
+            *skipped(
+                "no Prometheus reachable", *(f"prometheus.{name}" for name in ("clock", DEFAULT.name, "gpu", "kvdiag"))
+            ),
         ]
+    # Of the engines those that are scraped; the default where none is.
+    scraped = {title for title, now, lately in found if now or lately}
+    absent = set(engines) - (scraped if scraped & set(engines) else {DEFAULT.name})
+    found = [one for one in found if one[0] not in absent]
     return [
         prometheus_check.answers(url, None),
         clock_check("prometheus.clock", "its", apart_seconds),

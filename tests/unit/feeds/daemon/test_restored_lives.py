@@ -230,9 +230,9 @@ def test_whatever_file_is_damaged_the_lives_are_the_same(left: Recorded, tmp_pat
         shutil.copytree(folder, copy)
         damaged = copy / path.relative_to(folder)
         damaged.write_bytes(damaged.read_bytes()[: path.stat().st_size // 2] + b"\0" * 99)
-        # The first segment is from before the server was found.
-        expected = unsure if number else listed
-        assert expected == told(lives(restarted(copy, place_after(), seconds + 1.0))), path.name
+        # The first segment is mostly from before the server was found.
+        expected = (unsure,) if number else (listed, unsure)
+        assert told(lives(restarted(copy, place_after(), seconds + 1.0))) in expected, path.name
 
 
 def test_a_crash_loop_lists_as_many_lives_as_before(tmp_path: Path) -> None:
