@@ -46,6 +46,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory, agent: dict[str, str]) -> 
 
 
 @pytest.fixture(scope="session")
-def server(nursery: Nursery) -> Server:
+def server(nursery: Nursery) -> Iterator[Server]:
     """As SGLang comes, in pages of one token; every test leaves it idle, its radix cache as it may be."""
-    return nursery.start("page1", "--max-total-tokens", str(POOL_TOKENS), "--enable-streaming-session")
+    with nursery.start("page1", "--max-total-tokens", str(POOL_TOKENS), "--enable-streaming-session") as one:
+        yield one

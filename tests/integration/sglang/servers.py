@@ -1,4 +1,7 @@
-"""Real SGLang servers: one process imports SGLang, which takes half a minute, and forks each server in seconds."""
+"""Real SGLang servers: one process imports SGLang, which takes half a minute, and forks each server in seconds.
+
+Each lives for the length of its `with` block, and sleeps while it is idle: its schedulers would keep a core each busy.
+"""
 
 import json
 import os
@@ -7,7 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +82,7 @@ def _title(pid: int) -> str:
 
 
 class Nursery:
-    """Forks servers as they are asked for; all end with the `with` block."""
+    """Forks servers as they are asked for; what is left of them ends with the `with` block."""
 
     def __init__(self, env: Path, model: Path, logs: Path, environ: Mapping[str, str]) -> None:
         """Prepare; nothing is started."""
@@ -96,9 +100,8 @@ class Nursery:
             **environ,
             "PYTHONPATH": ":".join(filter(None, (str(HERE / "plugins"), environ.get("PYTHONPATH")))),
         }
-        self._servers: list[int] = []
         self._process: subprocess.Popen[str] | None = None
-        self._reapers: list[subprocess.Popen[bytes]] = []
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         with (self._logs / "nursery.log").open("wb") as log:
@@ -111,7 +114,7 @@ class Nursery:
                 text=True,
                 start_new_session=True,
             )
-        self._reap(self._process.pid)
+        self._reaper = _reaper(self._process.pid)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n", (self._logs / "nursery.log").read_text()[-2000:]
         return self
@@ -119,23 +122,19 @@ class Nursery:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The end of its input ends each reaper, which ends what it watches.
-        for reaper in self._reapers:
-            reaper.communicate()
+        # The end of its input ends a reaper, which ends what it watches.
+        if self._reaper is not None:
+            self._reaper.communicate()
         if self._process is not None:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
 
-    def _reap(self, session: int) -> None:
-        self._reapers.append(
-            subprocess.Popen(
-                [sys.executable, sessions.__file__, str(session)], stdin=subprocess.PIPE, start_new_session=True
-            )
-        )
-
-    def start(self, name: str, *args: str, metrics: bool = True, env: Mapping[str, str] | None = None) -> Server:
+    @contextmanager
+    def start(
+        self, name: str, *args: str, metrics: bool = True, env: Mapping[str, str] | None = None
+    ) -> Iterator[Server]:
         """A server that answers, with these arguments."""
         assert self._process is not None
         assert self._process.stdin is not None
@@ -144,14 +143,22 @@ class Nursery:
         command = [
             *("--model-path", str(self._model), "--served-model-name", MODEL_NAME, "--device", "cpu"),
             *("--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", str(port)),
-            *("--skip-server-warmup", *(("--enable-metrics",) if metrics else ()), *args),
+            *("--skip-server-warmup", "--sleep-on-idle", *(("--enable-metrics",) if metrics else ()), *args),
         ]
         self._process.stdin.write(json.dumps({"args": command, "log": str(log), "env": dict(env or {})}) + "\n")
         self._process.stdin.flush()
         server = Server(url=f"http://127.0.0.1:{port}", pid=int(self._process.stdout.readline()), log=log)
-        self._reap(server.pid)
-        _await(server)
-        return server
+        reaper = _reaper(server.pid)
+        try:
+            _await(server)
+            yield server
+        finally:
+            reaper.communicate()
+
+
+def _reaper(session: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, sessions.__file__, str(session)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _await(server: Server) -> None:

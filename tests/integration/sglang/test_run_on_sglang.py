@@ -38,7 +38,7 @@ def assert_exact(result: Result, page_tokens: int) -> None:
         assert fewest - late <= measured["blocks"] <= fewest + requests, step
 
 
-def looked_at(server: Server, samples: int = 4) -> Diagnosis:
+def looked_at(server: Server, samples: int = 12) -> Diagnosis:
     """The diagnosis of a few samples of a server, as a daemon takes them."""
 
     async def look() -> Diagnosis:
@@ -76,30 +76,26 @@ def test_healthy_server_with_a_full_radix_cache_is_exact(server: Server) -> None
     for number in range(5):
         server.complete(8000, 1, first=100 * number, cache_salt=str(number))
     result = kvdiag("run", "--url", server.url, "--output", "json")
-    # Where the machine is busy, a load may end before it was sampled whole: its step is unknown then, never a fault.
-    assert (result.code, result.document["worst"]) in {(0, "ok"), (3, "unknown")}, result.not_ok
+    assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert result.document["subject"]["engine"] == "sglang"
     assert result.document["subject"]["engine_version"] == "0.5.23"
     assert result.document["subject"]["pools"][0]["usable_blocks"] == POOL_TOKENS
-    if result.document["worst"] == "ok":
-        assert_exact(result, 1)
+    assert_exact(result, 1)
 
 
 def test_pages_of_sixteen_tokens_are_exact_and_flushed(nursery: Nursery) -> None:
     """With pages the same steps count pages; what the run left in an empty cache is removed."""
-    paged = nursery.start("page16", "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16")
-    result = kvdiag("run", "--url", paged.url, "--output", "json")
-    # Where the machine is busy, a load may end before it was sampled whole: its step is unknown then, never a fault.
-    assert (result.code, result.document["worst"]) in {(0, "ok"), (3, "unknown")}, result.not_ok
-    if result.document["worst"] == "ok":
+    with nursery.start("page16", "--max-total-tokens", str(POOL_TOKENS), "--page-size", "16") as paged:
+        result = kvdiag("run", "--url", paged.url, "--output", "json")
+        assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
         assert_exact(result, 16)
-    again = paged.complete(64, 1)
-    assert again["usage"]["prompt_tokens"] == 64
+        again = paged.complete(64, 1)
+        assert again["usage"]["prompt_tokens"] == 64
 
 
 def test_forgotten_tokens_are_a_leak(nursery: Nursery) -> None:
     """An allocator that forgets seven tokens at each free is a fault, with as many as the scheduler says are in use."""
-    leaking = nursery.start(
+    with nursery.start(
         "leaking",
         *("--max-total-tokens", str(POOL_TOKENS), "--disable-radix-cache"),
         env={
@@ -107,15 +103,15 @@ def test_forgotten_tokens_are_a_leak(nursery: Nursery) -> None:
             "KVDIAG_TEST_FORGOTTEN_TOKENS": str(FORGOTTEN_TOKENS),
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false",
         },
-    )
-    result = kvdiag("run", "--url", leaking.url, "--output", "json")
-    lost = leaking.used_tokens()
-    assert lost > 0
-    assert lost % FORGOTTEN_TOKENS == 0
-    finding = result.finding("leak.kv_blocks")
-    assert (result.code, finding["status"]) == (2, "fault"), result.not_ok
-    assert lost in [one["value"] for one in finding["evidence"] if one["unit"] == "blocks"]
-    assert leak(looked_at(leaking)).status == "fault"
+    ) as leaking:
+        result = kvdiag("run", "--url", leaking.url, "--output", "json")
+        lost = leaking.used_tokens()
+        assert lost > 0
+        assert lost % FORGOTTEN_TOKENS == 0
+        finding = result.finding("leak.kv_blocks")
+        assert (result.code, finding["status"]) == (2, "fault"), result.not_ok
+        assert lost in [one["value"] for one in finding["evidence"] if one["unit"] == "blocks"]
+        assert leak(looked_at(leaking)).status == "fault"
 
 
 def test_open_streaming_session_is_no_leak(server: Server) -> None:
@@ -142,60 +138,62 @@ def test_short_requests_in_a_row_are_no_leak(server: Server) -> None:
     """Requests that end between two snapshots are never taken for tokens that stay in use."""
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(lambda: [server.complete(100, 4, first=number) for number in range(40)])
-        diagnosis = looked_at(server, samples=12)
+        diagnosis = looked_at(server)
         sent.result()
     assert leak(diagnosis).status in ("ok", "unknown")
 
 
 def test_retracted_requests_are_preemptions(nursery: Nursery) -> None:
     """Requests that the scheduler retracts are counted as preempted, and all of them are answered."""
-    small = nursery.start("small", "--max-total-tokens", "4096", env={"KVDIAG_TEST_PLUGIN": "retract_requests"})
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda number: small.complete(50, 100, first=number), range(16)))
-    assert len(answers) == 16
-    assert eventually(idle(small))
+    with nursery.start("small", "--max-total-tokens", "4096", env={"KVDIAG_TEST_PLUGIN": "retract_requests"}) as small:
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda number: small.complete(50, 100, first=number), range(16)))
+        assert len(answers) == 16
+        assert eventually(idle(small))
 
-    async def retracted() -> int | None:
-        async with httpx2.AsyncClient(base_url=small.url) as http:
-            client = await recognise(HttpReader(http))
-            engines, _ = await client.read()
-            return engines[0].preemptions_total if engines else None
+        async def retracted() -> int | None:
+            async with httpx2.AsyncClient(base_url=small.url) as http:
+                client = await recognise(HttpReader(http))
+                engines, _ = await client.read()
+                return engines[0].preemptions_total if engines else None
 
-    assert (asyncio.run(retracted()) or 0) > 0
-    assert leak(looked_at(small)).status == "ok"
+        assert (asyncio.run(retracted()) or 0) > 0
+        assert leak(looked_at(small)).status == "ok"
 
 
 def test_data_parallel_pools_add_up(nursery: Nursery) -> None:
     """Two data-parallel ranks are two engines with pools of their own, and both have their processes' rank."""
-    two = nursery.start("dp2", "--max-total-tokens", "4096", "--dp-size", "2")
-    for number in range(4):
-        two.complete(200, 4, first=number)
-    result = kvdiag("audit", "--url", two.url, "--output", "json")
-    pools = result.document["subject"]["pools"]
-    assert [(pool["engine"], pool["usable_blocks"]) for pool in pools] == [("0", 4096), ("1", 4096)]
-    assert leak(looked_at(two)).status == "ok"
+    with nursery.start("dp2", "--max-total-tokens", "4096", "--dp-size", "2") as two:
+        for number in range(4):
+            two.complete(200, 4, first=number)
+        result = kvdiag("audit", "--url", two.url, "--output", "json")
+        pools = result.document["subject"]["pools"]
+        assert [(pool["engine"], pool["usable_blocks"]) for pool in pools] == [("0", 4096), ("1", 4096)]
+        assert leak(looked_at(two)).status == "ok"
 
 
 def test_tensor_parallel_ranks_are_one_pool(nursery: Nursery, agent: dict[str, str]) -> None:
     """Two tensor-parallel ranks that both report their metrics are one engine; each has the agent, with its rank."""
-    two = nursery.start("tp2", "--max-total-tokens", "8192", "--tp-size", "2", "--enable-metrics-for-all-schedulers")
-    two.complete(200, 4)
-    result = kvdiag("audit", "--url", two.url, "--agent-dir", agent["KVDIAG_AGENT_DIR"], "--output", "json")
-    subject = result.document["subject"]
-    assert [pool["usable_blocks"] for pool in subject["pools"]] == [8192]
-    assert len(two.pids("sglang::scheduler_TP")) == 2
-    ranks = [
-        one["ranks"]
-        for one in published(Path(agent["KVDIAG_AGENT_DIR"])).values()
-        if one["process"]["pid"] in two.pids()
-    ]
-    assert {0, 1} <= {rank.get("tensor") for rank in ranks}
+    with nursery.start(
+        "tp2", "--max-total-tokens", "8192", "--tp-size", "2", "--enable-metrics-for-all-schedulers"
+    ) as two:
+        two.complete(200, 4)
+        result = kvdiag("audit", "--url", two.url, "--agent-dir", agent["KVDIAG_AGENT_DIR"], "--output", "json")
+        subject = result.document["subject"]
+        assert [pool["usable_blocks"] for pool in subject["pools"]] == [8192]
+        assert len(two.pids("sglang::scheduler_TP")) == 2
+        ranks = [
+            one["ranks"]
+            for one in published(Path(agent["KVDIAG_AGENT_DIR"])).values()
+            if one["process"]["pid"] in two.pids()
+        ]
+        assert {0, 1} <= {rank.get("tensor") for rank in ranks}
 
 
 def test_doctor_names_the_flag_that_turns_metrics_on(nursery: Nursery) -> None:
     """A server without --enable-metrics has no /metrics: the doctor says which flag is missing."""
-    dark = nursery.start("dark", "--max-total-tokens", "8192", metrics=False)
-    result = kvdiag("doctor", "--url", dark.url, "--output", "json")
-    (series,) = [one for one in result.document["checks"] if one["id"] == "engine.series"]
-    assert series["outcome"] == "fail"
-    assert "--enable-metrics" in series["fix"]
+    with nursery.start("dark", "--max-total-tokens", "8192", metrics=False) as dark:
+        result = kvdiag("doctor", "--url", dark.url, "--output", "json")
+        (series,) = [one for one in result.document["checks"] if one["id"] == "engine.series"]
+        assert series["outcome"] == "fail"
+        assert "--enable-metrics" in series["fix"]
