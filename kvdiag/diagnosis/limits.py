@@ -2,8 +2,8 @@
 
 They stand together so that two rules cannot use two figures for one thing, and are passed to every rule, so that tests
 and benchmarks can vary them; users set only the few of `commands/options/thresholds`. A docstring says what a value
-separates and where it comes from: the engine's source, a measurement, or reports. Those of growth are nested
-(growth/growth_limits.py), as are those of a fleet; admission has its own.
+separates and where it comes from: the engine's source, a measurement, or reports. Those of growth and of a fleet are
+nested (growth/growth_limits.py); admission has its own.
 """
 
 from dataclasses import dataclass
@@ -15,57 +15,6 @@ from kvdiag.model import PressureThresholds
 
 PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)
 """A free fifth absorbs a burst; with a free tenth the next requests wait. The alerts use the same figures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetLimits:
-    """When replicas are compared, and which growth counts."""
-
-    replicas: int = 6
-    """Replicas of one version without which it is not judged: five that all grow are 1 in 32 by chance, six 1 in 64."""
-
-    preferred_replicas: int = 12
-    """From here on 20 MB/h are detected even with level steps, random drift and many components."""
-
-    first_seconds: float = 3600.0
-    """Uptime of each replica that is left out: after an hour 9 % of a 25-minute warm-up are still to come."""
-
-    min_seconds: float = 6 * 3600.0
-    """Uptime after that hour without which a replica is not compared: a warm-up has ended by its later half."""
-
-    certain_seconds: float = 20 * 3600.0
-    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot distinguish."""
-
-    idle_settle_seconds: float = 5.0
-    """Time after the last request from which a sample counts as idle: freed memory is returned late."""
-
-    bins: int = 48
-    """Bins of a replica's uptime, each with its median: half hours of a day, each of 60 samples at a scrape in 30 s."""
-
-    idle_filled_ratio: float = 0.25
-    """Share of them that must have idle samples, for blocks held at idle: they are exact, and nights are enough."""
-
-    min_bytes_per_hour: float = 2e6
-    """Growth of the later half from which it counts: random drift of a day stays below it in the median of six."""
-
-    min_blocks_per_hour: float = 0.25
-    """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
-
-    steps_p: float = 0.01
-    """p-value of so many steps up and so few down from which the steps are the growth itself."""
-
-    significance: float = 0.02
-    """p-value of the replicas' growth (Wilcoxon signed-rank test)."""
-
-    falls_significance: float = 0.1
-    """p-value of the number of falls among all steps above which falls are part of the pattern: garbage that is
-    collected every few hours would only rise if its falls were taken for jumps."""
-
-    discovery_ratio: float = 0.05
-    """Share of false ones among the components of all versions that are called (Benjamini and Hochberg)."""
-
-    bounds_ratio: float = 0.9
-    """Confidence level of the bounds of a version's growth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +142,7 @@ class Limits:
     soak: growth_limits.SoakLimits = growth_limits.SOAK_LIMITS
     """When memory after a soak's load and idle cycles counts as growing."""
 
-    fleet: FleetLimits = FleetLimits()
+    fleet: growth_limits.FleetLimits = growth_limits.FLEET_LIMITS
     """When the replicas of one version, taken together, count as growing."""
 
     # fragmentation.kv_waste and the steps' blocks
@@ -396,6 +345,18 @@ class Limits:
 
     host_limit_factor: float = 1.2
     """Host memory limit that is advised, over the one that was reached: the same would be reached again."""
+
+    unexplained_ratio: float = 0.5
+    """Share of a full pool below which the tokens of the requests that failed do not explain that it was full."""
+
+    batch_tokens: int = 2048
+    """Tokens on top that a batch may still bring: llama.cpp's --batch-size by default."""
+
+    outside_torch_ratio: float = 0.5
+    """Share of the device that a failed process uses, from which it is the engine's own if torch has nothing of it."""
+
+    torch_trace_ratio: float = 0.01
+    """Share of a process's memory that torch reserves at most, where an engine allocates past it (public threads)."""
 
     # Alerts
     pressure: PressureThresholds = PRESSURE

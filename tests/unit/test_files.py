@@ -11,6 +11,7 @@ import pytest
 from kvdiag import files
 from kvdiag.commands import main
 from kvdiag.commands.agent import install
+from kvdiag.commands.fitting.profile_file import write_profiles
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import reload
@@ -18,7 +19,6 @@ from kvdiag.feeds.recording.segment_store import HISTORY, MAX_TAKEN, MIN_MAX_BYT
 from kvdiag.feeds.recording.segment_store import files as segments_of
 from kvdiag.feeds.recording.trace import TraceWriter, read_trace
 from kvdiag.model import Facts, Sample
-from kvdiag.sources.profile_file import write_profiles
 
 STRANGER = 54_321
 KEPT = "somebody else's"

@@ -23,6 +23,7 @@ from kvdiag.commands.fitting.engine_calibration import calibrate_engine
 from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
 from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.commands.fitting.profile_file import write_profiles
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.engines import read_startup_log
 from kvdiag.errors import KvdiagError, KvModelError
@@ -49,7 +50,6 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.model import Device
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles, read_model
-from kvdiag.sources.profile_file import write_profiles
 from kvdiag.sources.worker_thread import ReadTimeout
 
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.commands.fitting.profile_file import default_path, read_profiles
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
 from kvdiag.formatting import plural
@@ -29,7 +30,6 @@ from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
 from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.model_files import ModelFiles
-from kvdiag.sources.profile_file import default_path, read_profiles
 
 MAX_LENGTHS_BYTES = 16 * 2**20
 MAX_LENGTHS_VALUES = 1_000_000

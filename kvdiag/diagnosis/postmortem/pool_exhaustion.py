@@ -16,16 +16,13 @@ from kvdiag.model import Finding, Status
 from kvdiag.oom.pool_count import PoolCount
 
 BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
-MAX_BATCH_TOKENS = 2048
-"""llama.cpp's --batch-size by default."""
-
 _ALONE = re.compile(r"only one request")
 
 
-def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     """Read the engine's own count of its pool."""
     shortage = case.failure.shortage
-    if shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case):
+    if shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case, limits):
         return None
     remedy = joined(
         "upgrade the engine and start once without the newest feature (speculation, connector, mixed batches)",
@@ -51,36 +48,35 @@ def _off(count: PoolCount) -> str:
     return f"{count.pool}: {format_count(count.lost)} of {format_count(count.total)} lost"
 
 
-def unexplained(case: Case) -> bool:
-    """Whether a pool was full although what the failed requests had of it is less than half: something kept the rest.
-
-    Half, since what a batch still brings (2,048 tokens and more) is not in their tokens yet.
-    """
+def unexplained(case: Case, limits: Limits) -> bool:
+    """Whether a pool was full although what the failed requests had of it is too little: something kept the rest."""
     shortage = case.failure.shortage
     held, capacity = shortage.held_tokens, shortage.fitting_tokens
-    return held is not None and capacity is not None and held + MAX_BATCH_TOKENS < capacity / 2
+    if held is None or capacity is None:
+        return False
+    return held + limits.batch_tokens < limits.unexplained_ratio * capacity
 
 
-def alone(case: Case) -> bool:
+def alone(case: Case, limits: Limits) -> bool:
     """Whether one request was too long for the pool, rather than all requests together."""
     failure = case.failure
     shortage, pools = failure.shortage, case.facts.pools
-    if shortage.kind != "kv_full" or unexplained(case):
+    if shortage.kind != "kv_full" or unexplained(case, limits):
         return False
     capacity = case.report.tokens or (pools[0].capacity_tokens if pools else None)
     longer = capacity is not None and shortage.part is None and (shortage.asked_tokens or 0) > capacity
     return longer or shortage.requests == 1 or _ALONE.search(shortage.message) is not None
 
 
-def judge_concurrency(case: Case, limits: Limits) -> Finding | None:  # noqa: ARG001 - every rule is called alike
+def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     """Read that the engine found no room in its pool, or that running requests gave way."""
     failure = case.failure
     shortage = failure.shortage
     if shortage.kind not in {"kv_full", "retracted"}:
         return None
-    if alone(case):
+    if alone(case, limits):
         return Finding(CONCURRENCY, "ok", "one request alone was too long for the pool")
-    if unexplained(case):
+    if unexplained(case, limits):
         return Finding(CONCURRENCY, "ok", "the requests that ran did not fill the pool")
     what = shortage.part or "KV pool"
     load = [

@@ -72,7 +72,7 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
     found = foreign(case, limits)
     if found is None:
         if shortage.other_bytes is None and shortage.kind in OUT:
-            if outside_torch(case) is not None:
+            if outside_torch(case, limits) is not None:
                 return Finding(FOREIGN, "ok", "the failed process itself uses the device")
             missing = "the message does not list the device's processes; run nvidia-smi on the host"
             hidden = f"{asked_for(case)}; " if shortage.kind == "masked" else ""  # it leads where nothing else is known
@@ -96,14 +96,14 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
     return Finding(FOREIGN, "fault" if found.sure else "suspect", summary, evidence(case), remedy=remedy)
 
 
-def judge_context(case: Case, limits: Limits) -> Finding:  # noqa: ARG001 - every rule is called alike
+def judge_context(case: Case, limits: Limits) -> Finding:
     """Read the refusal of a context length, or the failed growth of a cache in torch."""
     shortage = case.failure.shortage
     if case.failure.phase == "kv_growth" and shortage.kind in {"torch", "driver", "masked"}:
         remedy = joined("shorten contexts or the batch", lower_fraction(case, shortage.short_bytes))
         summary = f"{asked_for(case)}: the KV cache of the running requests does not fit"
         return Finding(CONTEXT, "fault", summary, evidence(case), remedy=remedy)
-    if shortage.kind == "long_request" or alone(case):
+    if shortage.kind == "long_request" or alone(case, limits):
         return _long_request(case)
     if shortage.kind != "context":
         return Finding(CONTEXT, "ok", "the engine did not reject the context length")
@@ -164,7 +164,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
         return _no_blocks(case)
     if shortage.kind in {"model", "component", "prefill"}:
         return _refused(case, limits)
-    if (held := outside_torch(case)) is not None:
+    if (held := outside_torch(case, limits)) is not None:
         summary = f"{asked_for(case)}: the process uses {format_bytes(held)} outside torch, which has next to nothing"
         return _fault(
             case, summary, joined(lower_fraction(case, shortage.short_bytes), f"lower {case.flag('max_num_seqs')}")
@@ -202,14 +202,14 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
 
 
-def outside_torch(case: Case) -> int | None:
+def outside_torch(case: Case, limits: Limits) -> int | None:
     """What the failed process uses of the device where torch has nothing of it: the engine took it by itself."""
     shortage = case.failure.shortage
     held, allocated, total = shortage.process_bytes, shortage.allocated_bytes, shortage.total_bytes
     if held is None or allocated is None or total is None:
         return None
     reserved = allocated + (shortage.unallocated_bytes or 0)
-    return held if held >= 0.5 * total and reserved <= 0.01 * held else None
+    return held if held >= limits.outside_torch_ratio * total and reserved <= limits.torch_trace_ratio * held else None
 
 
 def _refused(case: Case, limits: Limits) -> Finding:

@@ -103,7 +103,7 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         return Finding(ACTIVATION, "ok", "no step ran out of device memory")
     if phase is not None and phase not in _TRANSIENT:
         return Finding(ACTIVATION, "ok", f"the server failed while {_NOT_TRANSIENT[phase]}, not in a step")
-    if outside_torch(case) is not None:
+    if outside_torch(case, limits) is not None:
         return Finding(ACTIVATION, "ok", "torch has next to nothing, so no step of it filled the device")
     if phase is None and shortage.asked_bytes is None:
         missing = "size and phase are not reported; add the engine's log from its start, or the agent's black box"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvdiag.model import Device, Engine, Facts, Gap, KvPool, Load, Mark, Process, Sample
+from kvdiag.model import Capabilities, Device, Engine, Facts, Gap, KvPool, Load, Mark, Process, Sample
 from kvdiag.model.codec import from_plain, to_plain
 from tests.unit.feeds.strategies import FACTS, MARKS, SAMPLES
 
@@ -41,6 +41,12 @@ def test_what_is_not_known_is_left_out() -> None:
 
 SAMPLE: dict[str, Any] = {"at_seconds": 1.0}
 POOL = {"engine": "0", "block_tokens": 16, "total_blocks": 100, "usable_blocks": 99, "usage_blocks": 99}
+
+
+def test_default_capabilities_are_left_out() -> None:
+    """A trace's header has them only where an engine lacks some, so that a new one changes no recorded trace."""
+    assert "capabilities" not in to_plain(Facts())
+    assert not to_plain(Facts(capabilities=Capabilities(waits=False)))["capabilities"]["waits"]
 
 
 def test_none_may_also_be_written_out() -> None:

@@ -8,8 +8,9 @@ from typing import get_args
 import pytest
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, Says, busy_floor
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.rules.leak_kv_blocks import BusyFloor, Says, busy_floor, judge
+from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Mark, Sample, Timeline
 from tests.builders.answers import evidence, only, rows
 from tests.builders.values import engine, every_half_minute, holding, pool

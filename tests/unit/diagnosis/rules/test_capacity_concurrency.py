@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
-from kvdiag.model import Capabilities, Engine, Facts, Finding, KvPool, Load, Mark, Outcome, Sample, Timeline, Workload
+from kvdiag.model import Engine, Facts, Finding, KvPool, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import evidence, only, rows
 from tests.builders.runs import run
 from tests.builders.values import NO_ANSWER, engine, holding, pool, seen
@@ -361,53 +361,3 @@ def test_minutes_without_counted_tokens_have_no_work() -> None:
         return evidence(verdict(Timeline(samples=tuple(samples)), Facts(pools=HUNDRED.pools)))[SHARE]
 
     assert [pytest.approx(0.2)] * 2 == [of(), of(told=False)]
-
-
-NO_USAGE = Engine(engine="0", requests_running=2, requests_waiting=0)
-NO_WAIT = Facts(pools=(pool(usable_blocks=100),), capabilities=Capabilities(unit="cell", returns=False, waits=False))
-REFUSED = Outcome(
-    completed=0, failed=4, prompt_tokens=0, generated_tokens=0, errors=("Context size has been exceeded.",)
-)
-
-
-def loaded(outcome: Outcome, *, requests: int = 4, blocks: int = 50, running: int = 4, own: int = 0) -> Timeline:
-    """One load of a run against an engine in which no request waits, with its outcome."""
-    load, now = Load(requests=own), (held(NO_WAIT, blocks, running=running),)
-    samples = [Sample(at_seconds=1.0 + at, engines=now, load=load) for at in range(3)]
-    workload = Workload(requests=requests, prompt_tokens=16, max_tokens=8)
-    marks = (
-        Mark(at_seconds=0.0, step="concurrent", cycle=0, phase="begin", workload=workload),
-        Mark(at_seconds=0.5, step="concurrent", cycle=0, phase="offer"),
-        Mark(at_seconds=4.0, step="concurrent", cycle=0, phase="release", outcome=outcome),
-        Mark(at_seconds=5.0, step="concurrent", cycle=0, phase="end"),
-    )
-    return Timeline(samples=tuple(samples), marks=marks)
-
-
-DONE = Outcome(completed=4, failed=0, prompt_tokens=64, generated_tokens=32)
-
-
-@pytest.mark.parametrize(
-    ("timeline", "expected"),
-    [
-        pytest.param(loaded(REFUSED), "fault", id="all that ran failed for lack of cells"),
-        pytest.param(loaded(REFUSED, requests=1), "ok", id="one alone is not for concurrency"),
-        pytest.param(loaded(DONE, blocks=95), "suspect", id="nearly full"),
-        pytest.param(loaded(DONE, blocks=100, own=4), "ok", id="full of kvdiag's own requests"),
-        pytest.param(loaded(DONE, blocks=94), "ok", id="room left"),
-        pytest.param(loaded(DONE, running=1), "unknown", id="never two at once"),
-        pytest.param(seen(NO_USAGE, NO_USAGE), "unknown", id="no usage"),
-        pytest.param(seen(), "unknown", id="nothing observed"),
-    ],
-)
-def test_requests_that_fail_instead_of_waiting(timeline: Timeline, expected: str) -> None:
-    """An engine without a queue for its pool shows a lack of room by errors, else by a pool that is nearly full."""
-    assert expected == verdict(timeline, NO_WAIT).status
-
-
-def test_slots_with_a_pool_each_cannot_run_out_of_it() -> None:
-    """Split slots: each request ends at its own context."""
-    split = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=4, max_concurrency=4.0),))
-    assert "ok" == verdict(loaded(DONE, blocks=100), split).status
-    shared = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=4, max_concurrency=1.0),))
-    assert "suspect" == verdict(loaded(DONE, blocks=100), shared).status

@@ -22,8 +22,9 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Engine, Life, Sample
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, life, outage
 from tests.builders.values import pool
-from tests.unit.feeds.daemon.test_watch_servers import BEGUN_SECONDS, Place, lives, watching
+from tests.unit.feeds.daemon.test_watch_servers import lives
 from tests.unit.feeds.daemon.virtual_time import now_seconds
+from tests.unit.feeds.daemon.watched_place import BEGUN_SECONDS, Place, watching
 
 MIB, GIB = 2**20, 2**30
 LEAKED_RATIO = 0.05

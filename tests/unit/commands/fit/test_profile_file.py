@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.commands.fitting.profile_file import MAX_FILE_BYTES, default_path, read_profiles, write_profiles
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.profile_file import MAX_FILE_BYTES, default_path, read_profiles, write_profiles
 from tests.unit.kv.calibration.profiled import PROFILE
 
 
