@@ -149,6 +149,9 @@ class Limits:
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
 
+    tokens_per_request_tolerance: int = 16
+    """The same for pools of smaller blocks: a busy machine reads a stream some tokens after the gauge counted them."""
+
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
 

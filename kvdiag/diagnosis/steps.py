@@ -31,6 +31,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     load_figures,
     measure,
     refused,
+    tolerated_blocks,
     unknown,
 )
 from kvdiag.diagnosis.growth.components import MemoryComponent
@@ -179,7 +180,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         unsettled = "the pool did not settle between the requests; pause other traffic"
         return unknown("single_request", unsettled, judged[-1])
     peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
-    status, sentence = compare(peak, facts.capabilities.unit, limits)
+    status, sentence = compare(peak, facts, limits)
     kept = last - first
     shown = facts.capabilities.returns
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
@@ -252,7 +253,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     if highest is None or most is None or not grows_with_every_token(facts):
         return result
     overshoot = highest - most.most_blocks
-    linear = overshoot <= limits.blocks_per_request_tolerance
+    linear = overshoot <= tolerated_blocks(span.workload.requests, facts, limits)
     above = (
         f"usage during prefill peaked {plural(overshoot, facts.capabilities.unit)} above the finished request's need"
     )

@@ -166,10 +166,17 @@ def load_figures(facts: Facts, peak: LoadPeak) -> tuple[StepFigures, MeasuredFig
     )
 
 
-def compare(peak: LoadPeak, unit: str, limits: Limits) -> tuple[Status, str]:
-    """Status and sentence of a load by its peak; the pool is counted in `unit`."""
+def tolerated_blocks(requests: int, facts: Facts, limits: Limits) -> int:
+    """Blocks of this many requests by which need and usage may differ, as they are not read at the same moment."""
+    smallest = min((pool.block_tokens for pool in facts.pools), default=limits.tokens_per_request_tolerance)
+    return requests * max(limits.blocks_per_request_tolerance, limits.tokens_per_request_tolerance // smallest)
+
+
+def compare(peak: LoadPeak, facts: Facts, limits: Limits) -> tuple[Status, str]:
+    """Status and sentence of a load by its peak."""
+    unit = facts.capabilities.unit
     expected = peak.expected.most_blocks
-    tolerance = limits.blocks_per_request_tolerance * peak.requests
+    tolerance = tolerated_blocks(peak.requests, facts, limits)
     held = f"{plural(peak.held_blocks, unit)} under load, {format_count(expected)} needed"
     who = f"{plural(peak.tokens, 'token')} of {plural(peak.requests, 'request')}"
     if abs(peak.excess_blocks) <= tolerance:
@@ -216,7 +223,7 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
     if peak is None:
         missing = "the pool's usage before or under the load is not reported; check the engine's /metrics"
         return unknown(step, missing, span)
-    status, sentence = compare(peak, facts.capabilities.unit, limits)
+    status, sentence = compare(peak, facts, limits)
     expected, measured = load_figures(facts, peak)
     measured = replace(measured, samples_of_whole_load=peak.samples)
     return StepResult(step, status, sentence, expected=expected, measured=measured, notes=span.notes)

@@ -16,7 +16,7 @@ from itertools import groupby
 from statistics import median
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
-from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
+from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure, tolerated_blocks
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import readings_of
@@ -43,7 +43,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not peaks or pool is None:
         return _by_metrics(timeline, facts, limits)
     worst = max(peaks, key=lambda peak: peak.held_blocks / max(peak.expected.most_blocks, 1))
-    ratio = worst.held_blocks / max(worst.expected.most_blocks, 1)
+    ratio, unit = worst.held_blocks / max(worst.expected.most_blocks, 1), facts.capabilities.unit
     evidence = (
         Evidence("blocks_in_use", worst.held_blocks, "blocks", "engine"),
         Evidence("blocks_needed", worst.expected.most_blocks, "blocks", "computed"),
@@ -51,14 +51,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("block_size", pool.block_tokens, "tokens", "engine"),
         Evidence("fill_ratio", worst.filled_ratio, "ratio", "computed"),
     )
-    tolerance = limits.blocks_per_request_tolerance * worst.requests
-    if worst.excess_blocks <= tolerance:
-        return (Finding(ID, "ok", "blocks in use match what the tokens need", evidence),)
+    if worst.excess_blocks <= tolerated_blocks(worst.requests, facts, limits):
+        return (Finding(ID, "ok", f"{unit}s in use match what the tokens need", evidence),)
     if ratio > limits.kv_excess_fault_ratio:
         blocks = f"{format_count(worst.held_blocks)} instead of {format_count(worst.expected.most_blocks)}"
-        summary = f"requests use {format_number(ratio)} times the blocks that their tokens need ({blocks})"
+        summary = f"requests use {format_number(ratio)} times the {unit}s that their tokens need ({blocks})"
         return (Finding(ID, "fault", summary, evidence),)
-    summary = f"requests use {plural(worst.excess_blocks, 'block')} more than their tokens need"
+    summary = f"requests use {plural(worst.excess_blocks, unit)} more than their tokens need"
     return (Finding(ID, "suspect", summary, evidence),)
 
 
@@ -186,7 +185,7 @@ def _of(window: _Window, facts: Facts, limits: Limits) -> MetricsWaste | None:
         return None
     return MetricsWaste(
         blocks_per_request=median(window.changes),
-        expected_blocks=expected.most_blocks + limits.blocks_per_request_tolerance,
+        expected_blocks=expected.most_blocks + tolerated_blocks(1, facts, limits),
         request_tokens=tokens,
         longest_prompt_tokens=window.longest_tokens,
         prompts=prompts,

@@ -64,7 +64,7 @@ def test_excess_is_counted_from_the_nearer_end_of_the_need(held: int, excess: in
 )
 def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, status: Status) -> None:
     """One block per request is the tolerance, half as much again a fault; without blocks in use it is unknown."""
-    assert status == compare(growth(held, need, requests=requests), "block", DEFAULT_LIMITS)[0]
+    assert status == compare(growth(held, need, requests=requests), KNOWN, DEFAULT_LIMITS)[0]
 
 
 def test_fullest_whole_sample_is_measured() -> None:
