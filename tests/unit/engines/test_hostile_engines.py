@@ -66,24 +66,29 @@ def spoilt(page: Page, spoil: Callable[[str, Series], tuple[Series, ...]]) -> Pa
     return {name: tuple(each for line in lines for each in spoil(name, line)) for name, lines in page.items()}
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
 @pytest.mark.parametrize(("engine", "path"), PAGES)
-def test_values_that_cannot_be(engine: EngineAdapter, path: Path, value: float) -> None:
+def test_values_that_cannot_be(engine: EngineAdapter, path: Path) -> None:
     """Every figure is inside its range or missing, though all values of a page are impossible."""
-    page = spoilt(recorded(path), lambda _, line: (replace(line, value=value),))
-    engines, _ = read_all(engine, page)
-    ratios = [one.kv_usage_ratio for one in engines if one.kv_usage_ratio is not None]
-    assert all(0.0 <= ratio <= 1.0 for ratio in ratios)
-    if not 0 <= value <= 2**60:
-        assert all(one.requests_running is None for one in engines)
+    for value in VALUES:
+        page = recorded(path)
+        valued = {name: tuple(replace(line, value=value) for line in lines) for name, lines in page.items()}
+        engines, _ = read_all(engine, valued)
+        ratios = [one.kv_usage_ratio for one in engines if one.kv_usage_ratio is not None]
+        assert all(0.0 <= ratio <= 1.0 for ratio in ratios), value
+        if not 0 <= value <= 2**60:
+            assert all(one.requests_running is None for one in engines), value
 
 
-@pytest.mark.parametrize("text", LABELS, ids=lambda text: ascii(text)[:12])
 @pytest.mark.parametrize(("engine", "path"), PAGES)
-def test_labels_that_cannot_be(engine: EngineAdapter, path: Path, text: str) -> None:
+def test_labels_that_cannot_be(engine: EngineAdapter, path: Path) -> None:
     """A label with any text is one engine's, or refused."""
     page = recorded(path)
-    read_all(engine, spoilt(page, lambda _, line: (replace(line, labels=dict.fromkeys(line.labels, text)),)))
+    for text in LABELS:
+        labelled = {
+            name: tuple(replace(line, labels=dict.fromkeys(line.labels, text)) for line in lines)
+            for name, lines in page.items()
+        }
+        read_all(engine, labelled)
 
 
 @pytest.mark.parametrize(("engine", "path"), PAGES)
@@ -128,35 +133,31 @@ def test_pages_of_parts(engine: EngineAdapter, data: st.DataObject) -> None:
     read_all(engine, spoilt({name: page[name][:3] for name in names}, spoil))
 
 
-BODIES = [
-    pytest.param(body, id=name)
-    for name, body in {
-        "nothing": "",
-        "null": "null",
-        "a number": "4",
-        "a text": '"x"',
-        "an empty list": "[]",
-        "an empty object": "{}",
-        "a list of nothing": "[null, [], {}, 3, true]",
-        "a list of objects": '[{"id": {}, "n_ctx": "x", "is_processing": 4, "next_token": 7}]',
-        "models that are none": '{"data": [7], "models": 4, "loads": {"a": 1}, "instances": 3}',
-        "a model without a name": '{"data": [{"id": 7, "owned_by": [], "max_model_len": true, "meta": "x"}]}',
-        "numbers out of range": '{"data": [{"id": "m", "max_model_len": -1, "meta": {"n_ctx": 1e400}}], "version": 5,'
-        ' "loads": [{"dp_rank": -1, "num_used_tokens": 1e999, "memory": []}], "total_slots": -3, "n_ctx": NaN,'
-        ' "default_generation_settings": {"n_ctx": -1}}',
-        "deep nesting": '{"data": ' + "[" * 50_000 + "]" * 50_000 + "}",
-        "many values": '{"loads": [' + "0," * 400_000 + "0]}",
-        "long text": '{"data": [{"id": "' + "m" * 100_000 + '", "owned_by": "' + "o" * 100_000 + '"}]}',
-        "surrogates": '{"data": [{"id": "\\ud800", "owned_by": "\\udfff"}], "version": "\\ud800"}',
-        "HTML": "<!DOCTYPE html><html><body>Sign in</body></html>",
-        "cut off": '{"data": [{"id": "m"',
-        "binary": "\0\1\2",
-    }.items()
-]
+BODIES = {
+    "nothing": "",
+    "null": "null",
+    "a number": "4",
+    "a text": '"x"',
+    "an empty list": "[]",
+    "an empty object": "{}",
+    "a list of nothing": "[null, [], {}, 3, true]",
+    "a list of objects": '[{"id": {}, "n_ctx": "x", "is_processing": 4, "next_token": 7}]',
+    "models that are none": '{"data": [7], "models": 4, "loads": {"a": 1}, "instances": 3}',
+    "a model without a name": '{"data": [{"id": 7, "owned_by": [], "max_model_len": true, "meta": "x"}]}',
+    "numbers out of range": '{"data": [{"id": "m", "max_model_len": -1, "meta": {"n_ctx": 1e400}}], "version": 5,'
+    ' "loads": [{"dp_rank": -1, "num_used_tokens": 1e999, "memory": []}], "total_slots": -3, "n_ctx": NaN,'
+    ' "default_generation_settings": {"n_ctx": -1}}',
+    "deep nesting": '{"data": ' + "[" * 50_000 + "]" * 50_000 + "}",
+    "many values": '{"loads": [' + "0," * 400_000 + "0]}",
+    "long text": '{"data": [{"id": "' + "m" * 100_000 + '", "owned_by": "' + "o" * 100_000 + '"}]}',
+    "surrogates": '{"data": [{"id": "\\ud800", "owned_by": "\\udfff"}], "version": "\\ud800"}',
+    "HTML": "<!DOCTYPE html><html><body>Sign in</body></html>",
+    "cut off": '{"data": [{"id": "m"',
+    "binary": "\0\1\2",
+}
 
 
-@pytest.mark.parametrize("status", [200, 500])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("body", "status"), [*((body, 200) for body in BODIES), ("null", 500)])
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_answers_that_are_none(engine: EngineAdapter, body: str, status: int) -> None:
     """On every path the same nonsense: a reason, in one line, and nothing else."""
@@ -172,5 +173,5 @@ def test_answers_that_are_none(engine: EngineAdapter, body: str, status: int) ->
             assert all("\n" not in gap.reason for gap in gaps)
             assert (await recognise(HttpReader(http))).engine in ENGINES
 
-    with Hostile(reply(body, status=status, content_type="application/json")) as server:
+    with Hostile(reply(BODIES[body], status=status, content_type="application/json")) as server:
         asyncio.run(asyncio.wait_for(ask(server.url), 60))
