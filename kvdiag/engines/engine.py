@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvdiag.engine_data import engine_data
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Capabilities, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.http import HttpReader
@@ -130,7 +131,7 @@ class EngineAdapter:
 
     A second engine is a folder `kvdiag/engines/NAME/` with an `ENGINE`, and `ENGINE` in `ENGINES`. The functions are
     pure and take what a server or a user sent: a figure that is missing or impossible is `None` with a `Gap`, and none
-    raises unless it says so. What the engine has no notion of is empty: `()`, `None`, a function that returns it.
+    raises unless it says so. What the engine has no notion of is left out: `()`, `None`, a function that returns it.
     """
 
     name: str
@@ -148,7 +149,7 @@ class EngineAdapter:
     client: Callable[[HttpReader, EngineAdapter], EngineClient]
     """Makes the client of one server; `OpenAIClient` for servers with OpenAI's API."""
 
-    metrics_path: str
+    metrics_path: str = "/metrics"
     """Where its metrics are, without a redirect."""
 
     metrics_flag: str
@@ -160,7 +161,7 @@ class EngineAdapter:
     metric_prefix: str
     """How its metrics' names begin: by this `recognise` knows the engine."""
 
-    polled_metrics: tuple[str, ...]
+    polled_metrics: tuple[str, ...] = ()
     """Requested at each tick, by `name[]`; empty where the server cannot filter, and all of it is read."""
 
     needed_metrics: Mapping[str, Sequence[str]]
@@ -172,7 +173,7 @@ class EngineAdapter:
     parse_version: Callable[[str | None], tuple[int, int, int] | None]
     """Major, minor and patch of a version; `None` where it has none."""
 
-    config_metrics: tuple[str, ...]
+    config_metrics: tuple[str, ...] = ()
     """The metrics whose labels or values describe the KV pool."""
 
     parse_engines: Callable[[Page], EngineReading]
@@ -183,13 +184,13 @@ class EngineAdapter:
     are empty where they are not visible; one that cannot be used is left out, with a gap.
     """
 
-    parse_caches: Callable[[Page], tuple[HostCache, ...]]
+    parse_caches: Callable[[Page], tuple[HostCache, ...]] = lambda _: ()
     """The host caches whose size limit the page reports."""
 
-    length_metrics: tuple[str, ...]
+    length_metrics: tuple[str, ...] = ()
     """Those of the lengths of finished requests; empty where there are none."""
 
-    parse_lengths: Callable[[Page], Lengths | None]
+    parse_lengths: Callable[[Page], Lengths | None] = lambda _: None
     """How long finished requests were, all engines together; `None` where the page does not say."""
 
     program: str
@@ -207,7 +208,7 @@ class EngineAdapter:
     parallel_ranks: Callable[[Iterable[str]], tuple[int, int] | None]
     """Tensor-parallel and pipeline-parallel ranks of one engine, from the command lines of the server's processes."""
 
-    kv_connector: Callable[[Iterable[str], Iterable[str]], str | None]
+    kv_connector: Callable[[Iterable[str], Iterable[str]], str | None] = lambda *_: None
     """The KV connector that the names of the server's metrics, or its command lines, show."""
 
     parse_startup_log: Callable[[str], EngineReport]
@@ -216,18 +217,21 @@ class EngineAdapter:
     parse_settings: Callable[[Iterable[str]], EngineSettings]
     """The settings that a log's lines show; all `None` if they are not of this engine."""
 
-    failed_pool_bytes: Callable[[str], int | None]
+    failed_pool_bytes: Callable[[str], int | None] = lambda _: None
     """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
     request: RequestDialect
     requests_refused: str | None = None
     """Why the test steps cannot be run against it, and where instead; `None` if they can."""
 
-    first_engine_headers: Mapping[str, str]
+    first_engine_headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers that send a request to the first of several data-parallel engines."""
 
-    flags: Mapping[str, str]
-    """Setting to the command-line flag (or environment variable) that changes it, as remedies name it."""
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """Setting to the command-line flag (or environment variable) that changes it, as remedies name it."""
+        found: Mapping[str, str] = engine_data("flags.json").get(self.name, {})
+        return found
 
     def open(self, http: HttpReader) -> EngineClient:
         """A client for the server at the base address of `http`."""

@@ -8,10 +8,11 @@ memory counts.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from kvdiag.engine_data import engine_data
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.oom.log import ANSI
@@ -30,6 +31,28 @@ _UNITS = {"bytes": 1, "MB": 1 << 20, "MiB": 1 << 20, "GB": 1 << 30, "GiB": 1 << 
 """Engines print "MB" and "GB" for binary multiples, too."""
 
 
+class Start(Protocol):
+    """What a log has of one start of the server."""
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether it has printed a figure of its memory."""
+
+
+AnyStart = TypeVar("AnyStart", bound=Start)
+
+
+def last_start(starts: Sequence[AnyStart], absent: str) -> tuple[AnyStart, list[str]]:
+    """The last start that reports its memory, and notes on the others; KvdiagError with `absent` if none does."""
+    telling = [start for start in starts if start.tells_memory]
+    if not telling:
+        raise KvdiagError(absent)
+    notes = [f"the log has {len(telling)} starts; the last one is used"] if len(telling) > 1 else []
+    if telling[-1] is not starts[-1]:
+        notes.append("a later start in the log has no memory figures yet; the previous start is used")
+    return telling[-1], notes
+
+
 @dataclass(slots=True)
 class _Start:
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -44,15 +67,17 @@ class _Start:
 class Wordings:
     """An engine's wordings, compiled."""
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        """`table` is the content of wordings.json."""
+    def __init__(self, engine: str, *, title: str) -> None:
+        """Compile wordings.json in the engine's folder; `title` is its name in texts."""
+        table: Mapping[str, Any] = engine_data("wordings.json")[engine]
+        self._title = title
         self._starts = re.compile(table["start"])
         self._interesting = re.compile(table["interesting"])
         self._sizes = [(name, unit, _compiled(wording)) for name, unit, wording in table["sizes"]]
         self._counts = [(name, _compiled(wording)) for name, wording in table["counts"]]
         self._settings = [(name, form, _compiled(wording)) for name, form, wording in table["settings"]]
 
-    def report(self, text: str, *, title: str) -> EngineReport:
+    def report(self, text: str) -> EngineReport:
         """What the last start in `text` says of its memory.
 
         Raises:
@@ -63,15 +88,10 @@ class Wordings:
             if self._starts.search(line) and starts[-1].tells_memory:
                 starts.append(_Start())
             self._take(starts[-1], line)
-        telling = [start for start in starts if start.tells_memory]
-        if not telling:
-            raise KvdiagError(
-                f"the log has none of {title}'s memory figures: give the log from the server's start, at level INFO"
-            )
-        start = telling[-1]
-        notes = [f"the log has {len(telling)} starts; the last one is used"] if len(telling) > 1 else []
-        if start is not starts[-1]:
-            notes.append("a later start in the log has no memory figures yet; the previous start is used")
+        start, notes = last_start(
+            starts,
+            f"the log has none of {self._title}'s memory figures: give the log from the server's start, at level INFO",
+        )
         ranks = (RankReport(name="each rank", **start.sizes),) if start.sizes else ()
         settings = replace(EngineSettings(), **start.settings)
         return EngineReport(settings=settings, ranks=ranks, notes=tuple(notes), **start.counts)

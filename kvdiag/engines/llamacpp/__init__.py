@@ -1,9 +1,7 @@
 """llama.cpp's server (llama-server), builds of 2025-10 to b11549."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -94,31 +92,23 @@ ENGINE = EngineAdapter(
     owned_by="llamacpp",
     capabilities=capabilities,
     client=LlamaClient,
-    metrics_path="/metrics",
     metrics_flag="with --metrics, and without --no-slots",
     metrics=MappingProxyType(metric_meanings()),
     metric_prefix="llamacpp:",
-    polled_metrics=(),
     needed_metrics=MappingProxyType(slots.NEEDED_NAMES),
     tested_versions=((6700, 0), (11549, 0)),
     parse_version=parse_version,
-    config_metrics=(),
     parse_engines=slots.parse_engines,
     parse_pools=slots.parse_pools,
-    parse_caches=lambda _: (),
-    length_metrics=(),
-    parse_lengths=lambda _: None,
     program="llama",
     environment=ENVIRONMENT,
     process_title=PROCESS_TITLE,
     # ghcr.io/ggml-org/llama.cpp:server-cuda-b11434
     image=re.compile(r"llama\.?cpp[^/]*:[\w.-]{0,60}?\b(b\d{3,6})$"),
     parallel_ranks=no_ranks,
-    kv_connector=lambda *_: None,
     parse_startup_log=load_log.parse_log,
     parse_settings=load_log.parse_settings,
     failed_pool_bytes=load_log.failed_pool_bytes,
     request=RequestDialect(body=completion_body, generated=generated),
     first_engine_headers=MappingProxyType({}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

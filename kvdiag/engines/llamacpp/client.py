@@ -77,7 +77,7 @@ class LlamaClient(OpenAIClient):
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
             raise Unreadable("absent", f"/v1/models lists no model: is this a {self.engine.title} server?")
-        self.see(models, await self._read_commands())
+        self.see(models, await server_commands(self._http.base_url, self.engine.program))
         settings = props.get("default_generation_settings")
         longest = settings.get("n_ctx") if isinstance(settings, dict) else None
         longest = model_meta(models).get("n_ctx") if longest is None else longest
@@ -192,11 +192,12 @@ class LlamaClient(OpenAIClient):
             return {}
         return page
 
-    async def _read_commands(self) -> Sequence[str]:
-        """The command lines of the server's processes, where they are on this host."""
-        try:
-            async with asyncio.timeout(HOST_SECONDS):
-                pids, _ = await asyncio.to_thread(host.find_server, self._http.base_url, self.engine.program)
-                return await asyncio.to_thread(host.commands, pids or (), ENVIRONMENT)
-        except TimeoutError:
-            return ()
+
+async def server_commands(base_url: str, program: str) -> Sequence[str]:
+    """The command lines of the processes of the server at an address, where they are on this host."""
+    try:
+        async with asyncio.timeout(HOST_SECONDS):
+            pids, _ = await asyncio.to_thread(host.find_server, base_url, program)
+            return await asyncio.to_thread(host.commands, pids or (), ENVIRONMENT)
+    except TimeoutError:
+        return ()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from kvdiag.engines.printed_figures import last_start
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.oom.log import ANSI
@@ -80,7 +81,7 @@ class _Start:
     @property
     def tells_memory(self) -> bool:
         """Whether this start has printed a figure of its memory."""
-        return bool(self.weights or any(one.kv_sizes or one.caches for one in self.contexts))
+        return bool(self.weights or self.slots or any(one.kv_sizes or one.caches for one in self.contexts))
 
 
 def failed_pool_bytes(text: str) -> int | None:
@@ -107,17 +108,13 @@ def parse_log(text: str) -> EngineReport:
         if _START.search(line) and starts[-1].tells_memory and "loaded meta data" not in line:
             starts.append(_Start())
         _take(starts[-1], line)
-    telling = [start for start in starts if start.tells_memory or start.slots]
-    if not telling:
-        raise KvdiagError(
-            "the log has none of llama.cpp's memory figures (model buffer size, KV buffer size): give the log from the "
-            "server's start; builds since 2026 print them with -lv 4"
-        )
-    report = _report(telling[-1])
-    if len(telling) > 1:
-        note = f"the log has {len(telling)} starts; the last one is used"
-        report = replace(report, notes=(*report.notes, note))
-    return report
+    start, notes = last_start(
+        starts,
+        "the log has none of llama.cpp's memory figures (model buffer size, KV buffer size): give the log from the "
+        "server's start; builds since 2026 print them with -lv 4",
+    )
+    report = _report(start)
+    return replace(report, notes=(*report.notes, *notes))
 
 
 def parse_settings(lines: Iterable[str]) -> EngineSettings:

@@ -1,9 +1,7 @@
 """LMDeploy, 0.9 to 0.18: its PyTorch engine and TurboMind."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -12,12 +10,11 @@ from kvdiag.engines.lmdeploy import metrics
 from kvdiag.engines.metrics_reader import lengths_of, parse_version
 from kvdiag.engines.openai_client import OpenAIClient
 from kvdiag.engines.printed_figures import Wordings
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Capabilities
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page, Series
 
-_WORDINGS = Wordings(json.loads(resources.files(__name__).joinpath("wordings.json").read_bytes()))
+_WORDINGS = Wordings("lmdeploy", title="LMDeploy")
 _RANKS = re.compile(r"--tp[ =](\d{1,4})\b")
 
 
@@ -91,45 +88,29 @@ def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
     return (int(found[1]) if found else 1, 1)
 
 
-def parse_log(text: str) -> EngineReport:
-    """What the last start in `text` says of its memory; KvdiagError if it has none of its lines."""
-    return _WORDINGS.report(text, title="LMDeploy")
-
-
-def parse_settings(lines: Iterable[str]) -> EngineSettings:
-    """The settings that a log's lines show."""
-    return _WORDINGS.settings(lines)
-
-
 ENGINE = EngineAdapter(
     name="lmdeploy",
     title="LMDeploy",
     owned_by="lmdeploy",
     capabilities=capabilities,
     client=LmdeployClient,
-    metrics_path="/metrics",
     metrics_flag="without --disable-metrics",
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="lmdeploy:",
-    polled_metrics=(),
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
     tested_versions=((0, 9), (0, 18)),
     parse_version=parse_version,
     config_metrics=(metrics.CONFIG,),
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,
-    parse_caches=lambda _: (),
     length_metrics=metrics.LENGTH_NAMES,
     parse_lengths=lambda page: lengths_of(page, metrics.LENGTH_NAMES[0], metrics.LENGTH_NAMES[1:]),
     program="lmdeploy",
     process_title=re.compile(r"lmdeploy"),
     image=re.compile(r"lmdeploy[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=parallel_ranks,
-    kv_connector=lambda _names, _commands: None,
-    parse_startup_log=parse_log,
-    parse_settings=parse_settings,
-    failed_pool_bytes=lambda _: None,
+    parse_startup_log=_WORDINGS.report,
+    parse_settings=_WORDINGS.settings,
     request=RequestDialect(body=completion_body, path="/generate", generated=generated),
     first_engine_headers=MappingProxyType({}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

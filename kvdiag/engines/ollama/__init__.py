@@ -1,10 +1,8 @@
 """Ollama, by its API of 2025-07 on and its models' llama-server children."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -69,5 +67,4 @@ ENGINE = replace(
         "Ollama takes text alone, whose number of tokens is known only afterwards: run against the server of its "
         "loaded model, http://127.0.0.1:PORT, with the port in the command line of its llama-server process"
     ),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -5,14 +5,10 @@ the model: the children's command lines are looked at again whenever the loaded 
 answering.
 """
 
-import asyncio
-from collections.abc import Sequence
-
 import httpx2
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
-from kvdiag.engines.llamacpp.client import HOST_SECONDS, LlamaClient
-from kvdiag.engines.llamacpp.command_line import ENVIRONMENT
+from kvdiag.engines.llamacpp.client import LlamaClient, server_commands
 from kvdiag.engines.ollama.runners import (
     PORT,
     Loaded,
@@ -28,7 +24,6 @@ from kvdiag.engines.ollama.runners import (
 )
 from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.model import Gap
-from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader, Unreadable, no_cookies
 from kvdiag.sources.prometheus_text import Page, Series
 
@@ -86,7 +81,7 @@ class OllamaClient(OpenAIClient):
 
     async def _find_runners(self) -> None:
         """Look for the models' servers, and connect to each: one may have the port of one that ended."""
-        commands = await self._commands() if self._models else ()
+        commands = await server_commands(self._http.base_url, self.engine.program) if self._models else ()
         found = []
         for runner in runners_of(commands):
             http = HttpReader(
@@ -106,11 +101,3 @@ class OllamaClient(OpenAIClient):
                 continue
             found.append((runner, client))
         self._runners = tuple(found)
-
-    async def _commands(self) -> Sequence[str]:
-        try:
-            async with asyncio.timeout(HOST_SECONDS):
-                pids, _ = await asyncio.to_thread(host.find_server, self._http.base_url, self.engine.program)
-                return await asyncio.to_thread(host.commands, pids or (), ENVIRONMENT)
-        except TimeoutError:
-            return ()

@@ -1,9 +1,7 @@
 """SGLang, 0.3.6 to 0.5.23."""
 
-import json
 import re
 from collections.abc import Sequence
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -36,11 +34,9 @@ ENGINE = EngineAdapter(
     owned_by="sglang",
     capabilities=metrics.capabilities,
     client=SglangClient,
-    metrics_path="/metrics",
     metrics_flag="with --enable-metrics",
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix=metrics.PREFIX,
-    polled_metrics=(),
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
     tested_versions=((0, 3), (0, 5)),
     parse_version=parse_version,
@@ -61,5 +57,4 @@ ENGINE = EngineAdapter(
     failed_pool_bytes=startup_log.failed_pool_bytes,
     request=RequestDialect(body=safe_body),
     first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -1,7 +1,6 @@
 """The settings that an SGLang server logs as `server_args=`, and what its processes' titles and commands show.
 
-Pure. The line is Python's repr of a dataclass, since 0.5.2x of a dict; each value is found by its own bounded pattern,
-none is evaluated, and a value of an unexpected form is missing.
+Pure. The line is Python's repr of a dataclass, since 0.5.2x of a dict (`printed_settings`).
 """
 
 import json
@@ -12,26 +11,13 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from kvdiag.engines.printed_settings import argument_patterns, found_settings, message_patterns
 from kvdiag.kv.calibration.engine_report import EngineSettings
 
-MAX_TEXT_CHARACTERS = 512
-_MOST = 1 << 40
-_FORMS = {
-    "whole": r"(\d{1,15})(?!\w|\.\d)",
-    "fraction": r"(\d(?:\.\d{1,20})?)(?!\w|\.\d)",
-    "flag": r"(True|False)\b",
-    "negated": r"(True|False)\b",
-    "word": r"'?(?:torch\.)?([A-Za-z][\w.-]{0,60})'?",
-    "text": rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'",
-}
-
 _DATA = resources.files("kvdiag.engines.sglang")
-_ARGUMENTS = tuple(
-    # `'name': value` of a dict, `name=value` of a dataclass.
-    (field, form, re.compile(rf"(?<!\w)'?{name}'?(?:=|: ){_FORMS[form]}"))
-    for field, name, form in json.loads((_DATA / "arguments.json").read_bytes())
-)
-"""Field of `EngineSettings`, form of its value, and its pattern in the line of the arguments."""
+_ARGUMENTS = argument_patterns(json.loads((_DATA / "arguments.json").read_bytes()))
+
+_ABSENT = ("none", "auto")
 
 ARGUMENT_LINE = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 """Each start prints it first."""
@@ -39,10 +25,7 @@ ARGUMENT_LINE = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
 """The messages of a start that report a figure, as regular expressions; `{…}` stands for the form of a number."""
 
-_RESOLVED = tuple(
-    (name, form, re.compile(wording.replace("{whole}", _FORMS["whole"])))
-    for name, form, wording in WORDINGS["resolved"]
-)
+_RESOLVED = message_patterns(WORDINGS["resolved"])
 """Printed once the server has resolved a setting."""
 
 PROCESS_TITLE = re.compile(r"sglang", re.IGNORECASE)
@@ -62,29 +45,10 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     resolved: dict[str, Any] = {}
     for line in lines:
         if ARGUMENT_LINE.search(line):
-            arguments = _found(_ARGUMENTS, line)
+            arguments = found_settings(_ARGUMENTS, line, absent=_ABSENT)
         # A drafter's weights and pool are loaded after the model's own.
-        resolved = {**_found(_RESOLVED, line), **resolved}
+        resolved = {**found_settings(_RESOLVED, line, absent=_ABSENT), **resolved}
     return replace(EngineSettings(), **{**arguments, **resolved})
-
-
-def _found(table: Iterable[tuple[str, str, re.Pattern[str]]], line: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, form, pattern in table:
-        match = pattern.search(line)
-        if match is not None and name not in found and (value := _value(form, match[1])) is not None:
-            found[name] = value
-    return found
-
-
-def _value(form: str, text: str) -> Any:
-    if form in ("text", "word"):
-        return None if text.lower() in ("none", "auto") else text
-    if form in ("flag", "negated"):
-        return (text == "True") is (form == "flag")
-    if form == "fraction":
-        return ratio if 0 < (ratio := float(text)) <= 1 else None
-    return number if 0 < (number := int(text)) <= _MOST else None
 
 
 def kv_connector(names: Iterable[str], commands: Iterable[str]) -> str | None:  # noqa: ARG001 - unused ones are there, too

@@ -11,8 +11,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from kvdiag.engines.printed_figures import last_start
 from kvdiag.engines.sglang.settings import ARGUMENT_LINE, WORDINGS, parse_settings
-from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
 from kvdiag.oom.log import ANSI
 
@@ -90,19 +91,13 @@ def parse_log(text: str) -> EngineReport:
         if ARGUMENT_LINE.search(line) and starts[-1].tells_memory:
             starts.append(_Start())
         _take(starts[-1], line)
-    telling = [start for start in starts if start.tells_memory]
-    if not telling:
-        raise KvdiagError(
-            "the log has none of SGLang's memory figures (Load weight end, KV Cache is allocated, "
-            "max_total_num_tokens): give the log from the server's start, at level INFO"
-        )
-    report = _report(telling[-1])
-    notes = list(report.notes)
-    if len(telling) > 1:
-        notes.append(f"the log has {len(telling)} starts; the last one is used")
-    if telling[-1] is not starts[-1]:
-        notes.append("a later start in the log has no memory figures yet; the previous start is used")
-    return replace(report, notes=tuple(notes))
+    start, notes = last_start(
+        starts,
+        "the log has none of SGLang's memory figures (Load weight end, KV Cache is allocated, "
+        "max_total_num_tokens): give the log from the server's start, at level INFO",
+    )
+    report = _report(start)
+    return replace(report, notes=(*report.notes, *notes))
 
 
 def _take(start: _Start, line: str) -> None:

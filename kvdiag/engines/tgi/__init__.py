@@ -1,9 +1,7 @@
 """Text Generation Inference (TGI), 2 and 3."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -12,11 +10,10 @@ from kvdiag.engines.metrics_reader import lengths_of, parse_version
 from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.engines.printed_figures import Wordings
 from kvdiag.engines.tgi import metrics
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import MAX_COUNT, Capabilities
 from kvdiag.sources.http import Unreadable
 
-_WORDINGS = Wordings(json.loads(resources.files(__name__).joinpath("wordings.json").read_bytes()))
+_WORDINGS = Wordings("tgi", title="TGI")
 _SHARDS = re.compile(r"--num-shard[ =](\d{1,4})\b")
 
 
@@ -77,16 +74,6 @@ def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
     return (int(found[1]), 1) if found else None
 
 
-def parse_log(text: str) -> EngineReport:
-    """What the last start in `text` says of its memory; KvdiagError if it has none of its lines."""
-    return _WORDINGS.report(text, title="TGI")
-
-
-def parse_settings(lines: Iterable[str]) -> EngineSettings:
-    """The settings that a log's lines show."""
-    return _WORDINGS.settings(lines)
-
-
 ENGINE = EngineAdapter(
     name="tgi",
     title="TGI",
@@ -102,29 +89,23 @@ ENGINE = EngineAdapter(
         forces_length=False,
     ),
     client=TgiClient,
-    metrics_path="/metrics",
     metrics_flag="and wait for its warm-up",
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="tgi_",
-    polled_metrics=(),
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
     tested_versions=((2, 0), (3, 3)),
     parse_version=parse_version,
     config_metrics=(metrics.CAPACITY,),
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,
-    parse_caches=lambda _: (),
     length_metrics=metrics.LENGTH_NAMES,
     parse_lengths=lambda page: lengths_of(page, metrics.LENGTH_NAMES[0], metrics.LENGTH_NAMES[1:]),
     program="text-generation",
     process_title=re.compile(r"text[-_]generation"),
     image=re.compile(r"text-generation-inference[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=parallel_ranks,
-    kv_connector=lambda _names, _commands: None,
-    parse_startup_log=parse_log,
-    parse_settings=parse_settings,
-    failed_pool_bytes=lambda _: None,
+    parse_startup_log=_WORDINGS.report,
+    parse_settings=_WORDINGS.settings,
     request=RequestDialect(body=completion_body, path="/generate_stream", generated=generated, error=error),
     first_engine_headers=MappingProxyType({}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

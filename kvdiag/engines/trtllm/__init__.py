@@ -1,10 +1,8 @@
 """TensorRT-LLM: trtllm-serve from 1.1, and Triton's tensorrtllm_backend."""
 
 import asyncio
-import json
 import re
 from dataclasses import replace
-from importlib import resources
 from types import MappingProxyType
 
 from kvdiag.engines.engine import EngineAdapter, Identity, RequestDialect
@@ -80,20 +78,14 @@ ENGINE = EngineAdapter(
     config_metrics=metrics.POOL,
     parse_engines=metrics.parse_engines,
     parse_pools=metrics.parse_pools,
-    parse_caches=lambda _: (),
-    length_metrics=(),
-    parse_lengths=lambda _: None,
     program="trtllm",
     process_title=re.compile(r"trtllm|tensorrt_llm|tritonserver|mgmn_(leader|worker)"),
     image=re.compile(r"(?:tensorrt-?llm|trtllm)(?!-runtime)[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=startup_log.parallel_ranks,
-    kv_connector=lambda _names, _commands: None,
-    parse_startup_log=startup_log.parse_log,
-    parse_settings=startup_log.parse_settings,
-    failed_pool_bytes=startup_log.failed_pool_bytes,
+    parse_startup_log=startup_log.WORDINGS.report,
+    parse_settings=startup_log.WORDINGS.settings,
     request=RequestDialect(body=completion_body),
     first_engine_headers=MappingProxyType({}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )
 
 TRITON = replace(

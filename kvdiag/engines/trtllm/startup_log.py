@@ -4,32 +4,14 @@ The PyTorch backend allocates a small pool for a trial run first, and prints the
 (tensorrt_llm/_torch/pyexecutor/_util.py).
 """
 
-import json
-import pkgutil
 import re
 from collections.abc import Iterable
 
 from kvdiag.engines.printed_figures import Wordings
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 
-_WORDINGS = Wordings(json.loads(pkgutil.get_data(__package__, "wordings.json") or b""))
+WORDINGS = Wordings("trtllm", title="TensorRT-LLM")
 
 _PARALLEL = re.compile(r"--(tp|pp)(?:_size)?[ =](\d{1,4})\b")
-
-
-def parse_log(text: str) -> EngineReport:
-    """What the last start in `text` says of its memory; KvdiagError if it has none of its lines."""
-    return _WORDINGS.report(text, title="TensorRT-LLM")
-
-
-def parse_settings(lines: Iterable[str]) -> EngineSettings:
-    """The settings that a log's lines show."""
-    return _WORDINGS.settings(lines)
-
-
-def failed_pool_bytes(text: str) -> int | None:  # noqa: ARG001 - the log has what was free, not what was short
-    """`None`: a failed start prints what was free, not how much was short."""
-    return None
 
 
 def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:

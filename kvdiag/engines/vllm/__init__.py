@@ -1,8 +1,6 @@
 """vLLM, 0.6 to 0.32."""
 
-import json
 import re
-from importlib import resources
 from types import MappingProxyType
 
 from kvdiag.engines.engine import EngineAdapter, RequestDialect
@@ -42,5 +40,4 @@ ENGINE = EngineAdapter(
     failed_pool_bytes=startup_log.failed_pool_bytes,
     request=RequestDialect(body=completion_body),
     first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
-    flags=MappingProxyType(json.loads(resources.files(__name__).joinpath("flags.json").read_bytes())),
 )

@@ -1,7 +1,6 @@
 """The settings that a vLLM server logs: its arguments, its engine config line, the values that it resolves from them.
 
-Pure. The lines are Python's repr of dicts and objects; each value is found by its own bounded pattern, none is
-evaluated, and a value of an unexpected form is missing.
+Pure. The lines are Python's repr of dicts and objects (`printed_settings`).
 """
 
 import json
@@ -11,25 +10,11 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+from kvdiag.engines.printed_settings import argument_patterns, found_settings, message_patterns
 from kvdiag.kv.calibration.engine_report import EngineSettings
 
-MAX_TEXT_CHARACTERS = 512
-_MOST = 1 << 40
-_FORMS = {
-    "whole": r"(\d{1,15})(?!\w|\.\d)",
-    "fraction": r"(\d(?:\.\d{1,20})?(?:e-\d{1,2})?)(?!\w|\.\d)",
-    "flag": r"(True|False)\b",
-    "word": r"'?(?:torch\.)?([A-Za-z][\w.-]{0,60})'?",
-    "text": rf"'([^'\n]{{1,{MAX_TEXT_CHARACTERS}}})'",
-}
-
 _DATA = resources.files("kvdiag.engines.vllm")
-_ARGUMENTS = tuple(
-    # `'name': value` of a dict, `name=value` of a Namespace or a config line.
-    (field, form, re.compile(rf"(?<![\w])'?{name}'?(?:=|: ){_FORMS[form]}"))
-    for field, name, form in json.loads((_DATA / "arguments.json").read_bytes())
-)
-"""Field of `EngineSettings`, form of its value, and its pattern among the arguments or in the config line."""
+_ARGUMENTS = argument_patterns(json.loads((_DATA / "arguments.json").read_bytes()))
 
 PROCESS_TITLE = re.compile(r"vllm|enginecore|worker", re.IGNORECASE)
 """vllm/utils/system_utils.py::set_process_title."""
@@ -42,10 +27,7 @@ _CONFIG_LINE = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
 WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
 """The messages of a start that report a figure, as regular expressions; `{…}` stands for the form of a number."""
 
-_RESOLVED = tuple(
-    (name, form, re.compile(wording.replace(f"{{{form}}}", _FORMS[form])))
-    for name, form, wording in WORDINGS["resolved"]
-)
+_RESOLVED = message_patterns(WORDINGS["resolved"])
 """Printed by the server once it has resolved a setting."""
 
 _SWITCHES = tuple((name, re.compile(wording), value) for name, wording, value in WORDINGS["switches"])
@@ -60,36 +42,16 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     resolved: dict[str, Any] = {}
     for line in lines:
         if _ARGUMENT_LINE.search(line):
-            arguments = _found(_ARGUMENTS, line)
+            arguments = found_settings(_ARGUMENTS, line)
         elif _CONFIG_LINE.search(line):
-            config = _found(_ARGUMENTS, line)
+            config = found_settings(_ARGUMENTS, line)
             # Objects printed in the line have block sizes of other things.
             config.pop("block_size_tokens", None)
         # A drafter's architecture is resolved after the model's own.
         first = {"architecture": resolved["architecture"]} if "architecture" in resolved else {}
-        resolved.update({**_found(_RESOLVED, line), **first})
+        resolved.update({**found_settings(_RESOLVED, line), **first})
         resolved.update({name: value for name, pattern, value in _SWITCHES if pattern.search(line)})
     return replace(EngineSettings(), **{**arguments, **resolved, **config})
-
-
-def _found(table: Iterable[tuple[str, str, re.Pattern[str]]], line: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, form, pattern in table:
-        match = pattern.search(line)
-        if match is not None and name not in found and (value := _value(form, match[1])) is not None:
-            # The argument switches the hybrid manager off.
-            found[name] = not value if name == "hybrid_manager" else value
-    return found
-
-
-def _value(form: str, text: str) -> Any:
-    if form in ("text", "word"):
-        return None if text.lower() == "none" else text
-    if form == "flag":
-        return text == "True"
-    if form == "fraction":
-        return ratio if 0 < (ratio := float(text)) <= 1 else None
-    return number if 0 < (number := int(text)) <= _MOST else None
 
 
 _CONNECTOR = re.compile(r"\bkv_connector[\"'\s:=]{1,8}([A-Za-z]\w{0,60})")

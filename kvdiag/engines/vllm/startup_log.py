@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from kvdiag.engines.printed_figures import last_start
 from kvdiag.engines.vllm.settings import WORDINGS, parse_settings
-from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
 from kvdiag.oom.log import ANSI
 
@@ -95,19 +96,13 @@ def parse_log(text: str) -> EngineReport:
             starts.append(current)
         current.lines.append(record)
         _take(current, process, name, record)
-    telling = [start for start in starts if start.tells_memory]
-    if not telling:
-        raise KvdiagError(
-            "the log has none of vLLM's memory figures (model weights, available KV cache, "
-            "KV cache size): give the log from the server's start, at level INFO"
-        )
-    report = _report(telling[-1])
-    notes = list(report.notes)
-    if len(telling) > 1:
-        notes.append(f"the log has {len(telling)} starts; the last one is used")
-    if telling[-1] is not starts[-1]:
-        notes.append("a later start in the log has no memory figures yet; the previous start is used")
-    return replace(report, notes=tuple(notes))
+    start, notes = last_start(
+        starts,
+        "the log has none of vLLM's memory figures (model weights, available KV cache, "
+        "KV cache size): give the log from the server's start, at level INFO",
+    )
+    report = _report(start)
+    return replace(report, notes=(*report.notes, *notes))
 
 
 def _records(text: str) -> Iterator[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from kvdiag.kv.fit.overheads import GIB
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.pools.cell_model import CellLayer, CellModel
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Part
+from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Part, lever
 from kvdiag.kv.pools.gguf_header import BLOCKS, row_bytes
 
 _PAD_CELLS = 256
@@ -318,10 +318,4 @@ def _levers(
         except KvModelError:
             continue
         if better.admits_demand > plan.admits_demand or better.headroom_bytes > plan.headroom_bytes:
-            yield EngineLever(
-                change=change,
-                price=price,
-                outcome=better.outcome,
-                max_requests=better.max_requests,
-                gained_bytes=better.headroom_bytes - plan.headroom_bytes,
-            )
+            yield lever(plan, better, change, price)

@@ -121,3 +121,14 @@ class EnginePlan:
             return None
         tight = self.headroom_bytes < TIGHT_HEADROOM_RATIO * self.pool_bytes
         return Outcome.TIGHT if tight or self.reserve_shortfall_bytes else Outcome.FITS
+
+
+def lever(plan: EnginePlan, better: EnginePlan, change: str, price: str) -> EngineLever:
+    """A changed flag that makes one plan another."""
+    return EngineLever(
+        change=change,
+        price=price,
+        outcome=better.outcome,
+        max_requests=better.max_requests,
+        gained_bytes=better.headroom_bytes - plan.headroom_bytes,
+    )

@@ -7,7 +7,9 @@ Sources: TensorRT-LLM _util.py::KvCacheCreator and #2268; TGI flash_causal_lm.py
 pytorch/engine/executor/base.py. Sliding-window layers of TensorRT-LLM have pools of their own and are not modelled.
 """
 
+import json
 import math
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -20,7 +22,7 @@ from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.layout.dtypes import KvDtype, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part
+from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part, lever
 
 _LOGITS_BYTES = 2
 # TensorRT-LLM's C++ runtime, which sized the pool until the PyTorch one did.
@@ -119,43 +121,10 @@ def _lmdeploy_pool(settings: ShareSettings, total: int, weights: int, overheads:
     return int((total - weights - overheads.context_bytes - reserve) * settings.share_ratio)
 
 
-_ENGINES: Mapping[str, _Kind] = {
-    "trtllm": _Kind(
-        share_ratio=0.9,
-        block_tokens=32,
-        step_tokens=8_192,
-        max_requests=2_048,
-        share_flag="--kv_cache_free_gpu_memory_fraction",
-        step_flag="--max_num_tokens",
-        dtype_flag="--kv_cache_dtype fp8",
-        parallel_flag="--tp_size",
-        kept_blocks=0,
-        pool_bytes=_tensorrt_pool,
-    ),
-    "tgi": _Kind(
-        share_ratio=1.0,
-        block_tokens=1,
-        step_tokens=4_096,
-        max_requests=128,
-        share_flag="--cuda-memory-fraction",
-        step_flag="--max-batch-prefill-tokens",
-        dtype_flag="--kv-cache-dtype fp8_e4m3fn",
-        parallel_flag="--num-shard",
-        kept_blocks=1,
-        pool_bytes=_tgi_pool,
-    ),
-    "lmdeploy": _Kind(
-        share_ratio=0.8,
-        block_tokens=64,
-        step_tokens=8_192,
-        max_requests=256,
-        share_flag="--cache-max-entry-count",
-        step_flag="--max-prefill-token-num",
-        dtype_flag="--quant-policy 8",
-        parallel_flag="--tp",
-        kept_blocks=0,
-        pool_bytes=_lmdeploy_pool,
-    ),
+_POOL_BYTES = {"trtllm": _tensorrt_pool, "tgi": _tgi_pool, "lmdeploy": _lmdeploy_pool}
+_ENGINES = {
+    name: _Kind(pool_bytes=_POOL_BYTES[name], **row)
+    for name, row in json.loads(pkgutil.get_data(__package__, "share_engines.json") or b"").items()
 }
 
 
@@ -326,10 +295,4 @@ def _levers(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[E
         except KvModelError:
             continue
         if (better.admits_demand, better.headroom_bytes) > (plan.admits_demand, plan.headroom_bytes):
-            yield EngineLever(
-                change=change,
-                price=price,
-                outcome=better.outcome,
-                max_requests=better.max_requests,
-                gained_bytes=better.headroom_bytes - plan.headroom_bytes,
-            )
+            yield lever(plan, better, change, price)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.plan import Demand, Outcome
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part
+from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part, lever
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import GIB, TokenModel, TokenPools
 
@@ -291,13 +291,7 @@ def _lever(plan: EnginePlan, better: EnginePlan | None, change: str, price: str)
     if better is None:
         return
     if _merit(better) > _merit(plan):
-        yield EngineLever(
-            change=change,
-            price=price,
-            outcome=better.outcome,
-            max_requests=better.max_requests,
-            gained_bytes=better.headroom_bytes - plan.headroom_bytes,
-        )
+        yield lever(plan, better, change, price)
 
 
 def _merit(plan: EnginePlan) -> tuple[bool, bool, bool, int]:

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from kvdiag.engines.engine import SOURCE
-from kvdiag.engines.lmdeploy import ENGINE, completion_body, generated, parallel_ranks, parse_log
+from kvdiag.engines.lmdeploy import ENGINE, completion_body, generated, parallel_ranks
 from kvdiag.engines.lmdeploy.metrics import parse_engines, parse_pools
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Engine, Gap
@@ -124,7 +124,9 @@ def test_events_have_the_tokens_so_far(event: dict[str, Any], before: int, token
 
 def test_turbomind_s_log_has_the_region() -> None:
     """Its budget in bytes, and the share that it was asked to take."""
-    report = parse_log("[TM][INFO] Object cache budget: 43200.00 MB from free 54000.00 MB and ratio 0.80\n")
+    report = ENGINE.parse_startup_log(
+        "[TM][INFO] Object cache budget: 43200.00 MB from free 54000.00 MB and ratio 0.80\n"
+    )
     (rank,) = report.ranks
     assert rank.pool is not None
     assert (43_200 << 20, 0.8) == (rank.pool.nominal_bytes, report.settings.memory_fraction_ratio)
@@ -133,7 +135,7 @@ def test_turbomind_s_log_has_the_region() -> None:
 def test_a_log_of_settings_alone_is_no_report() -> None:
     """Without a pool there is nothing to compare."""
     with pytest.raises(KvdiagError):
-        parse_log("PytorchEngineConfig(tp=1, session_len=None, cache_max_entry_count=0.8)")
+        ENGINE.parse_startup_log("PytorchEngineConfig(tp=1, session_len=None, cache_max_entry_count=0.8)")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvdiag.engines.tgi import ENGINE, completion_body, error, generated, parallel_ranks, parse_log
+from kvdiag.engines.tgi import ENGINE, completion_body, error, generated, parallel_ranks
 from kvdiag.errors import KvdiagError
 from kvdiag.sources.http import HttpReader, Unreadable
 
@@ -84,7 +84,7 @@ def test_a_description_without_a_model_is_none(info: object) -> None:
 
 def test_the_log_has_the_pool() -> None:
     """Blocks of one token, the batch's most tokens, and the launcher's arguments."""
-    report = parse_log(LOG)
+    report = ENGINE.parse_startup_log(LOG)
     assert (123_449, 123_449, 1) == (report.num_blocks, report.tokens, report.settings.block_size_tokens)
     settings = report.settings
     assert (8192, 4096, 2, 0.9) == (
@@ -94,7 +94,7 @@ def test_the_log_has_the_pool() -> None:
         settings.memory_fraction_ratio,
     )
     with pytest.raises(KvdiagError):
-        parse_log("Args { max_total_tokens: Some(8192) }")
+        ENGINE.parse_startup_log("Args { max_total_tokens: Some(8192) }")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvdiag.engines.trtllm.startup_log import parallel_ranks, parse_log, parse_settings
+from kvdiag.engines.trtllm.startup_log import WORDINGS, parallel_ranks
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import GIB
 
@@ -45,7 +45,7 @@ available: 21.89 GiB
 
 def test_of_the_two_pools_the_last_counts() -> None:
     """The trial run's pool is printed first, a dry run's last: neither is the pool."""
-    report = parse_log(PYTORCH)
+    report = WORDINGS.report(PYTORCH)
     (rank,) = report.ranks
     assert (11_844, 379_008, "1.2.0") == (report.num_blocks, report.tokens, report.settings.version)
     assert (32, 0.9, 32_768, 8192) == (
@@ -67,7 +67,7 @@ def test_of_the_two_pools_the_last_counts() -> None:
 )
 def test_published_logs_fit_their_models(log: str, tokens: int, bytes_per_token: int) -> None:
     """The pool that a log prints is its tokens times what the model's token costs, within the rounding."""
-    report = parse_log(log)
+    report = WORDINGS.report(log)
     (rank,) = report.ranks
     assert rank.pool is not None
     assert (tokens, True) == (
@@ -78,13 +78,13 @@ def test_published_logs_fit_their_models(log: str, tokens: int, bytes_per_token:
 
 def test_published_blocks_make_up_the_tokens() -> None:
     """Blocks of the primary pool times the tokens of each are the tokens that the pool line prints."""
-    report = parse_log(SPECULATIVE)
+    report = WORDINGS.report(SPECULATIVE)
     assert (116_617, 32, 116_617 * 32) == (report.num_blocks, report.settings.block_size_tokens, report.tokens)
 
 
 def test_the_runtime_s_other_parts_are_read() -> None:
     """Weights of an engine file, and the device as the runtime sees it."""
-    (old,), (new,) = parse_log(RUNTIME_0_8).ranks, parse_log(RUNTIME_0_13).ranks
+    (old,), (new,) = WORDINGS.report(RUNTIME_0_8).ranks, WORDINGS.report(RUNTIME_0_13).ranks
     assert old.weights is not None
     assert new.total is not None
     assert (12_856 << 20, 39.39) == (old.weights.nominal_bytes, round(new.total.nominal_bytes / GIB, 2))
@@ -93,9 +93,9 @@ def test_the_runtime_s_other_parts_are_read() -> None:
 def test_of_two_starts_the_last_counts() -> None:
     """A restart in one log replaces what the first printed; one without figures does not."""
     second = PYTORCH.replace("379008", "189504").replace("52.05", "26.03").replace("11844", "5922")
-    report = parse_log(PYTORCH + second)
+    report = WORDINGS.report(PYTORCH + second)
     assert (189_504, 5922, 1) == (report.tokens, report.num_blocks, len(report.notes))
-    again = parse_log(PYTORCH + "[TensorRT-LLM] TensorRT LLM version: 1.2.0\n")
+    again = WORDINGS.report(PYTORCH + "[TensorRT-LLM] TensorRT LLM version: 1.2.0\n")
     assert (379_008, 1) == (again.tokens, len(again.notes))
 
 
@@ -103,12 +103,12 @@ def test_of_two_starts_the_last_counts() -> None:
 def test_another_log_is_none(text: str) -> None:
     """A text without its lines is no report."""
     with pytest.raises(KvdiagError):
-        parse_log(text)
+        WORDINGS.report(text)
 
 
 def test_settings_are_read_from_lines() -> None:
     """Lines with settings alone give them."""
-    found = parse_settings(PYTORCH.splitlines())
+    found = WORDINGS.settings(PYTORCH.splitlines())
     assert (32, 0.9) == (found.block_size_tokens, found.memory_fraction_ratio)
 
 
