@@ -1,4 +1,7 @@
-"""trtllm-serve's `GET /metrics` is a list that a read empties for its owner: no command ever reads it."""
+"""Paths that no command ever reads, because a read costs the server something.
+
+trtllm-serve's `GET /metrics` is a list that a read empties for its owner; SGLang generates a token for `GET /health`.
+"""
 
 import json
 import threading
@@ -12,22 +15,31 @@ from tests.builders.scrapes import SCRAPES
 from tests.integration.vllm.cli import kvdiag, started
 from tests.unit.sim.client import Client, eventually
 
-MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "tensorrt_llm"}]})
-GAUGES = (SCRAPES / "trtllm-1.3-written.prom").read_text(encoding="utf-8")
+Pages = dict[str, tuple[int, str]]
 
-SERVERS: dict[str, dict[str, tuple[int, str]]] = {
-    "as it should be": {
-        "/v1/models": (200, MODELS),
-        "/version": (200, '{"version": "1.3.0"}'),
-        "/prometheus/metrics": (200, GAUGES),
-    },
-    "without return_perf_metrics": {"/v1/models": (200, MODELS), "/version": (200, '{"version": "1.3.0"}')},
-    "whose models cannot be read": {"/v1/models": (500, "")},
+
+def models(owner: str) -> tuple[int, str]:
+    """The answer to GET /v1/models."""
+    return 200, json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": owner}]})
+
+
+def scrape(name: str) -> tuple[int, str]:
+    """A page of metrics."""
+    return 200, (SCRAPES / f"{name}.prom").read_text(encoding="utf-8")
+
+
+TRTLLM: Pages = {"/v1/models": models("tensorrt_llm"), "/version": (200, '{"version": "1.3.0"}')}
+SERVERS: dict[str, tuple[Pages, str]] = {
+    "TensorRT-LLM": ({**TRTLLM, "/prometheus/metrics": scrape("trtllm-1.3-written")}, "/metrics"),
+    "TensorRT-LLM without return_perf_metrics": (TRTLLM, "/metrics"),
+    "TensorRT-LLM whose models cannot be read": ({"/v1/models": (500, "")}, "/metrics"),
+    "SGLang": ({"/v1/models": models("sglang"), "/metrics": scrape("sglang-0.5.23-cpu-page1-10x1600-after")}, "/health"),
 }
+servers = pytest.mark.parametrize(("pages", "untouched"), SERVERS.values(), ids=SERVERS)
 
 
 @contextmanager
-def serving(pages: dict[str, tuple[int, str]]) -> Iterator[tuple[str, list[str]]]:
+def serving(pages: Pages) -> Iterator[tuple[str, list[str]]]:
     """The address of a server with these pages, and the paths that were asked for; others are not found."""
     asked: list[str] = []
 
@@ -35,7 +47,7 @@ def serving(pages: dict[str, tuple[int, str]]) -> Iterator[tuple[str, list[str]]
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             asked.append(path)
-            status, text = (200, "[]") if path.rstrip("/") == "/metrics" else pages.get(path, (404, ""))
+            status, text = pages.get(path, (200, "[]") if path == "/metrics" else (404, ""))
             self.send_response(status)
             self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()
@@ -58,18 +70,23 @@ def serving(pages: dict[str, tuple[int, str]]) -> Iterator[tuple[str, list[str]]
         thread.join()
 
 
-@pytest.mark.parametrize("pages", SERVERS.values(), ids=SERVERS)
+def touched(asked: list[str], untouched: str) -> list[str]:
+    """What was asked for of a path, and of what is below it or begins alike."""
+    return [path for path in asked if path.startswith(untouched)]
+
+
+@servers
 @pytest.mark.parametrize("command", [("doctor",), ("run",), ("top", "--once"), ("audit",)], ids=lambda one: one[0])
-def test_no_command_reads_the_list(pages: dict[str, tuple[int, str]], command: tuple[str, ...]) -> None:
+def test_no_command_reads_it(pages: Pages, untouched: str, command: tuple[str, ...]) -> None:
     """Whether the server has its gauges or not, and whether it says whose models it has or not."""
     with serving(pages) as (url, asked):
         kvdiag(*command, "--url", url)
     assert "/v1/models" in asked
-    assert [] == [path for path in asked if path.rstrip("/") == "/metrics"]
+    assert [] == touched(asked, untouched)
 
 
-@pytest.mark.parametrize("pages", SERVERS.values(), ids=SERVERS)
-def test_the_daemon_does_not_read_the_list(pages: dict[str, tuple[int, str]]) -> None:
+@servers
+def test_the_daemon_does_not_read_it(pages: Pages, untouched: str) -> None:
     """Neither while it looks for the server nor while it samples it."""
     with (
         serving(pages) as (url, asked),
@@ -78,6 +95,7 @@ def test_the_daemon_does_not_read_the_list(pages: dict[str, tuple[int, str]]) ->
         assert process.stderr is not None
         address = json.loads(process.stderr.readline())["address"]
         assert eventually(lambda: 200 == Client(address).get("/-/healthy")[0])
-        wanted = "/prometheus/metrics" if "/version" in pages else "/v1/models"
+        polled = {"/metrics": "/prometheus/metrics", "/health": "/metrics"}[untouched]
+        wanted = polled if len(pages) > 1 else "/v1/models"
         assert eventually(lambda: asked.count(wanted) > 2)
-    assert [] == [path for path in asked if path.rstrip("/") == "/metrics"]
+    assert [] == touched(asked, untouched)
