@@ -33,7 +33,10 @@ SERVERS: dict[str, tuple[Pages, str]] = {
     "TensorRT-LLM": ({**TRTLLM, "/prometheus/metrics": scrape("trtllm-1.3-written")}, "/metrics"),
     "TensorRT-LLM without return_perf_metrics": (TRTLLM, "/metrics"),
     "TensorRT-LLM whose models cannot be read": ({"/v1/models": (500, "")}, "/metrics"),
-    "SGLang": ({"/v1/models": models("sglang"), "/metrics": scrape("sglang-0.5.23-cpu-page1-10x1600-after")}, "/health"),
+    "SGLang": (
+        {"/v1/models": models("sglang"), "/metrics": scrape("sglang-0.5.23-cpu-page1-10x1600-after")},
+        "/health",
+    ),
 }
 servers = pytest.mark.parametrize(("pages", "untouched"), SERVERS.values(), ids=SERVERS)
 
