@@ -355,6 +355,9 @@ class Limits:
     batch_tokens: int = 2048
     """Tokens on top that a batch may still bring: llama.cpp's --batch-size by default."""
 
+    rounding_ratio: float = 0.05
+    """Share of the blocks asked for that is missing by rounding: requests admitted by tokens take whole blocks."""
+
     outside_torch_ratio: float = 0.5
     """Share of the device that a failed process uses, from which it is the engine's own if torch has nothing of it."""
 

@@ -26,7 +26,7 @@ from kvdiag.oom.message import (
     parse_shortage,
     wordings,
 )
-from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
+from kvdiag.oom.phase import NEAR_CHARACTERS, RAISED_FROM, phase_of
 
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
@@ -71,7 +71,6 @@ _HELD = tuple(
 """The pool's size, whether requests share it, and what each of those that failed had of it."""
 
 CAUSE_CHARACTERS = 20_000
-_RAISED_FROM = re.compile(r"direct cause of the following exception|During handling of the above exception")
 _OWN_WORDS: frozenset[Kind] = frozenset({"prefill", "component", "blocks", "kv_full"})
 
 _PROCESS = re.compile(
@@ -204,7 +203,7 @@ def _load(text: str) -> dict[str, float]:
 def _raised_from(text: str, cause: int, kind: Kind, position: int) -> bool:
     """Whether a failure in the engine's own words was raised from the allocation that failed at `cause`."""
     near = kind in _OWN_WORDS and 0 < position - cause < CAUSE_CHARACTERS
-    return near and _RAISED_FROM.search(text, cause, position) is not None
+    return near and RAISED_FROM.search(text, cause, position) is not None
 
 
 def _filled(own: Shortage, cause: Shortage) -> Shortage:

@@ -22,6 +22,7 @@ IN_WORDS: dict[Phase, str] = WORDINGS["phases"]
 TRACEBACK_CHARACTERS = 40_000
 NEAR_CHARACTERS = 400
 _TRACEBACK = "Traceback (most recent call last)"
+RAISED_FROM = re.compile(r"direct cause of the following exception|During handling of the above exception")
 _NATIVE_FRAME = re.compile(r"\n\d{1,3} {1,8}0x[0-9a-f]{6,16} ")
 """A frame of a C++ program's stack, printed after its message."""
 
@@ -68,7 +69,9 @@ def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) 
 
 
 def _framed(text: str, position: int) -> Phase | None:
-    """By the functions of the traceback that ends in the message, or that is printed after it."""
+    """By the functions of the traceback that ends in the message, or that is printed after it; without a phase,
+    by those of the exception that was raised from it.
+    """
     before = text[max(0, position - TRACEBACK_CHARACTERS) : position]
     after = text[position : position + TRACEBACK_CHARACTERS]
     tail = before[-TRACEBACK_CHARACTERS // 4 :]
@@ -80,4 +83,5 @@ def _framed(text: str, position: int) -> Phase | None:
         stack = after[:MAX_MESSAGE_CHARACTERS]
     else:
         stack = tail if 'File "' in tail else ""
-    return next((phase for phase, pattern in _FRAMES if stack and pattern.search(stack)), None)
+    outer = after[chained.end() :] if (chained := RAISED_FROM.search(after, 0, MAX_MESSAGE_CHARACTERS)) else ""
+    return next((phase for text in (stack, outer) for phase, pattern in _FRAMES if text and pattern.search(text)), None)

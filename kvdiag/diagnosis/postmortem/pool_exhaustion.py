@@ -22,7 +22,7 @@ _ALONE = re.compile(r"only one request")
 def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     """Read the engine's own count of its pool."""
     shortage = case.failure.shortage
-    if shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case, limits):
+    if _by_rounding(case, limits) or (shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case, limits)):
         return None
     remedy = joined(
         "upgrade the engine and start once without the newest feature (speculation, connector, mixed batches)",
@@ -46,6 +46,15 @@ def _off(count: PoolCount) -> str:
         more = f"{format_count(-count.lost)} more than its {format_count(count.total)} are free or cached"
         return f"{count.pool}: {more}, released twice"
     return f"{count.pool}: {format_count(count.lost)} of {format_count(count.total)} lost"
+
+
+def _by_rounding(case: Case, limits: Limits) -> bool:
+    """Whether hardly any block is missing where only requests whose tokens have room are admitted."""
+    shortage = case.failure.shortage
+    asked, left = shortage.asked_tokens, shortage.fitting_tokens
+    if shortage.kind != "kv_overrun" or asked is None or left is None:
+        return False
+    return asked - left <= limits.rounding_ratio * asked
 
 
 def unexplained(case: Case, limits: Limits) -> bool:
@@ -72,7 +81,7 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     """Read that the engine found no room in its pool, or that running requests gave way."""
     failure = case.failure
     shortage = failure.shortage
-    if shortage.kind not in {"kv_full", "retracted"}:
+    if shortage.kind not in {"kv_full", "retracted"} and not _by_rounding(case, limits):
         return None
     if alone(case, limits):
         return Finding(CONCURRENCY, "ok", "one request alone was too long for the pool")
@@ -85,7 +94,7 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
         if count is not None
     ]
     asked, left = shortage.asked_tokens, shortage.fitting_tokens
-    unit = "slots" if shortage.part else "tokens"
+    unit = shortage.part if shortage.kind == "kv_overrun" else "slots" if shortage.part else "tokens"
     short = "" if asked is None else f": {format_count(asked)} {unit} needed"
     short += "" if left is None or asked is None else f", {format_count(left)} left"
     counted = f" ({', '.join(load)})" if load else ""
@@ -95,7 +104,7 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     elif asked is not None and left is not None and left >= asked:
         summary, status = f"the {what} refused an allocation{short}: another pool of the model was short", "suspect"
     else:
-        verb = "were" if what.endswith("slots") else "was"
+        verb = "were" if what.endswith("s") else "was"
         summary = f"the {what} {verb} too small for the requests that ran at once{short}{counted}"
     remedy = joined(
         f"lower {case.flag('max_num_seqs')}" + ("" if not failure.running else f" below {failure.running}"),
