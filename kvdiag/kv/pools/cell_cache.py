@@ -46,9 +46,12 @@ class CellSettings:
     flash_attention: bool | None = None
     swa_full: bool = False
     kv_offload: bool = True
+    fit: bool | None = None
+    slot_size: int | None = None
 
     def __post_init__(self) -> None:
         check_range("ctx_size", self.context_size, 0, MAX_TOKENS)
+        check_range("kv_unified_per_slot", self.slot_size or 1, 1, MAX_TOKENS)
         check_range("parallel", self.slot_count, 1, _MAX_SLOTS)
         check_range("batch_size", self.batch, 1, MAX_TOKENS)
         check_range("ubatch_size", self.ubatch, 1, MAX_TOKENS)
@@ -94,10 +97,13 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
         KvModelError: it would refuse these flags for this model.
     """
     _check_types(model, settings)
-    asked = settings.context_size or model.trained_tokens
+    slots = settings.slot_count
+    # Without -c, --fit (on by default) gives the trained context to each slot (b11549: common_params_fit_impl), and
+    # --kv-unified-per-slot that many tokens.
+    together = settings.slot_size is None and (settings.shares_cells or settings.fit is False)
+    asked = settings.context_size or (settings.slot_size or model.trained_tokens) * (1 if together else slots)
     if asked < 1:
         raise KvModelError("the model states no context length: pass -c", "ctx_size")
-    slots = settings.slot_count
     context = _padded(asked)
     streams = 1 if settings.shares_cells else slots
     cells = context if settings.shares_cells else _padded(context // slots)
@@ -120,7 +126,7 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
     return CellCache(
         streams=streams,
         context_tokens=context if settings.shares_cells else cells * slots,
-        slot_tokens=min(cells, trained),
+        slot_tokens=min(cells, trained, settings.slot_size or cells),
         pools=tuple(pools),
     )
 
@@ -248,6 +254,7 @@ def _plan(
         gpus=gpus,
         gpu_bytes=gpu_bytes if parts else None,
         parts=tuple(parts),
+        notes=_notes(settings) if parts else (),
         settings={
             "n_ctx": cache.context_tokens,
             "n_ctx_seq": cache.pools[0].units if rows else cache.context_tokens // cache.streams,
@@ -258,6 +265,12 @@ def _plan(
             "cache_type_v": settings.type_v,
         },
     )
+
+
+def _notes(settings: CellSettings) -> tuple[str, ...]:
+    if settings.context_size or settings.slot_size or settings.fit is False:
+        return ()
+    return ("without -c, --fit shortens the context to what the device holds; pass -c for what is computed here",)
 
 
 def _compute_bytes(model: CellModel, settings: CellSettings, cache: CellCache) -> int:

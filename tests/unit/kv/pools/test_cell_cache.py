@@ -79,7 +79,8 @@ def test_an_architecture(row: dict[str, Any]) -> None:
     model = cells_of_gguf(header(row["architecture"], row["values"]))
 
     for start in row["starts"]:
-        settings = CellSettings(**start["settings"])
+        # Recorded without the server, which fits an unset context to its slots.
+        settings = CellSettings(**start["settings"], fit=False)
         if start["refused"]:
             with pytest.raises(KvModelError):
                 size_cells(model, settings)
@@ -123,6 +124,23 @@ def test_slots_by_default() -> None:
 
     assert automatic[0] == automatic[1]
     assert (automatic[0].streams, automatic[0].slot_tokens) == (1, 8_192)
+
+
+@pytest.mark.parametrize(
+    ("settings", "context", "slot"),
+    [
+        ({"slots": 3}, 393_216, 131_072),
+        ({"slots": 3, "fit": False}, 131_328, 43_776),
+        ({"slots": 3, "unified": True}, 131_072, 131_072),
+        ({"slots": 3, "unified": True, "slot_size": 1_000}, 3_072, 1_000),
+        ({"slots": 3, "unified": True, "slot_size": 200_000}, 600_064, 131_072),
+        ({"slots": 3, "context_size": 8_192, "slot_size": 1_024}, 8_448, 1_024),
+    ],
+)
+def test_slots_without_a_context(settings: dict[str, Any], context: int, slot: int) -> None:
+    """An unset context is fitted to split slots, or to --kv-unified-per-slot, as b11549 did with a model of 32,768."""
+    cache = size_cells(cells_of_gguf(PLAIN), CellSettings(**settings))
+    assert (context, slot) == (cache.context_tokens, cache.slot_tokens)
 
 
 def test_a_device_that_is_too_small() -> None:
