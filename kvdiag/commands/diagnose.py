@@ -166,8 +166,8 @@ def examine_history(
     if not found.replicas:
         whom = f" that match {{{match}}}" if match else ""
         raise KvdiagError(
-            f"{access.url.rstrip('/')} has no metrics of vLLM, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this time: "
-            "check --match, --window and what is scraped"
+            f"{access.url.rstrip('/')} has no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this "
+            "time: check --match, --window and what is scraped"
         )
     judged, summaries, problem = _all(access, found.replicas, window, limits)
     if problem is not None and not any(one.diagnosis.samples for one in judged):

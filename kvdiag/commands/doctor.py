@@ -33,7 +33,7 @@ from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
 from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_api import PrometheusSource, named, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG
 from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout
@@ -234,7 +234,7 @@ async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
 
 async def _scraped(source: PrometheusSource, names: Iterable[str]) -> tuple[int, int]:
     """How many series have any of the names now, by Prometheus' own look-back, and had in the last hour."""
-    wanted = selector(any_of("__name__", sorted(names)))
+    wanted = selector(named(names))
     now = await source.number(f"count({wanted})")
     lately = await source.number(f"count(last_over_time({wanted}[1h]))")
     return round(now or 0.0), round(lately or 0.0)

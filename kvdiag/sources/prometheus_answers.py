@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import lt
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -141,15 +142,16 @@ def query_error(status: int, path: str, answer: Mapping[str, Any]) -> Unreadable
     return Unreadable("failed", message, status=status)
 
 
-def series_labels(metric: object) -> Labels:
-    """The labels of one series of an answer.
+def series_labels(metric: object, names: Mapping[str, str]) -> Labels:
+    """The labels of one series of an answer; a metric that `names` has gets the name given there.
 
     Raises:
         RefusedError: they are not labels.
     """
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
         raise RefusedError("failed", "a series has invalid labels: is this a Prometheus API?")
-    return tuple(sorted(metric.items()))
+    name = metric.get("__name__", "")
+    return tuple(sorted({**metric, "__name__": names[name]}.items() if name in names else metric.items()))
 
 
 def answer_warnings(answer: Mapping[str, Any]) -> dict[str, None]:
@@ -162,7 +164,13 @@ def answer_warnings(answer: Mapping[str, Any]) -> dict[str, None]:
     return found | ({"the answer is partial": None} if answer.get("isPartial") is True else {})
 
 
-def add_samples(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, into: History) -> int:
+def add_samples(
+    answer: Mapping[str, Any],
+    start_seconds: float,
+    end_seconds: float,
+    into: History,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Add an answer's samples, and return their number.
 
     Raises:
@@ -178,7 +186,7 @@ def add_samples(answer: Mapping[str, Any], start_seconds: float, end_seconds: fl
         values = one.get("values", [one["value"]] if "value" in one else []) if isinstance(one, dict) else None
         if not isinstance(values, list):
             raise Unreadable("failed", "a series of the answer has no values")
-        key = series_labels(one.get("metric"))
+        key = series_labels(one.get("metric"), names)
         if not values:
             continue
         try:

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,7 @@ from kvdiag.sources.prometheus_answers import (
     query_error,
     series_labels,
 )
+from kvdiag.sources.prometheus_names import escaped
 
 MAX_ANSWER_BYTES = 24 * 2**20
 """A sample takes 20 to 40 bytes, so `POINTS_AT_ONCE` of them fit."""
@@ -69,14 +70,16 @@ class PrometheusSource:
         client: httpx2.AsyncClient,
         seconds: float,
         *,
+        names: Iterable[str] = (),
         retry_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Query through `client`, with a time limit of `seconds` per answer."""
+        """Query through `client`, with a time limit of `seconds` per answer; `names` are found escaped, too."""
         self._client = client
         self._seconds = seconds
         self._retry_seconds = retry_seconds
         self._clock = clock
+        self._names = {escaped(name): name for name in names}
         self._until_seconds = clock() + MAX_SECONDS
         self._listed: dict[Labels, Labels] = {}
         self._labels: dict[tuple[str, str], tuple[str, str]] = {}
@@ -111,7 +114,7 @@ class PrometheusSource:
         if not isinstance(data, list):
             raise RefusedError("failed", "/api/v1/series returned no list of series: is this a Prometheus API?")
         self.warnings |= answer_warnings(answer)
-        return [self._known(series_labels(one)) for one in data]
+        return [self._known(series_labels(one, self._names)) for one in data]
 
     def _known(self, series: Labels) -> Labels:
         """The same series, with each distinct label stored once; TooMuchError beyond the limits."""
@@ -141,7 +144,7 @@ class PrometheusSource:
                 continue
             try:
                 answer = await self._patiently(selector, start, end)
-                into.points += add_samples(answer, start, end, into)
+                into.points += add_samples(answer, start, end, into, self._names)
                 self._failures = 0
             except Unreadable as error:
                 too_much = isinstance(error, TooMuchError)
@@ -175,7 +178,7 @@ class PrometheusSource:
         form = [("query", f"last_over_time({selector}[{span}])"), ("time", _time(end_seconds))]
         try:
             answer = await self._ask("/api/v1/query", form)
-            add_samples(answer, start_seconds, end_seconds, into)
+            add_samples(answer, start_seconds, end_seconds, into, self._names)
         except Unreadable as error:
             self._failures += 1
             self._last = str(error)
@@ -255,6 +258,12 @@ def any_of(label: str, values: Sequence[str], *, ending: str = "") -> str:
     texts = "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", value) + ending for value in values)
     quoted = texts.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{label}=~"{quoted}"'
+
+
+def named(names: Iterable[str]) -> str:
+    """A matcher for metrics of any of these names, also where they are stored escaped."""
+    names = set(names)
+    return any_of("__name__", sorted(names | set(map(escaped, names))))
 
 
 def selector(*matchers: str) -> str:

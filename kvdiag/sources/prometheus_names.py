@@ -18,9 +18,11 @@ Part = Literal["engine", "config", "device", "process", "torch", "host", "contai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """The field that a metric reports. `scale` converts it to bytes; `where` are labels that its series must have.
+    """The field that a metric reports. `scale` converts it to bytes, or makes 0 of it.
 
-    Of several names for one field the one with the lowest `priority` counts.
+    `where` are labels that its series must have. Of several names for one field the one with the lowest `priority`
+    counts. Series of one target that differ in the labels `adds` alone, which may be `__name__`, add up; of those that
+    differ in `ranks` the largest counts.
     """
 
     part: Part
@@ -28,6 +30,16 @@ class Meaning:
     priority: int = 0
     scale: int = 1
     where: tuple[tuple[str, str], ...] = ()
+    adds: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+
+
+def escaped(name: str) -> str:
+    """A metric's name as Prometheus 2 stores it where prometheus_client 0.22 to 0.26 serves it: `_` for `:`.
+
+    It asks for OpenMetrics, in which samples, but not their types, are escaped so (client_python, issue 1177).
+    """
+    return name.replace(":", "_")
 
 
 def _read(group: str) -> Mapping[str, Meaning]:

@@ -26,6 +26,7 @@ import httpx2
 import kvdiag
 from kvdiag.commands.options.addresses import basic_authorization, pasted, read_secret, without_user
 from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, collected, given_by, parse_duration
+from kvdiag.engines import ENGINE_METRICS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.sources.http import no_cookies
@@ -65,7 +66,7 @@ class PrometheusAccess:
             # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
         ) as client:
-            yield PrometheusSource(client, self.options.timeout)
+            yield PrometheusSource(client, self.options.timeout, names=ENGINE_METRICS)
 
     def _trust(self) -> ssl.SSLContext:
         options = self.options

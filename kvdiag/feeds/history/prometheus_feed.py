@@ -31,7 +31,7 @@ from kvdiag.feeds.history.series_labels import (
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.http import TooMuchError
 from kvdiag.sources.prometheus_answers import SOURCE, History, Labels
-from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, PrometheusSource, any_of, named, selector
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 
 NAMES_AT_ONCE = 200
@@ -85,11 +85,11 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     Raises:
         Unreadable: the server does not answer, or has no such API.
     """
-    found = await _series(source, [selector(_named((*ENGINE_METRICS, *KVDIAG)), match)], window)
+    found = await _series(source, [selector(named((*ENGINE_METRICS, *KVDIAG)), match)], window)
     labels = [dict(series_id) for series_id in found]
     # An exporter names the GPU's pod by another label, because `pod` is its own.
     chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
-    alone = await _series(source, [selector(_named(GPU), one) for one in chosen], window)
+    alone = await _series(source, [selector(named(GPU), one) for one in chosen], window)
     pods = sorted({pod[2] for one in labels if (pod := pod_of(one)) is not None})
     given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
     around = await _series(source, [*_by(CONTAINER, PODS, sorted({*pods, *given}))], window)
@@ -132,15 +132,11 @@ async def _series(source: PrometheusSource, selectors: Sequence[str], window: Wi
     return found
 
 
-def _named(names: Iterable[str]) -> str:
-    return any_of("__name__", sorted(names))
-
-
 def _by(names: Iterable[str], labels: Iterable[str], values: Sequence[str], ending: str = "") -> Iterator[str]:
     """Selectors of metrics of which one of these labels has one of these values, some values at a time."""
     for label in labels:
         for start in range(0, len(values), NAMES_AT_ONCE):
-            yield selector(_named(names), any_of(label, values[start : start + NAMES_AT_ONCE], ending=ending))
+            yield selector(named(names), any_of(label, values[start : start + NAMES_AT_ONCE], ending=ending))
 
 
 async def read(
@@ -241,7 +237,7 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
         count[key] += 1
     for key, some in sorted(values.items()):
         within = any_of(key.space, [key.inside]) if key.space else ""
-        yield selector(_named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
+        yield selector(named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
 
 
 def _other_pools(replica: Replica) -> bool:

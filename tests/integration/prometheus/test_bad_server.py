@@ -116,10 +116,10 @@ def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
         pytest.param(reply("<html></html>", content_type="text/html"), "address of a Prometheus", id="HTML"),
         pytest.param(reply("", status=401), "--token-file", id="401"),
         pytest.param(reply("", status=500), "500 on /api/v1/series", id="500"),
-        pytest.param(reply_json({"status": "success", "data": []}), "no metrics of vLLM", id="nothing"),
+        pytest.param(reply_json({"status": "success", "data": []}), "no metrics of an engine", id="nothing"),
         pytest.param(
             reply_json({"status": "success", "data": [{"__name__": "node_load1"}]}),
-            "no metrics of vLLM",
+            "no metrics of an engine",
             id="others",
         ),
     ],

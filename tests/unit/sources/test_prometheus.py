@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import History, Points, add_samples
-from kvdiag.sources.prometheus_api import MAX_ANSWER_BYTES, MAX_SERIES, PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_api import MAX_ANSWER_BYTES, MAX_SERIES, PrometheusSource, any_of, named, selector
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
 START, END = 1_000_000.0, 1_086_400.0
@@ -285,3 +285,13 @@ def test_matchers_hold_any_value() -> None:
     assert r'pod=~"a\\.b|c\"d|e\\\\f|g\\|h"' == any_of("pod", ["a.b", 'c"d', "e\\f", "g|h"])
     assert r'instance=~"a\\+b(:[0-9]+)?"' == any_of("instance", ["a+b"], ending="(:[0-9]+)?")
     assert '{a="1",b="2"}' == selector('a="1"', "", 'b="2"')
+
+
+def test_escaped_names_are_found_and_get_their_own() -> None:
+    """Prometheus 2 stores a metric of prometheus_client with `_` for its colon: both are asked for, and are one."""
+    assert named(["kvdiag_up", "x:y_total"]) == '__name__=~"kvdiag_up|x:y_total|x_y_total"'
+    answer = matrix((START, "1"))
+    answer["data"]["result"][0]["metric"] = {"__name__": "x_y_total", "pod": "a"}
+    history = History()
+    add_samples(answer, START, END, history, {"x_y_total": "x:y_total"})
+    assert list(history.series) == [(("__name__", "x:y_total"), ("pod", "a"))]
