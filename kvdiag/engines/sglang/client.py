@@ -19,16 +19,19 @@ from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
 from kvdiag.engines.metrics_reader import MAX_SERIES
-from kvdiag.engines.openai_client import OpenAIClient
+from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.engines.sglang.metrics import (
     CONTEXT,
     IDLE_LATE_SECONDS,
     LOADS_RUNNING,
+    LOADS_STEPS,
     LOADS_USED,
     LOADS_WAITING,
     PAGE_SIZE,
+    PAGE_STEPS,
     PREFIX,
     SESSIONS,
+    STEP_TOKENS,
     TOKENS,
     engine_label,
     evictable_tokens,
@@ -43,6 +46,16 @@ LOADS_PARAMS = (("include", "core"),)
 
 SERVER_INFO = ("/server_info", "/get_server_info")
 """Since 0.5.10, and before. Every scheduler answers it: it is read once."""
+
+SERVER_FIGURES = {
+    TOKENS: "max_total_num_tokens",
+    PAGE_SIZE: "page_size",
+    CONTEXT: "context_length",
+    LOADS_STEPS: "load_snapshot_publish_interval",
+    PAGE_STEPS: "decode_log_interval",
+    STEP_TOKENS: "speculative_num_draft_tokens",
+}
+"""Series to the field of /server_info that has its value."""
 
 PAGE_SECONDS = 1.0
 """Between reads of the metrics, which cost the server more than all else here (0.5.23: 25 ms, /v1/loads 8 ms)."""
@@ -140,9 +153,10 @@ def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What /server_info reports once: the version, and figures that older versions' metrics lack, by their names."""
+    """What /server_info reports once: the version, where the model is, and figures that the metrics lack, by name."""
 
     version: str | None
+    model_path: str | None
     figures: Mapping[str, float]
 
 
@@ -151,10 +165,11 @@ def parse_server_info(answer: object) -> ServerInfo | None:
     if not isinstance(answer, dict):
         return None
     version = answer.get("version")
-    wanted = {TOKENS: "max_total_num_tokens", PAGE_SIZE: "page_size", CONTEXT: "context_length"}
-    found = {name: float(count) for name, field in wanted.items() if (count := _count(answer.get(field)))}
+    found = {name: float(count) for name, field in SERVER_FIGURES.items() if (count := _count(answer.get(field)))}
     is_version = isinstance(version, str) and 0 < len(version) <= MAX_VERSION_CHARACTERS and version.isascii()
-    return ServerInfo(version=version if is_version else None, figures=found)
+    return ServerInfo(
+        version=version if is_version else None, model_path=shown_text(answer.get("model_path")), figures=found
+    )
 
 
 MAX_VERSION_CHARACTERS = 64
@@ -182,7 +197,10 @@ class SglangClient(OpenAIClient):
                 break
             except Unreadable:
                 continue
-        return identity if self._info is None else replace(identity, version=identity.version or self._info.version)
+        if (info := self._info) is None:
+            return identity
+        # The root in /v1/models is the name under which the model is served.
+        return replace(identity, version=identity.version or info.version, root=info.model_path or identity.root)
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:  # noqa: ARG002 - the server cannot filter
         """As `EngineClient.page`, with what /v1/loads and /server_info report."""

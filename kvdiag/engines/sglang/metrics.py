@@ -12,12 +12,13 @@ the radix cache keeps for later requests are evictable, and not among the used o
 import json
 import pkgutil
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvdiag.engine_memory import host_cache_set_by
 from kvdiag.engines import metrics_reader
 from kvdiag.engines.engine import SOURCE, EngineReading
-from kvdiag.engines.metrics_reader import CHECK, MAX_GAPS, Figures
+from kvdiag.engines.metrics_reader import CHECK, MAX_GAPS, Figures, repeated
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Capabilities, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
@@ -43,7 +44,7 @@ USAGE = (f"{PREFIX}full_token_usage", f"{PREFIX}token_usage")
 CONTEXT = f"{PREFIX}context_len"
 POOL_GIB = f"{PREFIX}kv_cache_memory_usage_gb"
 SESSIONS = f"{PREFIX}num_streaming_sessions"
-EVICTABLE = f"{PREFIX}kv_evictable_tokens"
+AVAILABLE, EVICTABLE = f"{PREFIX}kv_available_tokens", f"{PREFIX}kv_evictable_tokens"
 HOST_TOKENS = f"{PREFIX}hicache_host_total_tokens"
 
 LENGTHS = f"{PREFIX}generation_tokens_histogram_bucket"
@@ -64,12 +65,22 @@ IDLE_LATE_SECONDS = 31.0
 (observability of 0.5.23, metrics_reporter.py::_maybe_log_idle_metrics).
 """
 
-LOADS_LATE_TOKENS, LATE_TOKENS = 16, 41
-"""A decoding scheduler renews its snapshot every 15 steps and its gauges every 40, and a step is under way then
-(--load-snapshot-publish-interval and --decode-log-interval, whose defaults these are).
+LOADS_STEPS, PAGE_STEPS, STEP_TOKENS = (
+    f"{PREFIX}{name}" for name in ("loads_publish_interval", "decode_log_interval", "step_tokens")
+)
+"""Steps after which a decoding scheduler renews its snapshot and its gauges, and tokens that one step may add, as the
+client writes them into the page where /server_info has them.
 """
 
+DEFAULT_LOADS_STEPS, DEFAULT_PAGE_STEPS = 15, 40
+"""Of --load-snapshot-publish-interval and --decode-log-interval."""
+
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "pid")
+ONCE_A_RANK = (TOKENS, *GAUGES["kv_used_tokens"], USAGE[1])
+"""Gauges that each rank of a server has once: two servers behind one address have them twice."""
+
+_STREAMS = ("is_streaming", "cache_source", "priority")
+"""Labels of a counter whose series add up."""
 
 _READ = (
     *(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names),
@@ -80,21 +91,31 @@ _READ = (
 def meanings() -> dict[str, Meaning]:
     """The metrics of this module, as named in Prometheus, to the field that each reports."""
     gauges = {field: names[1:] for field, names in GAUGES.items()}
-    found = metrics_reader.meanings(
-        {**gauges, **COUNTERS, "requests_waiting": WAITING[:1], "kv_usage_ratio": USAGE, "open_sessions": (SESSIONS,)}
-    )
+    found = metrics_reader.meanings({**gauges, "kv_usage_ratio": USAGE, "open_sessions": (SESSIONS,)})
+    found |= {name: Meaning(part="engine", field="requests_waiting", adds=("__name__",)) for name in WAITING}
+    # The gauge without a priority is the sum over all of them.
+    found = {name: replace(meaning, ranks=(*_RANKS, "priority")) for name, meaning in found.items()}
+    counters = metrics_reader.meanings(COUNTERS)
+    found |= {name: replace(meaning, ranks=_RANKS, adds=_STREAMS) for name, meaning in counters.items()}
+    # Where a version has the gauge, its counter of retractions begins with the first of them.
+    field = "preemptions_total"
+    found[AVAILABLE] = Meaning(part="engine", field=field, priority=len(COUNTERS[field]), scale=0, ranks=_RANKS)
     return found | {name: Meaning(part="config", field="pool") for name in CONFIG_NAMES}
 
 
-def capabilities(names: Container[str]) -> Capabilities:
+def capabilities(page: Page) -> Capabilities:
     """What a server with these metrics shows: /v1/loads is renewed at once when it becomes idle, the page is not."""
-    # In Prometheus, older versions have only a share of two digits: pages cannot be counted by it.
-    is_exact = any(name in names for name in (LOADS_USED, USAGE[0])) or USAGE[1] not in names
+    # A share of two digits alone counts no pages.
+    is_exact = any(name in page for name in (*GAUGES["kv_used_tokens"], USAGE[0])) or USAGE[1] not in page
+    steps, default = (LOADS_STEPS, DEFAULT_LOADS_STEPS) if LOADS_USED in page else (PAGE_STEPS, DEFAULT_PAGE_STEPS)
+    figures = Figures(page, "", [])
+    # A further step is under way then.
+    late_tokens = ((figures.count((steps,)) or default) + 1) * (figures.count((STEP_TOKENS,)) or 1)
     return Capabilities(
         unit="page",
-        blocks=TOKENS in names and is_exact,
-        late_seconds=0.0 if LOADS_USED in names else IDLE_LATE_SECONDS,
-        late_tokens=LOADS_LATE_TOKENS if LOADS_USED in names else LATE_TOKENS,
+        blocks=TOKENS in page and is_exact,
+        late_seconds=0.0 if LOADS_USED in page else IDLE_LATE_SECONDS,
+        late_tokens=min(late_tokens, MAX_COUNT),
         linear=True,
         sleep=False,
     )
@@ -124,7 +145,14 @@ def _split(page: Page, names: Sequence[str] = _READ) -> Mapping[str, Page] | Gap
     pages = metrics_reader.split_by_engine(
         page, names, absent=f"the metrics have no {PREFIX}* series: {hint}", label=engine_label
     )
-    return pages if isinstance(pages, Gap) else {label: reduced(own) for label, own in pages.items()}
+    if isinstance(pages, Gap):
+        return pages
+    for label, own in pages.items():
+        for name in ONCE_A_RANK:
+            ranks = [tuple(line.labels.get(rank) for rank in _RANKS) for line in own.get(name, ())]
+            if len(set(ranks)) < len(ranks):
+                return repeated(name, len(ranks), label)
+    return {label: reduced(own) for label, own in pages.items()}
 
 
 def parse_engines(page: Page) -> EngineReading:

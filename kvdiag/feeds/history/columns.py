@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import TypeVar
@@ -60,6 +60,20 @@ def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
                 values=column.values[:before] + whole.values + column.values[after:],
             )
     return whole, twice
+
+
+def combined(columns: Sequence[Column], of: Callable[[Iterable[float]], float]) -> Column:
+    """One column of several of the same target: at each time, what `of` makes of the values that are there."""
+    if len(columns) == 1:
+        return columns[0]
+    rows: dict[float, list[float]] = defaultdict(list)
+    for column in columns:
+        for moment, value in zip(column.times, column.values, strict=True):
+            rows[moment].append(value)
+    times = sorted(rows)
+    return Column(
+        targets=columns[0].targets, times=array("d", times), values=array("d", [of(rows[moment]) for moment in times])
+    )
 
 
 def side_by_side(columns: Mapping[Key, Column], tolerance_seconds: float) -> tuple[Sequence[float], dict[Key, Values]]:

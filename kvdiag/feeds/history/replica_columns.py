@@ -4,10 +4,10 @@ A sample reported twice counts once; an impossible one (a usage of 3, negative b
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvdiag.feeds.history.columns import Column, in_turn
+from kvdiag.feeds.history.columns import Column, combined, in_turn
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
@@ -17,6 +17,7 @@ from kvdiag.sources.prometheus_text import engine_label
 
 Key = tuple[str, ...]
 Fields = dict[str, Column]
+Candidate = tuple[int, str, LabelMap, Points]
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Columns:
 
 def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     """The columns of one replica from all that was read."""
-    found: dict[tuple[Part, Key, str], list[tuple[int, str, LabelMap, Points]]] = defaultdict(list)
+    found: dict[tuple[Part, Key, str], list[Candidate]] = defaultdict(list)
     weight: Counter[tuple[str, ...]] = Counter()
     columns = Columns()
     refused: Counter[str] = Counter()
@@ -60,10 +61,9 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     for (part, key, name), candidates in found.items():
         # Of equal names the target with the most samples counts, and the same one for all fields of a replica.
         candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
-        whole, repeated = in_turn(
-            [_column(METRICS[metric], labels, points) for _, metric, labels, points in candidates]
-        )
-        if repeated and len({metric for _, metric, _, _ in candidates}) < len(candidates):
+        merged = _merged(candidates)
+        whole, repeated = in_turn([column for _, column in merged])
+        if repeated and len({metric for metric, _ in merged}) < len(merged):
             twice[candidates[0][1]] += repeated
         most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
         kept, impossible = whole.between(0.0, most)
@@ -81,6 +81,25 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         )
         columns.gaps.append(Gap(SOURCE, "absent", reason))
     return columns
+
+
+def _merged(candidates: Iterable[Candidate]) -> list[tuple[str, Column]]:
+    """The metric and the column of each candidate; of those that are parts of one figure, of all together."""
+    groups: dict[Labels, dict[tuple[str, ...], list[tuple[str, Column]]]] = {}
+    for _, metric, labels, points in candidates:
+        meaning = METRICS[metric]
+        parts = {*meaning.adds, *meaning.ranks}
+        whole = tuple(sorted((name, value) for name, value in labels.items() if name not in parts))
+        rank = tuple(labels.get(name, "") for name in meaning.ranks)
+        column = _column(meaning, labels, points)
+        groups.setdefault(whole, {}).setdefault(rank, []).append((metric, column))
+    return [
+        (
+            next(iter(ranks.values()))[0][0],
+            combined([combined([column for _, column in some], sum) for some in ranks.values()], max),
+        )
+        for ranks in groups.values()
+    ]
 
 
 def _key(meaning: Meaning, labels: LabelMap) -> Key:

@@ -7,13 +7,15 @@ by the diagnosis. An interval that could not be read, a failed scrape and series
 silence is not taken for health.
 """
 
+import math
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history import replica_facts
-from kvdiag.feeds.history.columns import JOIN_SECONDS, readings, rows_of
+from kvdiag.feeds.history.columns import JOIN_SECONDS, in_turn, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
@@ -43,6 +45,7 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
     engine = engine_with_metrics(one["__name__"] for one in labels)
     present = _present(replica, history)
     pools = replica_facts.pools_of(columns, present, version, engine)
+    _count_usage(columns, pools)
     names = names_of(columns)
     samples, gaps = _samples(columns, labels, names, container)
     model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
@@ -120,6 +123,27 @@ def _samples(
         for moment in sorted(failed.union(engines, devices, torch, host))
     )
     return samples, device_gaps + torch_gaps
+
+
+def _count_usage(columns: Columns, pools: replica_facts.Pools) -> None:
+    """Make a pool's usage of its used tokens, where both are reported; a share counts where they are not."""
+    sizes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for until, known in (*pools.earlier, (math.inf, pools.pools)):
+        for pool in known:
+            sizes[pool.engine].append((until, pool.usage_blocks * pool.block_tokens))
+    for (engine,), fields in columns.of("engine").items():
+        used = fields.pop("kv_used_tokens", None)
+        if used is None or engine not in sizes:
+            continue
+        tokens = [
+            next((size for until, size in sizes[engine] if moment < until), sizes[engine][-1][1])
+            for moment in used.times
+        ]
+        shares = array("d", [value / size for value, size in zip(used.values, tokens, strict=True)])
+        counted, _ = replace(used, values=shares).between(0.0, 1.0)
+        if counted.times:
+            others = [fields["kv_usage_ratio"]] if "kv_usage_ratio" in fields else []
+            fields["kv_usage_ratio"], _ = in_turn([counted, *others])
 
 
 def _engine(key: Key, figures: Mapping[str, float]) -> Engine | None:

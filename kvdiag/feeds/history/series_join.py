@@ -32,6 +32,7 @@ OF_ONE_TARGET = frozenset(
         *("__name__", "job", "instance", "endpoint", "service", "container", "prometheus", "prometheus_replica"),
         *("namespace", "pod", "exported_namespace", "exported_pod", "exported_container", "replica", "receive"),
         *("node", "kubernetes_node", "nodename", "Hostname", "hostname", "UUID", "uuid", "gpu", "device", "GPU_I_ID"),
+        *("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank"),
         *("pci_bus_id", "modelName", "name", "engine", "model_name", "process", "rank", "le", "version", "image"),
     }
 )

@@ -74,6 +74,19 @@ def test_ranks_of_one_engine_hold_the_same_tokens() -> None:
     assert [(one.kv_usage_ratio, one.requests_running, one.preemptions_total) for one in engines] == [(0.25, 3, 5)]
 
 
+def test_two_servers_behind_one_address_are_refused() -> None:
+    """One rank reports its pool once; a page that merges two servers has it twice, and neither is read."""
+    both = parse_page(
+        'sglang:max_total_num_tokens{tp_rank="0",model_name="a"} 8192\n'
+        'sglang:max_total_num_tokens{tp_rank="0",model_name="b"} 4096\n'
+        'sglang:num_running_reqs{tp_rank="0",model_name="a"} 0\n'
+    )
+    engines, gaps = parse_engines(both)
+    assert engines is None
+    assert [gap.kind for gap in gaps] == ["failed"]
+    assert parse_pools(both, None)[0] == ()
+
+
 def test_streams_and_sources_of_one_counter_add_up() -> None:
     """Tokens of streamed and of other requests, and cached ones of each tier, are one count each."""
     page = parse_page(
@@ -111,12 +124,32 @@ def test_pool_without_room_is_a_gap() -> None:
 def test_page_alone_is_late_and_loads_are_not() -> None:
     """An idle scheduler's gauges are up to half a minute old; the snapshots of /v1/loads are not."""
     assert capabilities(page_of("0.5.8-rendered")).late_seconds > 30
-    assert capabilities({"sglang:loads_used_tokens"}).late_seconds == 0
+    assert capabilities(parse_page("sglang:loads_used_tokens 0\n")).late_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "late_tokens"),
+    [
+        ("", 41),
+        ("sglang:decode_log_interval 200", 201),
+        ("sglang:loads_used_tokens 0", 16),
+        ("sglang:loads_used_tokens 0\nsglang:loads_publish_interval 100", 101),
+        ("sglang:loads_used_tokens 0\nsglang:loads_publish_interval 1\nsglang:step_tokens 4", 8),
+        ("sglang:loads_used_tokens 0\nsglang:loads_publish_interval -3", 16),
+        ("sglang:loads_used_tokens 0\nsglang:loads_publish_interval NaN", 16),
+    ],
+)
+def test_tokens_are_as_late_as_the_flags_say(lines: str, late_tokens: int) -> None:
+    """The steps between two snapshots, or two updates of the gauges, and one under way, each of so many tokens."""
+    assert capabilities(parse_page(f"{lines}\n")).late_tokens == late_tokens
 
 
 def test_share_of_two_digits_counts_no_pages() -> None:
     """A page with `token_usage` alone is judged by share; before the first request there is neither."""
-    assert not capabilities(page_of("0.5.8-rendered")).blocks
+    page = dict(page_of("0.5.8-rendered"))
+    assert capabilities(page).blocks
+    del page["sglang:num_used_tokens"]
+    assert not capabilities(page).blocks
     assert capabilities(page_of("0.5.23-cpu-page1-10x1600-load")).blocks
     assert capabilities(page_of("0.5.23-cpu-dp2-8x700-idle")).blocks
 

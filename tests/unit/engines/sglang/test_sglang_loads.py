@@ -133,3 +133,10 @@ def test_version_is_a_short_text(answer: object, version: str | None) -> None:
 def test_server_info_that_is_no_object_is_none() -> None:
     """Only an object has figures."""
     assert parse_server_info([1]) is None
+
+
+def test_server_info_has_the_models_folder_and_the_intervals() -> None:
+    """The models' list has only the name under which the model is served."""
+    info = parse_server_info({"model_path": "/models/m", "load_snapshot_publish_interval": 40, "page_size": True})
+    assert info is not None
+    assert (info.model_path, dict(info.figures)) == ("/models/m", {"sglang:loads_publish_interval": 40.0})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.feeds.history.columns import Column, in_turn, side_by_side
+from kvdiag.feeds.history.columns import Column, combined, in_turn, side_by_side
 
 PAGE, OTHER = ("page",), ("other",)
 
@@ -94,3 +94,9 @@ def test_impossible_readings_are_counted(whole: Column, least: float, most: floa
     kept, refused = whole.between(least, most)
     assert len(whole.times) == len(kept.times) + refused
     assert all(least <= value <= most for value in kept.values)
+
+
+def test_series_of_one_scrape_are_combined_at_each_time() -> None:
+    """A series that appears later counts from then on."""
+    whole = combined([column((1.0, 5.0), (2.0, 6.0)), column((2.0, 4.0))], sum)
+    assert readings(whole) == [(1.0, 5.0), (2.0, 10.0)]

@@ -1,0 +1,74 @@
+"""SGLang's series in a Prometheus: labels that add up, ranks that do not, queues, and tokens as a share of the pool."""
+
+from array import array
+
+from kvdiag.feeds.history.replica_timeline import timeline_of
+from kvdiag.feeds.history.series_join import join
+from kvdiag.model import Engine, Facts, Timeline
+from kvdiag.sources.prometheus_answers import History, Points
+
+TIMES = [30.0, 60.0, 90.0]
+Line = tuple[str, dict[str, str], list[float]]
+
+
+def read(*lines: Line) -> tuple[Timeline, Facts]:
+    """The timeline of one server's series; one with fewer values than there are times begins later."""
+    history = History()
+    for name, labels, values in lines:
+        key = {"__name__": f"sglang:{name}", "instance": "a:30000", "job": "sglang", "tp_rank": "0", **labels}
+        times = array("d", TIMES[-len(values) :])
+        history.series[tuple(sorted(key.items()))] = Points(times=times, values=array("d", values))
+    (replica,), _ = join([*history.series])
+    return timeline_of(replica, history, TIMES[-1])
+
+
+def engines(*lines: Line) -> list[Engine]:
+    """The engine at each time."""
+    timeline, facts = read(*lines)
+    assert not any(gap.source == "prometheus" for gap in facts.gaps)
+    return [one for sample in timeline.samples for one in sample.engines or ()]
+
+
+def test_streams_add_up_and_ranks_do_not() -> None:
+    """Both kinds of requests are one count; each tensor-parallel rank reports the same running requests."""
+    found = engines(
+        ("prompt_tokens_total", {"is_streaming": "true"}, [10.0, 20.0, 30.0]),
+        ("prompt_tokens_total", {"is_streaming": "false"}, [5.0, 6.0]),
+        ("num_running_reqs", {}, [2.0, 2.0, 0.0]),
+        ("num_running_reqs", {"tp_rank": "1"}, [2.0, 2.0, 0.0]),
+    )
+    assert [one.prompt_tokens_total for one in found] == [10, 25, 36]
+    assert [one.requests_running for one in found] == [2, 2, 0]
+
+
+def test_requests_that_are_handed_over_wait() -> None:
+    """A request between a prefill and a decode server holds tokens, though nothing runs: the pool is not idle."""
+    found = engines(
+        ("num_running_reqs", {}, [0.0] * 3),
+        ("num_queue_reqs", {}, [0.0, 1.0, 0.0]),
+        ("num_decode_transfer_queue_reqs", {}, [4.0, 4.0, 0.0]),
+    )
+    assert [one.requests_waiting for one in found] == [4, 5, 0]
+
+
+def test_used_tokens_are_a_share_of_the_pool_of_their_time() -> None:
+    """The share has two digits, the tokens have all; a pool of another size before counts for its own time."""
+    timeline, facts = read(
+        ("token_usage", {}, [0.0, 0.01, 0.25]),
+        ("num_used_tokens", {}, [7.0, 7.0, 2048.0]),
+        ("max_total_num_tokens", {}, [4096.0, 4096.0, 8192.0]),
+        ("num_running_reqs", {}, [0.0] * 3),
+    )
+    found = [one.kv_usage_ratio for sample in timeline.samples for one in sample.engines or ()]
+    assert found == [7 / 4096, 7 / 4096, 0.25]
+    assert facts.capabilities.blocks
+
+
+def test_no_retraction_is_a_count_of_none() -> None:
+    """The counter of retractions begins with the first of them; a gauge of the same version stands for 0 before."""
+    found = engines(
+        ("kv_available_tokens", {}, [8192.0] * 3),
+        ("num_retracted_requests_total", {}, [2.0]),
+        ("num_running_reqs", {}, [0.0] * 3),
+    )
+    assert [one.preemptions_total for one in found] == [0, 0, 2]
