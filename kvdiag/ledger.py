@@ -168,7 +168,7 @@ def _free_detail(pool: KvPool) -> str:
     """
     if pool.prefix_caching is False:
         return "empty: prefix caching is off"
-    return "empty, or caching prefixes; the engine does not report which"
+    return "empty, or caching prefixes"
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:

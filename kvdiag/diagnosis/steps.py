@@ -346,7 +346,7 @@ def _judge_soak(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         idle_cycles_judged=max(one.soaked.idle_cycles for one in found.components),
     )
     expected = StepFigures(blocks_kept=0)
-    notes = (*spans[0].notes, *_notes(found, limits))
+    notes = (*spans[0].notes, *_notes(found, facts, limits))
     return StepResult(SOAK_ID, status, summary, expected=expected, measured=measured, notes=notes)
 
 
@@ -356,11 +356,12 @@ def _length(found: Soak) -> str:
     return f"{load} load and {idle} idle cycles, {format_count(found.requests)} requests"
 
 
-def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
+def _notes(found: Soak, facts: Facts, limits: Limits) -> tuple[str, ...]:
     """The worst verdict of each kind; the detection limit where all are flat."""
     notes = []
     if found.blocks_kept == 0:
-        notes.append(f"KV blocks: all released (detection limit 1 block over {format_count(found.requests)} requests)")
+        unit, over = facts.capabilities.unit, f"{format_count(found.requests)} requests"
+        notes.append(f"KV {unit}s: all released (detection limit 1 {unit} over {over})")
     problems = [cycle.problem for cycle in found.cycles if cycle.problem is not None]
     if problems:
         notes.append(f"{len(problems)} of {len(found.cycles)} cycles left out: {problems[0]}")

@@ -73,9 +73,10 @@ def curve_problem(facts: Facts) -> str | None:
         return NO_POOL
     if pool.sliding_window_tokens is not None or _is_linear(pool, facts) or _modelled(facts, pool) is not None:
         return None
-    reported = reported_blocks(pool)
+    reported, unit = reported_blocks(pool), facts.capabilities.unit
     return (
-        f"by the engine's own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which "
+        f"by the engine's own figures a request of {facts.max_model_len_tokens} tokens takes "
+        f"{reported} {unit}s, which "
         "neither full attention nor the model's config explains (sliding windows, state, several KV groups); "
         "compare in `kvdiag audit`"
     )

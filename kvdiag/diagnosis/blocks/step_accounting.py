@@ -139,7 +139,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if waiting:
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
-        compared = f"blocks can be compared with tokens only while all {ours} run"
+        compared = f"{facts.capabilities.unit}s can be compared with tokens only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
     return f"{samples} of the {limits.load_samples} samples needed were taken while all requests ran; repeat the run"
 

@@ -75,15 +75,16 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
         Evidence("concurrency_changes", waste.changes, "samples", "engine"),
         Evidence("prefix_queries_to_prompt_tokens", round(waste.looked_up_ratio, 3), "ratio", "engine"),
     )
+    unit = facts.capabilities.unit
     if waste.ratio < limits.metrics_waste_ratio:
         expected = format_count(waste.expected_blocks)
-        used = f"about {format_number(waste.blocks_per_request)} blocks in use per request"
+        used = f"about {format_number(waste.blocks_per_request)} {unit}s in use per request"
         both = f" (engine metrics: {used}; its tokens need at most {expected})"
         seen = both if round(waste.blocks_per_request) > 0 else ""
         summary = f"no load of known size was observed{seen}; {RUN}"
         return (Finding(ID, "unknown", summary, evidence),)
     summary = (
-        f"a request of at most {waste.request_tokens:,} tokens uses {format_number(waste.blocks_per_request)} blocks, "
+        f"a request of at most {waste.request_tokens:,} tokens uses {format_number(waste.blocks_per_request)} {unit}s, "
         f"{format_number(waste.ratio)} times what it needs"
     )
     agrees = 1.0 / limits.metrics_agreement_ratio <= waste.looked_up_ratio <= limits.metrics_agreement_ratio

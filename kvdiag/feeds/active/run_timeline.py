@@ -8,7 +8,7 @@ from typing import Any
 from kvdiag.diagnosis.timeline_queries import is_idle
 from kvdiag.feeds.active.load_generator import TIMED_OUT, Requests
 from kvdiag.feeds.live.sampling import Sampler, TimelineBuilder
-from kvdiag.formatting import plural
+from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Mark, Phase, Sample
 from kvdiag.sources.http import NO_ANSWER
 
@@ -37,12 +37,21 @@ def crowded(samples: list[Sample]) -> bool:
     return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
 
 
+ROOMY_RATIO = 0.5
+"""Usage of the pool below which no request waits for room in it: SGLang reserves a request's output, too."""
+
+
 def still_queued(error: str, samples: Sequence[Sample]) -> str:
     """Why requests failed: where no answer came while the engine counted requests that wait, they were queued."""
-    counts = (sum(one.requests_waiting or 0 for one in sample.engines or ()) for sample in reversed(samples))
-    waiting = next((count for count in counts if count), 0)
-    if not waiting or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
+    newest = next((one for one in reversed(samples) if one.total("requests_waiting")), None)
+    if newest is None or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
         return error
+    waiting = newest.total("requests_waiting") or 0
+    usages = [one.kv_usage_ratio for one in newest.engines or ()]
+    if all(usage is not None and usage < ROOMY_RATIO for usage in usages):
+        used = format_ratio(max(usage or 0.0 for usage in usages))
+        limit = f"only {used} of the KV pool is in use, so the server limits how many requests run at a time"
+        return f"{plural(waiting, 'request')} still queued: {limit}"
     blocks = "the KV pool is too small for this load, or its blocks are not released"
     return f"{plural(waiting, 'request')} still queued for KV blocks: {blocks}"
 

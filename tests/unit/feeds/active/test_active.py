@@ -160,10 +160,18 @@ def test_other_traffic_on_a_slow_server_is_refused() -> None:
 )
 def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple[int, ...], queued: bool) -> None:
     """No hanging server and no firewall: the engine itself counts them."""
-    samples = [Sample(at_seconds=float(at), engines=(engine(waiting=count),)) for at, count in enumerate(waiting)]
+    samples = [
+        Sample(at_seconds=float(at), engines=(engine(waiting=count, usage=0.9),)) for at, count in enumerate(waiting)
+    ]
     found = still_queued(error, samples)
     assert queued == (containing("8 requests", "queued") == found)
     assert queued or error == found
+
+
+def test_requests_that_wait_beside_an_empty_pool_are_limited_by_their_number() -> None:
+    """A server that runs one request at a time lets the others wait: no room in the pool is missing."""
+    samples = [Sample(at_seconds=1.0, engines=(engine(waiting=8, usage=0.1),))]
+    assert containing("8 requests", "only 10 %", "limits") == still_queued(NO_ANSWER, samples)
 
 
 def test_failing_requests_are_recorded() -> None:
