@@ -26,11 +26,14 @@ def version(engine: EngineAdapter, identity: Identity) -> Check:
     """Check whether kvdiag is tested with the server's version."""
     known = engine.parse_version(identity.version)
     role = "" if identity.role is None else f", {identity.role}"
+    oldest, newest = (".".join(map(str, tested)) for tested in engine.tested_versions)
+    if known is None and not engine.reports_version:
+        found = f"{engine.name}{role}: no version is reported; kvdiag is tested with {oldest} to {newest}"
+        return Check("engine.version", "skip", found)
     if known is None:
         fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
         return Check("engine.version", "warn", f"{engine.name}{role}: the server does not report its version", fix)
     found = f"{engine.name} {identity.version}{role}"
-    oldest, newest = (".".join(map(str, tested)) for tested in engine.tested_versions)
     if known[:2] < engine.tested_versions[0]:
         fix = f"kvdiag is tested with {oldest} to {newest}: older metrics may differ in meaning"
         return Check("engine.version", "warn", found, fix)
@@ -41,19 +44,21 @@ def version(engine: EngineAdapter, identity: Identity) -> Check:
 
 
 def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
-    """Check whether /metrics has what verdicts about the KV pool need."""
+    """Check whether the metrics endpoint has what verdicts about the KV pool need."""
+    path = engine.metrics_path.rstrip("/")
     if page is None:
-        fix = f"let GET {engine.metrics_path.rstrip('/')} through to the server; start it {engine.metrics_flag}"
+        fix = f"let GET {path} through to the server; start it {engine.metrics_flag}"
         return Check("engine.series", "fail", problem, fix)
     missing = [what for what, names in engine.needed_metrics.items() if not any(name in page for name in names)]
-    if len(missing) == len(engine.needed_metrics):
+    ours = sum(name.startswith(engine.metric_prefix) for name in page)
+    if not ours:
         fix = f"give the address of a {engine.title} server, started {engine.metrics_flag}"
-        return Check("engine.series", "fail", f"/metrics has no {engine.metric_prefix}* series", fix)
-    found = f"{sum(name.startswith(engine.metric_prefix) for name in page)} {engine.title} metrics"
-    # What no server of this engine can report, however it is started.
+        return Check("engine.series", "fail", f"{path} has no {engine.metric_prefix}* series", fix)
+    found = plural(ours, f"{engine.title} metric")
+    # What no server of this engine can report, however it is started: not known while series are missing.
     can = engine.capabilities(page)
     able = {"KV usage": can.usage, f"{can.unit}s in use": can.blocks, "sleep": can.sleep}
-    if lacking := [what for what, has in able.items() if not has]:
+    if lacking := [what for what, has in able.items() if not has and not missing]:
         found += f"; {engine.title} does not report {' or '.join(lacking)}: verdicts that need it are unknown"
     if missing:
         how = f"send the server a request (some series appear with the first one), or start it {engine.metrics_flag}"

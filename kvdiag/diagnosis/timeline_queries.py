@@ -77,8 +77,11 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
         samples = (sample for sample in timeline.samples if sample.engines is not None)
-        late_seconds = facts.capabilities.late_seconds
-        intervals = [_current(tuple(group), late_seconds) for idle, group in groupby(samples, is_idle) if idle]
+        groups = [(idle, tuple(group)) for idle, group in groupby(samples, is_idle)]
+        befores = [None, *(group[-1] for _, group in groups)]
+        intervals = [
+            _current(group, facts, before) for (idle, group), before in zip(groups, befores, strict=False) if idle
+        ]
         return tuple(floor for each in intervals if (floor := _floor(each, timeline, facts, limits)) is not None)
 
     return timeline.once(("idle_floors", facts.pools, facts.capabilities, limits.idle_samples), floors)
@@ -92,19 +95,24 @@ def floor_within(
         return None
     late_seconds = facts.capabilities.late_seconds
     looked_at = timeline.between(start_seconds - late_seconds, end_seconds)
-    newest_first = (one for one in reversed(looked_at) if one.engines is not None)
-    interval = _current(tuple(takewhile(is_idle, newest_first))[::-1], late_seconds)
+    newest_first = [one for one in reversed(looked_at) if one.engines is not None]
+    idle = tuple(takewhile(is_idle, newest_first))
+    interval = _current(idle[::-1], facts, newest_first[len(idle)] if len(idle) < len(newest_first) else None)
     return _floor([one for one in interval if one.at_seconds >= start_seconds], timeline, facts, limits)
 
 
-def _current(interval: Sequence[Sample], late_seconds: float) -> Sequence[Sample]:
+def _current(interval: Sequence[Sample], facts: Facts, before: Sample | None) -> Sequence[Sample]:
     """The samples of an idle interval whose figures are of the interval itself, where the engine reports them late.
 
-    Short requests may never show as running there: the interval begins when the last tokens were counted.
+    Short requests may never show as running there: the interval begins when the last tokens were counted. Where the
+    engine renews all figures together, those that end an interval of work are of the new one.
     """
+    late_seconds = facts.capabilities.late_seconds
     if not late_seconds or not interval:
         return interval
     worked = [later for earlier, later in pairwise(interval) if later.tokens_total != earlier.tokens_total]
+    if facts.capabilities.renewed_seconds and not worked and before is not None and before.engines_idle is False:
+        return interval
     since_seconds = (worked or interval[:1])[-1].at_seconds
     return [one for one in interval if one.at_seconds >= since_seconds + late_seconds]
 
@@ -161,12 +169,26 @@ def published_since(sample: Sample, seconds: float) -> bool:
     return all(sample.at_seconds - each.age_seconds >= seconds for each in sample.allocators or ())
 
 
-def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
+def whole_load(timeline: Timeline, span: Span, facts: Facts) -> tuple[Sample, ...]:
     """Samples of a span in which all its requests were resident at once."""
     if span.workload is None:
         return ()
     requests = span.workload.requests
-    return tuple(sample for sample in under_load(timeline, span) if sample.sees_whole(requests))
+    return tuple(one for one in renewed(under_load(timeline, span), facts) if one.sees_whole(requests))
+
+
+def samples_needed(facts: Facts, limits: Limits) -> int:
+    """Samples of a whole load that its step needs: a figure that was just renewed is not between two engine steps."""
+    return 1 if facts.capabilities.renewed_seconds else limits.load_samples
+
+
+def renewed(samples: Sequence[Sample], facts: Facts) -> Sequence[Sample]:
+    """The samples whose figures are of their own time: of an engine that renews them seldom, those that changed."""
+    if not facts.capabilities.renewed_seconds:
+        return samples
+    read = [one for one in samples if one.engines]
+    figures = [[(one.kv_usage_ratio, one.requests_running) for one in sample.engines or ()] for sample in read]
+    return [sample for sample, now, before in zip(read[1:], figures[1:], figures[:-1], strict=True) if now != before]
 
 
 def under_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:

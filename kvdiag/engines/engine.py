@@ -170,6 +170,9 @@ class EngineAdapter:
     tested_versions: tuple[tuple[int, int], tuple[int, int]]
     """The oldest and the newest version whose metrics are tested."""
 
+    reports_version: bool = True
+    """Whether its servers report their version."""
+
     parse_version: Callable[[str | None], tuple[int, int, int] | None]
     """Major, minor and patch of a version; `None` where it has none."""
 

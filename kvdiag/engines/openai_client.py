@@ -5,6 +5,7 @@ its `EngineAdapter`'s; an engine with another API has a client of its own.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -88,26 +89,23 @@ class OpenAIClient:
 
     async def identify(self) -> Identity:
         """The server's version and model; Unreadable if it is no OpenAI-compatible server."""
-        models = await self._http.json("/v1/models")
+        listed = await self._http.get("/v1/models")
+        models = self._http.decode(listed)
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
             raise Unreadable("absent", f"/v1/models lists no model: is this a {self.engine.title} server?")
-        version, header = None, None
-        try:
-            answer = await self._http.get("/version")
-            header = answer.server
-            found = self._http.decode(answer)
+        version = None
+        with contextlib.suppress(Unreadable):  # /version is optional: the names of the metrics show the dialect as well
+            found = await self._http.json("/version") if self.engine.reports_version else None
             version = found.get("version") if isinstance(found, dict) else None
-        except Unreadable:
-            pass  # /version is optional: the names of the metrics show the dialect as well.
         longest = first.get("max_model_len")
         return Identity(
             version=shown_text(version),
             model=shown_text(first.get("id")),
             root=shown_text(first.get("root")),
             max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
-            server_header=header,
+            server_header=listed.server,
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:

@@ -20,8 +20,9 @@ class Capabilities(Checked):
     `late_seconds`: while idle, usage and request counts may be this old. `on_completion`: they move only when a
     request ends, and show the step before. `sleep`: it reports whether it sleeps. `salt`: a cache salt with each
     request keeps tenants' prefixes apart. `forces_length`: a request can demand an exact number of output tokens.
-    `late_tokens`: while requests decode, usage may be this many tokens of each behind. `linear`: the pool counts every
-    token of a request until it ends, for every kind of layer.
+    `renewed_seconds`: usage and request counts are renewed only once in so long, under load, too. `late_tokens`: while
+    requests decode, usage may be this many tokens of each behind. `linear`: the pool counts every token of a request
+    until it ends, for every kind of layer.
     """
 
     unit: Unit = "block"
@@ -32,6 +33,7 @@ class Capabilities(Checked):
     waits: bool = True
     late_seconds: float = 0.0
     late_tokens: int = 0
+    renewed_seconds: float = 0.0
     on_completion: bool = False
     linear: bool = False
     sleep: bool = True

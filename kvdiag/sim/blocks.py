@@ -58,6 +58,11 @@ class BlockPool:
         return self.total_blocks - 1 - len(self._free)
 
     @property
+    def cached_blocks(self) -> int:
+        """Free blocks that can be found by their hash."""
+        return sum(block in self._free for block in self._cached.values())
+
+    @property
     def usage_ratio(self) -> float:
         """Share of the usable blocks that is held, 0..1 (block_pool.py: get_usage)."""
         return 1.0 - len(self._free) / (self.total_blocks - 1)

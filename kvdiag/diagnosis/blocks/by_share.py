@@ -29,7 +29,7 @@ def with_pool_by_share(timeline: Timeline, facts: Facts) -> Facts:
         (usage - floor, sum(-(-tokens // BLOCK_TOKENS) for tokens in sample.load.resident_tokens))
         for span in timeline.spans("single_request")
         if (floor := _usage(timeline.between(span.begin_seconds, span.offer_seconds or span.begin_seconds))) is not None
-        for sample in whole_load(timeline, span)
+        for sample in whole_load(timeline, span, facts)
         if sample.load is not None and (usage := _usage((sample,))) is not None and usage > floor
     ]
     if not sizes:

@@ -41,7 +41,7 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
     loads = [(span, span.outcome, tokens) for span, tokens in spans if span.outcome and 0 < tokens <= pool]
     if not loads:
         return None
-    proven = [tokens for span, outcome, tokens in loads if not outcome.failed and whole_load(timeline, span)]
+    proven = [tokens for span, outcome, tokens in loads if not outcome.failed and whole_load(timeline, span, facts)]
     at_once = {span.begin_seconds: most_requests(timeline, span, "requests_running") for span, _, _ in loads}
     most = max(at_once.values())
     refused = [

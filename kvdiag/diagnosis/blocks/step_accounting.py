@@ -25,6 +25,7 @@ from kvdiag.diagnosis.timeline_queries import (
     most_open,
     most_requests,
     own_blocks,
+    samples_needed,
     tokens_taken,
     under_load,
     whole_load,
@@ -55,7 +56,7 @@ class LoadPeak:
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> LoadPeak | None:
     """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
-    samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
+    samples = [sample for sample in whole_load(timeline, span, facts) if _decodes(sample, span, facts)]
     peaks = [
         peak
         for sample in samples
@@ -133,15 +134,16 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     most = most_open(timeline, span, limits.idle_samples)
     if most > ours + facts.capabilities.on_completion:
         return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
-    samples, waiting = len(whole_load(timeline, span)), most_requests(timeline, span, "requests_waiting")
-    if samples >= limits.load_samples:
+    samples, waiting = len(whole_load(timeline, span, facts)), most_requests(timeline, span, "requests_waiting")
+    needed = samples_needed(facts, limits)
+    if samples >= needed:
         return None
     if waiting:
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
         compared = f"{facts.capabilities.unit}s can be compared with tokens only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
-    return f"{samples} of the {limits.load_samples} samples needed were taken while all requests ran; repeat the run"
+    return f"{samples} of the {needed} samples needed were taken while all requests ran; repeat the run"
 
 
 def other_tokens(timeline: Timeline, span: Span) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import gap_reason, pool_tokens
+from kvdiag.diagnosis.timeline_queries import gap_reason, pool_tokens, whole_load
 from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
@@ -36,13 +36,14 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     totals = _totals(timeline, facts, limits)
     if not facts.capabilities.waits:
         return (_without_waiting(timeline, facts, totals, limits),)
-    if totals.counted < limits.idle_samples:
+    counts = totals.counted >= limits.idle_samples
+    if not counts and (not totals.used or (not totals.queued and not _all_ran(timeline, facts))):
         reason = None if any(sample.engines for sample in timeline.samples) else gap_reason(timeline, facts, "engine")
-        missing = "the engine does not report preemptions; `kvdiag doctor` shows what /metrics lacks"
-        return unknown(ID, reason or missing)
+        missing = "the engine does not report preemptions, and no requests were observed that all ran at the same time"
+        return unknown(ID, reason or f"{missing}; run the test steps (`kvdiag run`)")
     preempted, most = totals.preempted, totals.most_waiting
     evidence: tuple[Evidence, ...] = (
-        Evidence("preemptions", preempted, "times", "engine"),
+        Evidence("preemptions", preempted if counts else None, "times", "engine"),
         Evidence("max_waiting", most, "requests", "engine"),
         Evidence("max_running", totals.most_running, "requests", "engine"),
         Evidence("max_usage", totals.highest_usage, "ratio", "engine"),
@@ -73,7 +74,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
         return (Finding(ID, "ok", f"no request waited for KV {unit}s; {paused}", evidence),)
-    return (Finding(ID, "ok", f"no request waited for KV {unit}s or was preempted", evidence),)
+    or_preempted = " or was preempted" if counts else ", and all of the run's requests ran at the same time"
+    return (Finding(ID, "ok", f"no request waited for KV {unit}s{or_preempted}", evidence),)
+
+
+def _all_ran(timeline: Timeline, facts: Facts) -> bool:
+    """Whether all requests of the run's concurrent load were observed to run together: then none was preempted."""
+    return any(whole_load(timeline, span, facts) for span in timeline.spans(STEP))
 
 
 def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits: Limits) -> Finding:
@@ -233,18 +240,24 @@ class _Room(NamedTuple):
 
 def _room(engine: Engine, facts: Facts) -> _Room | None:
     pool, usage, running = facts.pool(engine.engine), engine.kv_usage_ratio, engine.requests_running
-    if pool is None or usage is None or not running or not pool.usable_blocks:
+    if usage is None or not running or (pool is None and facts.capabilities.blocks):
         return None
-    held = pool.used_blocks(usage)
-    free = pool.usable_blocks - held
-    return _Room(free / pool.usable_blocks, free * running / held if held else math.inf)
+    # An engine that reports no size has a share all the same.
+    total, held = (1.0, usage) if pool is None else (pool.usable_blocks, pool.used_blocks(usage))
+    free = total - held
+    return _Room(free / total, free * running / held if held else math.inf) if total else None
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:
-    """Requests that wait while the engine's pool has no room for one more like those that run."""
+    """Requests that wait while the engine's pool has no room for one more like those that run, or that it paused.
+
+    Of an engine that counts no preemptions, what waits for capacity is what it paused for lack of blocks
+    (TensorRT-LLM's num_paused_requests).
+    """
     waiting = engine.requests_waiting or 0
+    paused = 0 if engine.preemptions_total is not None else engine.requests_waiting_for_capacity or 0
     room = _room(engine, facts) if waiting else None
-    return 0 if room is None or room.requests >= 1.0 else waiting
+    return paused if room is None or room.requests >= 1.0 else max(waiting, paused)
 
 
 def _capacity_tokens(facts: Facts) -> int | None:

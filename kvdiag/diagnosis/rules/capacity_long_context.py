@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, whole_load
+from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, samples_needed, whole_load
 from kvdiag.formatting import format_bytes, format_count, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
@@ -57,7 +57,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and span.outcome is not None
         and span.outcome.completed
         and not span.outcome.failed
-        and len(whole_load(timeline, span)) >= limits.load_samples
+        and len(whole_load(timeline, span, facts)) >= samples_needed(facts, limits)
     ]
     if not worked or worked[0].workload is None:
         if failed:

@@ -51,6 +51,8 @@ from kvdiag.formatting import (
 from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
 
 ID = "leak.kv_blocks"
+PROBE = "isolation"
+"""The step whose prompts are each sent alone, so that nothing moves the gauges after them."""
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -59,7 +61,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
     if not facts.capabilities.returns:
         return (_by_filling(timeline, facts, limits),)
-    if facts.capabilities.on_completion and not timeline.marks:
+    moved = timeline.marks and not timeline.spans(PROBE)
+    if facts.capabilities.on_completion and not moved:
         return unknown(ID, "usage moves only when a request ends, so an idle pool is not observed; run `kvdiag run`")
     unit = facts.capabilities.unit
     intervals = idle_floors(timeline, facts, limits)

@@ -73,6 +73,7 @@ def worker(engine: EngineAdapter, text: str) -> EngineAdapter:
         engine,
         client=DynamoClient,
         metrics_path=ENGINE.metrics_path,
+        reports_version=False,
         metrics_flag=SYSTEM_PORT if engine is ENGINE else f"{engine.metrics_flag} and {SYSTEM_PORT}",
         polled_metrics=(),
         needed_metrics=MappingProxyType(needed if engine is not ENGINE else {**needed, "KV usage": (metrics.USAGE,)}),

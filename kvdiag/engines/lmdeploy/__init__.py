@@ -1,4 +1,4 @@
-"""LMDeploy, 0.9 to 0.18: its PyTorch engine and TurboMind."""
+"""LMDeploy, 0.10 to 0.18: its PyTorch engine and TurboMind."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,11 @@ from kvdiag.sources.prometheus_text import Page, Series
 
 _WORDINGS = Wordings("lmdeploy", title="LMDeploy")
 _RANKS = re.compile(r"--tp[ =](\d{1,4})\b")
+
+
+RENEWED_SECONDS = 10.0
+LATE_SECONDS = 11.0
+"""The same, and an engine step."""
 
 
 def completion_body(
@@ -46,11 +51,16 @@ def generated(event: Mapping[str, Any], before: int) -> int:
 
 
 def capabilities(page: Page) -> Capabilities:
-    """What its metrics show: a share, which at idle is that of leaked blocks only where nothing is cached."""
+    """What its metrics show: a share, which at idle is that of leaked blocks only where nothing is cached.
+
+    A task renews it every ten seconds, idle or not (lmdeploy/serve/openai/api_server.py::create_lifespan_handler).
+    """
     configured = [line.labels.get("enable_prefix_caching") for line in page.get(metrics.CONFIG, ())]
     return Capabilities(
-        usage=metrics.USAGE in page,
+        usage=metrics.USAGE in page and metrics.ON_A_TIMER in page,
         blocks=False,
+        late_seconds=LATE_SECONDS,
+        renewed_seconds=RENEWED_SECONDS,
         returns=bool(configured) and {"False"} == set(configured),
         sleep=metrics.SLEEPING in page,
         salt=False,
@@ -98,7 +108,8 @@ ENGINE = EngineAdapter(
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="lmdeploy:",
     needed_metrics=MappingProxyType(metrics.NEEDED_NAMES),
-    tested_versions=((0, 9), (0, 18)),
+    tested_versions=((0, 10), (0, 18)),
+    reports_version=False,
     parse_version=parse_version,
     config_metrics=(metrics.CONFIG,),
     parse_engines=metrics.parse_engines,

@@ -1,4 +1,4 @@
-"""LMDeploy's metrics, 0.9 to 0.18, by one table of names. Pure.
+"""LMDeploy's metrics, 0.10 to 0.18, by one table of names. Pure.
 
 Of its pool it reports the share in use and nothing else (lmdeploy/metrics/loggers.py): neither blocks nor tokens.
 Prefix-cached blocks count as used, so that an idle server with `enable_prefix_caching` is not at 0. The client adds one
@@ -21,6 +21,9 @@ COUNTS: Mapping[str, Sequence[str]] = json.loads(pkgutil.get_data(__package__, "
 
 USAGE = "lmdeploy:gpu_cache_usage_perc"
 SLEEPING = "lmdeploy:is_sleeping"
+ON_A_TIMER = "lmdeploy:iter_token_latency_count"
+"""Since 0.10, whose gauges a timer renews. Those of 0.9 are of the last output, and stay so when it was the last."""
+
 CONFIG = "lmdeploy:backend_config_info"
 """The engine's arguments as labels; its number of blocks is the one asked for, by default 0."""
 

@@ -13,6 +13,9 @@ MIN_OUTPUT_TOKENS = 64
 
 MAX_OUTPUT_TOKENS = 512
 
+RENEWALS = 1.5
+"""Times that an engine which renews its figures at an interval does so during a load: once for certain."""
+
 MAX_HELD_TOKENS = 4096
 """The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""
 
@@ -62,7 +65,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
-    workload, notes = admitted(_held(step.workload, speed), facts)
+    workload, notes = admitted(_held(step.workload, facts, speed), facts)
     if step.id == LONG_CONTEXT.id and not facts.capabilities.returns:
         workload, notes = _filling(workload, facts, speed)
     cycles = step.cycles
@@ -100,13 +103,17 @@ def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Wor
     return replace(workload, requests=requests, prompt_tokens=cut, max_tokens=output), (note,)
 
 
-def _held(workload: Workload, speed: Speed | None) -> Workload:
-    """The workload with outputs long enough to hold all requests together for its `hold_seconds`."""
+def _held(workload: Workload, facts: Facts, speed: Speed | None) -> Workload:
+    """The workload with outputs long enough to hold all requests together for its `hold_seconds`, or until the engine
+    has renewed its figures meanwhile.
+    """
     if speed is None:
         return workload
+    renewed_seconds = RENEWALS * facts.capabilities.renewed_seconds
+    most = MAX_HELD_TOKENS if renewed_seconds else MAX_OUTPUT_TOKENS
     rate = speed.tokens_per_second * (CONCURRENT_SLOWDOWN if workload.requests > 1 else 1.0)
-    tokens = round(rate * workload.hold_seconds)
-    return replace(workload, max_tokens=min(max(tokens, MIN_OUTPUT_TOKENS), MAX_OUTPUT_TOKENS))
+    tokens = round(rate * max(workload.hold_seconds, renewed_seconds))
+    return replace(workload, max_tokens=min(max(tokens, MIN_OUTPUT_TOKENS), most))
 
 
 def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:

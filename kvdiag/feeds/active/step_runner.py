@@ -14,7 +14,7 @@ from functools import partial
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, Step
-from kvdiag.diagnosis.timeline_queries import published_since
+from kvdiag.diagnosis.timeline_queries import published_since, renewed, samples_needed
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.load_generator import Speed, within
 from kvdiag.feeds.active.run_timeline import (
@@ -37,9 +37,6 @@ server fit. Counted in samples, because a server that answers slowly also runs i
 
 SETTLED_SAMPLES = 3
 """Idle samples in a row before and after a load. The diagnosis needs two that agree."""
-
-WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
-"""Samples of a load with all its requests resident, without which it is offered once more."""
 
 MAX_OFFERS = 3
 """Times that a load is offered, each time held longer, until it is sampled whole. A server on a busy machine may take
@@ -293,8 +290,10 @@ class ActiveFeed(MarkedRun):
         await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
         samples = self.recorder.since(first)
-        whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
-        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and crowded(samples))
+        facts = self.sampler.facts
+        whole = [sample for sample in renewed(samples, facts) if sample.sees_whole(planned.workload.requests)]
+        enough = len(whole) >= samples_needed(facts, DEFAULT_LIMITS)
+        return outcome.failed > 0 or enough or (cycle > 0 and crowded(samples))
 
     async def _load(self, workload: Workload) -> Outcome:
         return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)

@@ -12,6 +12,7 @@ import kvdiag.outputs.documents
 from kvdiag.checks import agent_check, engine_check, gpu_check, prometheus_check
 from kvdiag.checks.check import Check, Outcome, clock_check, worst
 from kvdiag.engines import DEFAULT as ENGINE
+from kvdiag.engines import trtllm
 from kvdiag.engines.engine import Identity
 from kvdiag.model import Capabilities, Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -72,6 +73,14 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "patch of the newest": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.32.4+cu130")), "pass"),
     "new version": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.33.0")), "warn"),
     "no version": (lambda: engine_check.version(ENGINE, replace(SERVER, version=None)), "warn"),
+    "a version that is never reported": (
+        lambda: engine_check.version(replace(ENGINE, reports_version=False), replace(SERVER, version=None)),
+        "skip",
+    ),
+    "series before the first request": (
+        lambda: engine_check.series(trtllm.ENGINE, parse_page("trtllm_prompt_tokens_total 0\n"), ""),
+        "warn",
+    ),
     "series": (lambda: engine_check.series(ENGINE, REAL, ""), "pass"),
     "an engine without blocks": (lambda: engine_check.series(WITHOUT_BLOCKS, REAL, ""), "pass"),
     "a series less": (lambda: engine_check.series(ENGINE, without("vllm:cache_config_info"), ""), "warn"),

@@ -21,6 +21,7 @@ from kvdiag.diagnosis.timeline_queries import (
     pool_tokens,
     published_since,
     readings_of,
+    samples_needed,
     server_bytes,
     server_devices,
     server_uuids,
@@ -188,10 +189,10 @@ def test_whole_load_is_between_offer_and_release() -> None:
         for seconds in (19.0, 20.0, 30.0, 31.0)
     ]
     seen = timeline(*loads)
-    assert tuple(loads[1:3]) == whole_load(seen, SPAN)
-    assert tuple(loads[1:]) == whole_load(seen, replace(SPAN, release_seconds=None))
-    assert () == whole_load(seen, replace(SPAN, offer_seconds=None))
-    assert () == whole_load(seen, replace(SPAN, workload=None))
+    assert tuple(loads[1:3]) == whole_load(seen, SPAN, Facts())
+    assert tuple(loads[1:]) == whole_load(seen, replace(SPAN, release_seconds=None), Facts())
+    assert () == whole_load(seen, replace(SPAN, offer_seconds=None), Facts())
+    assert () == whole_load(seen, replace(SPAN, workload=None), Facts())
 
 
 def counted(seconds: float, *counts: tuple[int | None, int | None]) -> Sample:
@@ -347,3 +348,31 @@ def test_late_figures_count_once_they_are_of_the_idle_interval() -> None:
     assert (None, 0) == (ends[35.0], ends[40.0] and ends[40.0].blocks)
     # What was idle before a window makes its figures current from its begin.
     assert floor_within(samples, 45.0, 55.0, late, DEFAULT_LIMITS) is not None
+
+
+TIMED = replace(KNOWN, capabilities=Capabilities(late_seconds=11.0, renewed_seconds=10.0))
+"""An engine whose figures a timer renews, as LMDeploy's."""
+
+
+def test_figures_of_a_timer_are_of_the_load_when_they_changed() -> None:
+    """In between they are as old as the last renewal: of a load that had fewer tokens, or of none."""
+    shown = [(20.0, 0), (21.0, 3), (22.0, 3), (30.0, 5)]
+    seen = timeline(
+        *(
+            replace(at(seconds, holding(blocks, running=1)), load=Load(requests=1, resident_tokens=(8,)))
+            for seconds, blocks in shown
+        )
+    )
+    assert [21.0, 30.0] == [one.at_seconds for one in whole_load(seen, SPAN, TIMED)]
+    assert (1, 2) == (samples_needed(TIMED, DEFAULT_LIMITS), samples_needed(KNOWN, DEFAULT_LIMITS))
+
+
+def test_a_renewal_that_ends_work_is_current_at_once() -> None:
+    """The count of running requests fell together with the usage; where none was counted, the figures are older."""
+    busy = timeline(at(0.0, holding(9, running=1)), at(10.0, holding(0)), at(11.0, holding(0)))
+    (floor,) = idle_floors(busy, TIMED, DEFAULT_LIMITS)
+    assert (10.0, 0) == (floor.begin_seconds, floor.blocks)
+    within = floor_within(busy, 5.0, 11.0, TIMED, DEFAULT_LIMITS)
+    assert within is not None
+    assert 0 == within.blocks
+    assert () == idle_floors(timeline(*busy.samples[1:]), TIMED, DEFAULT_LIMITS)

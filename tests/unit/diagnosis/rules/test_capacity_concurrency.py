@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
-from kvdiag.model import Engine, Facts, Finding, KvPool, Mark, Outcome, Sample, Timeline, Workload
+from kvdiag.model import Capabilities, Engine, Facts, Finding, KvPool, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import evidence, only, rows
 from tests.builders.runs import run
 from tests.builders.values import NO_ANSWER, engine, holding, pool, seen
@@ -361,3 +361,34 @@ def test_minutes_without_counted_tokens_have_no_work() -> None:
         return evidence(verdict(Timeline(samples=tuple(samples)), Facts(pools=HUNDRED.pools)))[SHARE]
 
     assert [pytest.approx(0.2)] * 2 == [of(), of(told=False)]
+
+
+UNSIZED = Facts(capabilities=Capabilities(blocks=False))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "paused", "usage", "status"),
+    [(0, 0, 0.5, "unknown"), (4, None, 0.95, "suspect"), (4, None, 0.1, "unknown"), (0, 2, 0.5, "suspect")],
+)
+def test_engines_that_count_no_preemptions_show_a_queue(
+    waiting: int, paused: int | None, usage: float, status: str
+) -> None:
+    """A queue at a full share, or requests paused for lack of blocks; without these a run must show them together."""
+    shown = replace(
+        engine(usage=usage, running=4, waiting=waiting, preemptions=None), requests_waiting_for_capacity=paused
+    )
+    assert status == verdict(seen(*[shown] * 10), UNSIZED).status
+
+
+def test_a_load_that_ran_together_was_not_preempted() -> None:
+    """Without a counter of preemptions the run's own requests are the proof."""
+    done = run(World())
+    uncounted = replace(
+        done,
+        samples=tuple(
+            replace(one, engines=one.engines and tuple(replace(e, preemptions_total=None) for e in one.engines))
+            for one in done.samples
+        ),
+    )
+    found = verdict(uncounted, facts(World()))
+    assert ("ok", None) == (found.status, evidence(found)["preemptions"])

@@ -9,7 +9,7 @@ import pytest
 
 from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.lmdeploy import ENGINE, completion_body, generated, parallel_ranks
-from kvdiag.engines.lmdeploy.metrics import parse_engines, parse_pools
+from kvdiag.engines.lmdeploy.metrics import ON_A_TIMER, parse_engines, parse_pools
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Engine, Gap
 from kvdiag.sources.http import HttpReader
@@ -149,3 +149,10 @@ def test_a_log_of_settings_alone_is_no_report() -> None:
 def test_ranks_by_the_command_line(commands: list[str], ranks: tuple[int, int] | None) -> None:
     """One rank without the flag; a proxy serves nothing."""
     assert ranks == parallel_ranks(commands)
+
+
+def test_a_page_without_the_timer_s_figures_is_of_no_use() -> None:
+    """0.9 keeps the figures of the last output, so that an idle server shows the blocks of an ended request."""
+    page = scrape(PAGE)
+    old = {name: lines for name, lines in page.items() if name != ON_A_TIMER}
+    assert (True, False) == (ENGINE.capabilities(page).usage, ENGINE.capabilities(old).usage)

@@ -215,7 +215,7 @@ def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     """If no sample was taken while the first load ran, the next loads generate more until one is sampled completely."""
     actual = run(slow_page_server(blind_tokens=150))
     spans = actual.spans("single_request")
-    seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
+    seen = [len(whole_load(actual, span, Facts())) >= DEFAULT_LIMITS.load_samples for span in spans]
     tokens = [span.workload.max_tokens for span in spans if span.workload is not None]
     assert SINGLE.cycles == len(tokens)
     assert [False, *[True] * (SINGLE.cycles - 1)] == seen

@@ -103,3 +103,11 @@ def test_a_run_allows_the_request_that_moved_the_gauges() -> None:
         left = World(held_at_start_blocks=blocks)
         found = only(judge, run(left), replace(facts(of), capabilities=late))
         assert status == found.status
+
+
+def test_prompts_that_are_sent_alone_leave_their_blocks_in_late_gauges() -> None:
+    """The isolation probe sends nothing that moves the gauges after each prompt: what they show is no leak."""
+    done = run(World(held_at_start_blocks=60))
+    probed = replace(done, marks=tuple(replace(mark, step="isolation") for mark in done.marks))
+    late = replace(facts(World()), capabilities=Capabilities(on_completion=True))
+    assert "unknown" == only(judge, probed, late).status
