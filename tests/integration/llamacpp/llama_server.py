@@ -18,14 +18,21 @@ def _parsed() -> argparse.Namespace:
     add = parser.add_argument
     add("-m", "--model", required=True)
     add("--port", type=int, required=True)
-    add("-c", "--ctx-size", type=int, default=int(os.environ.get("LLAMA_ARG_CTX_SIZE", "0")))
-    add("-np", "--parallel", type=int, default=int(os.environ.get("LLAMA_ARG_N_PARALLEL", "-1")))
-    add("-kvu", "--kv-unified", action="store_true")
-    add("-no-kvu", "--no-kv-unified", action="store_true")
-    add("-ctk", "--cache-type-k", choices=KINDS, default="f16")
-    add("-ctv", "--cache-type-v", choices=KINDS, default="f16")
+    env = os.environ.get
+    add("-c", "--ctx-size", type=int, default=int(env("LLAMA_ARG_CTX_SIZE", "0")))
+    add("-np", "--parallel", type=int, default=int(env("LLAMA_ARG_N_PARALLEL", "-1")))
+    add("-kvu", "--kv-unified", action="store_true", default=env("LLAMA_ARG_KV_UNIFIED") == "on")
+    add("-no-kvu", "--no-kv-unified", action="store_true", default=env("LLAMA_ARG_KV_UNIFIED") == "off")
+    add("-ctk", "--cache-type-k", choices=KINDS, default=env("LLAMA_ARG_CACHE_TYPE_K", "f16"))
+    add("-ctv", "--cache-type-v", choices=KINDS, default=env("LLAMA_ARG_CACHE_TYPE_V", "f16"))
     add("-ub", "--ubatch-size", type=int, default=512)
-    add("-cram", "--cache-ram", type=int, default=8192)
+    add("-cram", "--cache-ram", type=int, default=int(env("LLAMA_ARG_CACHE_RAM", "8192")))
+    add("-ctxcp", "--ctx-checkpoints", type=int, default=32)
+    add("-cms", "--checkpoint-min-step", type=int, default=8192)
+    add("--swa-full", action="store_true")
+    add("-md", "--model-draft", default="")
+    add("--api-key", default="")
+    add("--embeddings", action="store_true")
     add("-lv", "--verbosity", type=int, default=3)
     add("--metrics", action="store_true")
     add("--no-slots", action="store_true")
@@ -50,6 +57,15 @@ def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
     params.endpoint_metrics, params.endpoint_slots = asked.metrics, not asked.no_slots
     params.cache_ram_mib, params.verbosity = asked.cache_ram, asked.verbosity
     params.slot_save_path, params.sleep_idle_seconds = asked.slot_save_path, asked.sleep_idle_seconds
+    params.n_ctx_checkpoints, params.checkpoint_min_step = asked.ctx_checkpoints, asked.checkpoint_min_step
+    params.swa_full, params.embedding = asked.swa_full, asked.embeddings
+    if asked.embeddings:
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    if asked.model_draft:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        params.speculative.draft.mparams.path = asked.model_draft
+    if asked.api_key:
+        params.api_keys = [asked.api_key]
     if asked.alias:
         params.model_alias = {asked.alias}
     params.fit_params = False
