@@ -78,9 +78,13 @@ def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
     """The caches that a server's command line limits; 0 bytes where it turns one off."""
     found: dict[str, HostCache] = {}
     for option in host_caches():
-        for flag in option.flags if option.may_be_in(command) else ():
-            match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
+        # The first flag has the last word: variables of the environment are listed last.
+        for flag in reversed(option.flags) if option.may_be_in(command) else ():
+            match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(-1|\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
+            # -1 is no limit: more than any host has.
+            unlimited = match is not None and match[1] == "-1"
             limit = None if match is None else round(float(match[1]) * option.unit_bytes)
+            limit = MAX_BYTES - 1 if unlimited else limit
             if limit is not None and limit < MAX_BYTES:
                 found[option.name] = HostCache(name=option.name, flag=flag, limit_bytes=limit)
     return tuple(found.values())

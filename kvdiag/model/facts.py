@@ -17,8 +17,10 @@ class KvPool(Checked):
     vLLM V1 never hands out its null block (id 0). `usage_blocks` is the denominator of the engine's own usage gauge;
     if it is larger than `usable_blocks` (V1 before 0.10.2), an idle pool shows the null block as used. `pool_bytes`
     and every count of blocks are per rank. `max_requests` is how many requests can run at once however short they are,
-    where the engine reports it. `state_cache_mode` and `state_dtype` describe the recurrent states kept
-    (labels mamba_cache_mode and mamba_ssm_cache_dtype).
+    where the engine reports it. `bytes_computed`: the bytes follow from the model's file and the engine's settings.
+    `mixed`: caches of windows or states are among the bytes, so that blocks have no size of their own.
+    `state_cache_mode` and `state_dtype` describe the recurrent states kept (labels mamba_cache_mode and
+    mamba_ssm_cache_dtype).
     """
 
     engine: str
@@ -30,6 +32,8 @@ class KvPool(Checked):
     max_concurrency: float | None = None
     max_requests: int | None = None
     pool_bytes: int | None = None
+    bytes_computed: bool | None = None
+    mixed: bool | None = None
     cache_dtype: str | None = None
     sliding_window_tokens: int | None = None
     state_cache_mode: str | None = None
@@ -49,8 +53,8 @@ class KvPool(Checked):
 
     @property
     def block_bytes(self) -> int | None:
-        """Bytes of one block on one rank, where the engine reports its pool's size."""
-        return None if self.pool_bytes is None else self.pool_bytes // self.total_blocks
+        """Bytes of one block on one rank, where the pool's size is known and its blocks are alike."""
+        return None if self.pool_bytes is None or self.mixed else self.pool_bytes // self.total_blocks
 
     def used_blocks(self, usage_ratio: float) -> int:
         """Blocks held by requests, from the usage gauge (vllm/v1/core/block_pool.py::BlockPool.get_usage)."""

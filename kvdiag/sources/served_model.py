@@ -42,6 +42,16 @@ def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
     return root if any(_names(pid, root) or _has_open(pid, folder) for pid in pids) else None
 
 
+def model_file(path: str | None, pids: Iterable[int]) -> Path | None:
+    """The model's one file that a server reports, under the same condition; relative to its process's folder."""
+    for pid in pids if path else ():
+        with contextlib.suppress(psutil.Error, OSError, ValueError, RuntimeError):
+            file = Path(psutil.Process(pid).cwd(), path or "").resolve(strict=True)
+            if file.is_file() and (_names(pid, path or "") or _has_open(pid, file.parent)):
+                return file
+    return None
+
+
 def _names(pid: int, root: str) -> bool:
     """Return whether a process's command line names a folder, alone or as `--model=FOLDER`."""
     try:

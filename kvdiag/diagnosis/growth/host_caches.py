@@ -106,10 +106,18 @@ def within_its_limit(
     summary = f"{judged.summary}; it may be {limit.names} filling ({full})"
     if grown > limits.growth.cache_passed_ratio * limit.limit_bytes:
         status, summary = judged.status, f"{judged.summary}; beyond the size limit of {limit.names} ({full})"
+    elif _is_beyond_host(limit, facts):
+        room = format_bytes(facts.host_limit_bytes or 0)
+        summary = f"{judged.summary}; it may be {limit.names} filling, which may take more than the host's {room}"
     elif limit.reported:
         within = f"grows within the size limit of {limit.names} ({full}): still filling"
         status, summary = "ok", f"{format_holder(owner.who)}: {part.label} {within}"
     return replace(judged, status=status, evidence=(*judged.evidence, *_evidence(grown, limit)), summary=summary)
+
+
+def _is_beyond_host(limit: SizeLimit, facts: Facts) -> bool:
+    """Whether a limit that is set lets the caches take more than the server may have."""
+    return limit.reported and limit.limit_bytes > (facts.host_limit_bytes or limit.limit_bytes)
 
 
 def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -118,7 +126,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
     part, found = MemoryComponent.HOST_ANONYMOUS, []
     for owner, assessed in seen.assessed(part).items():
         limit, growth = size_limit(owner.who, facts), assessed.decides
-        if limit is None or not limit.reported or growth is None:
+        if limit is None or not limit.reported or growth is None or _is_beyond_host(limit, facts):
             continue
         grown = seen.grown_bytes(part, owner)
         fills = growth.grows or growth.reason in ("ended", "slowing")

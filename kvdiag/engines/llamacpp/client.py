@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
+from kvdiag.engines.llamacpp.cell_bytes import read_cells
 from kvdiag.engines.llamacpp.command_line import ENVIRONMENT, Options, parse_options
 from kvdiag.engines.llamacpp.slots import (
     PROCESSING,
@@ -31,8 +32,9 @@ from kvdiag.engines.llamacpp.slots import (
 )
 from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.formatting import plural
+from kvdiag.kv.pools.cell_model import CellModel
 from kvdiag.model import MAX_COUNT, Gap, Lengths
-from kvdiag.sources import host
+from kvdiag.sources import host, served_model
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page
 
@@ -60,6 +62,7 @@ class LlamaClient(OpenAIClient):
         self._clock = clock
         self._models: Any = None
         self._options: Options | None = None
+        self._cells: CellModel | None = None
         self._off: set[str] = set()
         self._scraped_seconds: float | None = None
         self._sleeps = False
@@ -77,7 +80,8 @@ class LlamaClient(OpenAIClient):
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
             raise Unreadable("absent", f"/v1/models lists no model: is this a {self.engine.title} server?")
-        self.see(models, await server_commands(self._http.base_url, self.engine.program))
+        pids, commands = await server_processes(self._http.base_url, self.engine.program)
+        self.see(models, commands, await model_cells(shown_text(props.get("model_path")), pids))
         settings = props.get("default_generation_settings")
         longest = settings.get("n_ctx") if isinstance(settings, dict) else None
         longest = model_meta(models).get("n_ctx") if longest is None else longest
@@ -90,9 +94,10 @@ class LlamaClient(OpenAIClient):
             weights_bytes=weights_bytes(models),
         )
 
-    def see(self, models: object, commands: Sequence[str]) -> None:
-        """Take the answer of /v1/models, and the command lines of the server's processes, as they are."""
+    def see(self, models: object, commands: Sequence[str], cells: CellModel | None = None) -> None:
+        """Take the answer of /v1/models, the command lines of the server's processes, and its model as they are."""
         self._models = models
+        self._cells = cells
         self._options = parse_options(commands)
         self._off.clear()
 
@@ -133,7 +138,7 @@ class LlamaClient(OpenAIClient):
 
     async def _page(self, *, scrape: bool) -> Page:
         props = await self._props()
-        page = dict(server_page(props, self._models, self._options))
+        page = dict(server_page(props, self._models, self._options, self._cells))
         if any(line.value for line in page.get(SLEEPING, ())):
             self._sleeps = True
             return {**page, TOKENS: ()}
@@ -193,11 +198,21 @@ class LlamaClient(OpenAIClient):
         return page
 
 
-async def server_commands(base_url: str, program: str) -> Sequence[str]:
-    """The command lines of the processes of the server at an address, where they are on this host."""
+async def server_processes(base_url: str, program: str) -> tuple[Sequence[int], Sequence[str]]:
+    """The processes of the server at an address and their command lines, where they are on this host."""
     try:
         async with asyncio.timeout(HOST_SECONDS):
             pids, _ = await asyncio.to_thread(host.find_server, base_url, program)
-            return await asyncio.to_thread(host.commands, pids or (), ENVIRONMENT)
+            return pids or (), await asyncio.to_thread(host.commands, pids or (), ENVIRONMENT)
     except TimeoutError:
-        return ()
+        return (), ()
+
+
+async def model_cells(path: str | None, pids: Sequence[int]) -> CellModel | None:
+    """What the model that a server reports keeps in its caches; `None` where its file is not on this host."""
+    try:
+        async with asyncio.timeout(HOST_SECONDS):
+            file = await asyncio.to_thread(served_model.model_file, path, pids)
+            return None if file is None else await asyncio.to_thread(read_cells, file)
+    except TimeoutError:
+        return None

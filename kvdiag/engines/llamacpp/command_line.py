@@ -19,13 +19,39 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "sleep_idle": ("--sleep-idle-seconds",),
     "type_k": ("-ctk", "--cache-type-k", "LLAMA_ARG_CACHE_TYPE_K"),
     "type_v": ("-ctv", "--cache-type-v", "LLAMA_ARG_CACHE_TYPE_V"),
+    "batch": ("-b", "--batch-size", "LLAMA_ARG_BATCH"),
+    "ubatch": ("-ub", "--ubatch-size", "LLAMA_ARG_UBATCH"),
+    "device_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS"),
+    "model": ("-m", "--model", "LLAMA_ARG_MODEL"),
 }
-_SWITCHES: Mapping[str, bool] = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-_KV_UNIFIED = "LLAMA_ARG_KV_UNIFIED"
+_SWITCHES: Mapping[str, Mapping[str, bool]] = {
+    "unified": {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False},
+    "offload": {"-kvo": True, "--kv-offload": True, "-nkvo": False, "--no-kv-offload": False},
+    "swa_full": {"--swa-full": True},
+}
+"""Options without a value."""
+
+_VALUED: Mapping[str, str] = {
+    "LLAMA_ARG_KV_UNIFIED": "unified",
+    "LLAMA_ARG_KV_OFFLOAD": "offload",
+    "LLAMA_ARG_SWA_FULL": "swa_full",
+    "LLAMA_ARG_FLASH_ATTN": "flash_attention",
+    "-fa": "flash_attention",
+    "--flash-attn": "flash_attention",
+}
+"""Options and variables that are on or off by their value."""
+
 _TRUE, _FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 """common/arg.cpp::is_truthy and is_falsey."""
 
-ENVIRONMENT = (*(name for names in _OPTIONS.values() for name in names if name.startswith("LLAMA_ARG_")), _KV_UNIFIED)
+_ON_OFF: Mapping[str, bool | None] = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False), "auto": None}
+
+_CACHE_RAM = "LLAMA_ARG_CACHE_RAM"
+ENVIRONMENT = tuple(
+    name
+    for name in (*(name for names in _OPTIONS.values() for name in names), *_VALUED, _CACHE_RAM)
+    if name.startswith("LLAMA_ARG_")
+)
 """The variables that are read; none of them holds a key."""
 
 PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo)\s")
@@ -48,6 +74,13 @@ class Options:
     sleep_idle_seconds: int | None = None
     type_k: str = "f16"
     type_v: str = "f16"
+    batch: int | None = None
+    ubatch: int | None = None
+    flash_attention: bool | None = None
+    swa_full: bool = False
+    cache_on_host: bool = False
+    device_layers: int | None = None
+    model: str | None = None
     complete: bool = True
 
 
@@ -57,6 +90,7 @@ class Cells:
 
     total: int
     usable: int
+    unified: bool = True
 
 
 def parse_options(commands: Iterable[str]) -> Options | None:
@@ -66,26 +100,37 @@ def parse_options(commands: Iterable[str]) -> Options | None:
         return None
     words = command.replace("=", " ").split()
     found: dict[str, str] = {}
-    unified: bool | None = None
+    switched: dict[str, bool | None] = {}
     for at, word in enumerate(words):
         following = words[at + 1] if at + 1 < len(words) else ""
         for option, names in _OPTIONS.items():
             if word in names:
                 found[option] = following
         # The environment comes first, so that the command line has the last word.
-        unified = _SWITCHES.get(word, unified)
-        if word == _KV_UNIFIED:
-            unified = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(following)
+        for switch, values in _SWITCHES.items():
+            if word in values:
+                switched[switch] = values[word]
+        if word in _VALUED:
+            # `-fa` alone is on, as it was before it took a value.
+            alone = True if word.startswith("-") else None
+            switched[_VALUED[word]] = _ON_OFF.get(following, alone)
     types = (found.get(name, "") for name in ("type_k", "type_v"))
     type_k, type_v = (text if _TYPE.fullmatch(text) else "f16" for text in types)
     return Options(
         context_tokens=_count(found.get("context")),
         slots=_count(found.get("slots")),
-        unified=unified,
+        unified=switched.get("unified"),
         tokens_per_slot=_count(found.get("context_per_slot")),
         sleep_idle_seconds=_count(found.get("sleep_idle")),
         type_k=type_k,
         type_v=type_v,
+        batch=_count(found.get("batch")),
+        ubatch=_count(found.get("ubatch")),
+        flash_attention=switched.get("flash_attention"),
+        swa_full=bool(switched.get("swa_full")),
+        cache_on_host=switched.get("offload") is False,
+        device_layers=_layers(found.get("device_layers")),
+        model=found.get("model"),
         complete=NO_ENVIRONMENT not in command,
     )
 
@@ -94,6 +139,11 @@ def _count(text: str | None) -> int | None:
     """A number above zero; 0 and -1 stand for the default."""
     number = int(text) if text and _NUMBER.fullmatch(text) else 0
     return number if 0 < number <= MAX_COUNT else None
+
+
+def _layers(text: str | None) -> int | None:
+    """Layers on the devices; `None` for all, auto, and -1."""
+    return int(text) if text and _NUMBER.fullmatch(text) and int(text) >= 0 else None
 
 
 def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained_tokens: int | None) -> Cells | str:
@@ -136,7 +186,7 @@ def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained
             f"{slot_tokens:,}; check --ctx-size and --parallel in its log"
         )
     total = by_kind[unified]
-    return Cells(total=total, usable=min(total, slots * slot_tokens))
+    return Cells(total=total, usable=min(total, slots * slot_tokens), unified=unified)
 
 
 def _padded(tokens: int) -> int:

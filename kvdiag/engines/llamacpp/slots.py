@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineReading
+from kvdiag.engines.llamacpp.cell_bytes import caches, is_mixed
 from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options, pool_cells
 from kvdiag.engines.metrics_reader import MAX_SERIES, Figures, crowded
+from kvdiag.kv.pools.cell_model import CellModel
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Engine, Gap, KvPool
 from kvdiag.sources.prometheus_text import Page, Series
 
@@ -21,7 +23,7 @@ OUTPUT = "llamacpp:slot_output_tokens"
 """Of each slot, by its id: made from /slots, not by the server."""
 
 SLOTS, TRAINED, SLEEPING = "llamacpp:slots", "llamacpp:trained_context_tokens", "llamacpp:sleeping"
-CELLS = "llamacpp:cells"
+POOL = CELLS, BYTES, MIXED = "llamacpp:cells", "llamacpp:cache_bytes", "llamacpp:caches_mixed"
 """Of the server: made from /props, /v1/models and the command line."""
 
 RUNNING, DEFERRED = "llamacpp:requests_processing", "llamacpp:requests_deferred"
@@ -30,11 +32,16 @@ COUNTERS: Mapping[str, Sequence[str]] = {
     "generation_tokens_total": ("llamacpp:tokens_predicted_total",),
 }
 NEEDED_NAMES: Mapping[str, Sequence[str]] = {
-    "tokens of each slot": (TOKENS, SLEEPING),
+    "tokens of each slot": (TOKENS,),
     "running requests": (PROCESSING, RUNNING),
     "waiting requests and token counts": (DEFERRED,),
 }
 BOTH_OFF = "it reports neither slots nor metrics: start the server with --metrics, and without --no-slots"
+
+NO_BYTES = (
+    "the bytes of the KV cache are not reported, and the model's GGUF file and the command line do not give them; run "
+    "kvdiag on the server's host, where the file is, or read the KV buffer size in its log (-lv 4)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,8 @@ def _slot(entry: object) -> Slot | None:
 def _tokens(entry: Mapping[str, Any], output: int | None) -> int | None:
     """Tokens with a cell in a slot; a slot that never had a request has none.
 
-    The newest output token is counted as soon as it is sampled, and gets its cell in the next step (b11549).
+    The newest output token is counted as soon as it is sampled, and gets its cell in the next step. With a draft model
+    the tokens drafted for the next step are counted as well (292 = 100 + 189 + 3 of a draft, b11549).
     """
     tokens = _count(entry.get("n_prompt_tokens"))
     if tokens is None:
@@ -83,7 +91,8 @@ def _tokens(entry: Mapping[str, Any], output: int | None) -> int | None:
     processed = (_count(entry.get("n_prompt_tokens_processed")) or 0) + (
         _count(entry.get("n_prompt_tokens_cache")) or 0
     )
-    return tokens - 1 if output and tokens == processed + output else tokens
+    drafted = entry.get("speculative") is True and output and tokens > processed + output
+    return processed + output - 1 if output and (drafted or tokens == processed + output) else tokens
 
 
 def slots_page(slots: Sequence[Slot]) -> Page:
@@ -102,8 +111,11 @@ def slots_page(slots: Sequence[Slot]) -> Page:
     return {name: tuple(found) for name, found in lines.items()}
 
 
-def server_page(props: object, models: object, options: Options | None) -> Page:
-    """The series of decoded answers of /props and /v1/models, and the cells that the command line shows."""
+def server_page(props: object, models: object, options: Options | None, model: CellModel | None = None) -> Page:
+    """The series of decoded answers of /props and /v1/models, and the cells that the command line shows.
+
+    Their bytes where the `model`'s file has been read.
+    """
     props = props if isinstance(props, dict) else {}
     settings = props.get("default_generation_settings")
     figures = {
@@ -115,6 +127,11 @@ def server_page(props: object, models: object, options: Options | None) -> Page:
     page = {name: (Series({}, float(value)),) for name, value in figures.items() if value is not None}
     if isinstance(cells := _cells(page, options), Cells):
         page[CELLS] = (Series({}, float(cells.usable)),)
+        slots = figures[SLOTS] or 0
+        cache = caches(model, options, cells, slots=slots) if model and options and slots else None
+        if cache is not None:
+            page[BYTES] = (Series({}, float(cache.bytes)),)
+            page[MIXED] = (Series({}, float(is_mixed(cache))),)
     return page
 
 
@@ -208,6 +225,7 @@ def parse_pools(
     gaps: list[Gap] = []
     figures = Figures(page, "0", gaps)
     slots, context = figures.count((SLOTS,)), _slot_context(page)
+    size = next((line.value for line in page.get(BYTES, ())), 0.0)
     kinds = set() if options is None else {options.type_k, options.type_v}
     try:
         pool = KvPool(
@@ -219,11 +237,16 @@ def parse_pools(
             capacity_tokens=cells.usable,
             max_concurrency=cells.usable / context if context else None,
             max_requests=slots,
+            pool_bytes=round(size) if 0 < size < MAX_BYTES else None,
+            bytes_computed=bool(size) or None,
+            mixed=any(line.value for line in page.get(MIXED, ())) or None,
             cache_dtype="/".join(sorted(kinds)) or None,
             prefix_caching=True,
         )
     except ValueError as error:
         return (), (Gap(SOURCE, "failed", f"the KV pool cannot be used: {error}; check --ctx-size"),)
+    if pool.pool_bytes is None:
+        gaps.append(Gap(SOURCE, "absent", NO_BYTES))
     return (pool,), tuple(gaps)
 
 

@@ -5,10 +5,14 @@ the model: the children's command lines are looked at again whenever the loaded 
 answering.
 """
 
+import asyncio
+from pathlib import Path
+
 import httpx2
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
-from kvdiag.engines.llamacpp.client import LlamaClient, server_commands
+from kvdiag.engines.llamacpp.cell_bytes import read_cells
+from kvdiag.engines.llamacpp.client import LlamaClient, server_processes
 from kvdiag.engines.ollama.runners import (
     PORT,
     Loaded,
@@ -81,7 +85,8 @@ class OllamaClient(OpenAIClient):
 
     async def _find_runners(self) -> None:
         """Look for the models' servers, and connect to each: one may have the port of one that ended."""
-        commands = await server_commands(self._http.base_url, self.engine.program) if self._models else ()
+        program = self.engine.program
+        commands = (await server_processes(self._http.base_url, program))[1] if self._models else ()
         found = []
         for runner in runners_of(commands):
             http = HttpReader(
@@ -95,7 +100,8 @@ class OllamaClient(OpenAIClient):
             )
             client = LlamaClient(http, self.engine)
             try:
-                client.see(await http.json("/v1/models"), [runner.command])
+                cells = await asyncio.to_thread(read_cells, Path(runner.model))
+                client.see(await http.json("/v1/models"), [runner.command], cells)
             except Unreadable:
                 self._models = None  # it is still loading: look again at the next sample
                 continue

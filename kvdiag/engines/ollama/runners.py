@@ -140,7 +140,10 @@ HIDDEN = (
     "its PID namespace, as its user"
 )
 
-RUNNER_NAMES = (slots.TOKENS, slots.CONTEXT, slots.PROCESSING, slots.OUTPUT, slots.SLOTS, slots.TRAINED, slots.CELLS)
+RUNNER_NAMES = (
+    *(slots.TOKENS, slots.CONTEXT, slots.PROCESSING, slots.OUTPUT, slots.SLOTS, slots.TRAINED),
+    *slots.POOL,
+)
 
 
 def parse_engines(page: Page) -> EngineReading:

@@ -84,7 +84,7 @@ def reported_blocks(pool: KvPool) -> int | None:
 def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
     """Bytes of one block on one rank: as the engine reports its pool, else as its model's config gives them."""
     if pool.block_bytes is not None:
-        return pool.block_bytes, "reported"
+        return pool.block_bytes, "computed" if pool.bytes_computed else "reported"
     model = served(facts, pool)
     if isinstance(model, str) or model.block_bytes is None or model.drift() is not None:
         return None
@@ -94,7 +94,7 @@ def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
 def pool_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
     """Bytes of the whole pool on one rank, and whether the engine reports them or they follow from its config."""
     if pool.pool_bytes is not None:
-        return pool.pool_bytes, "reported"
+        return pool.pool_bytes, "computed" if pool.bytes_computed else "reported"
     size = block_bytes(facts, pool)
     return None if size is None else (size[0] * pool.total_blocks, size[1])
 

@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
-from kvdiag.kv.calibration.running_server import Served, pool_bytes, served
-from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status, StepResult
+from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
+from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
 from kvdiag.outputs.presentation import (
     ADVICE,
     NOT_REPORTED,
@@ -98,7 +98,7 @@ def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
     """The server, its model and its pool; of a crash without samples only what its artifacts show."""
     engine = engine_of(facts)
     pools = "; ".join(pool_title(pool, facts.capabilities.unit, pool_bytes(facts, pool)) for pool in facts.pools)
-    models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
+    models = dict.fromkeys(_cost(facts, pool) for pool in facts.pools)
     rows = [
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
         ("model", facts.model or NOT_REPORTED),
@@ -115,6 +115,14 @@ def _figures(model: Served) -> RenderableType:
         sizes = (format_number(one.nominal) for one in (figure.predicted, figure.reported))
         table.add_row(figure.figure.phrase, *sizes, drift)
     return indented(Group(table, plain(f"assumed: {model.assumed}", "dim")))
+
+
+def _cost(facts: Facts, pool: KvPool) -> str:
+    """What a block costs: as the engine's pool and its config give it, or the engine's pool alone."""
+    model, size = served(facts, pool), block_bytes(facts, pool)
+    if not isinstance(model, str) or size is None:
+        return _cost_model(model)
+    return f"{format_bytes(size[0])} per {facts.capabilities.unit}, {size[1]}"
 
 
 def _cost_model(model: Served | str) -> str:

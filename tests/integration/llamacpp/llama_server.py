@@ -7,6 +7,7 @@ serves until its standard input closes, so that it never outlives the tests.
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import xllamacpp
 
@@ -75,5 +76,6 @@ def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
 
 
 if __name__ == "__main__":
+    Path("/proc/self/comm").write_text("llama-server", encoding="ascii")
     server = xllamacpp.Server(_params(_parsed()))
     sys.stdin.read()

@@ -1,7 +1,9 @@
 """`kvdiag run` and what it is made of against llama.cpp's own server: to the cell."""
 
 import asyncio
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -135,11 +137,50 @@ def test_a_server_falls_asleep_although_it_is_read(llama: Start) -> None:
     assert (True, True) == (still.asleep, server.get("/props")["is_sleeping"])
 
 
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("llama", ("-c", "5000", "-np", "3")),
+        ("llama", ("-c", "4096", "-ctk", "q8_0", "-ctv", "q8_0")),
+        ("gemma3", ("-c", "8192", "-ub", "128")),
+        ("lfm2", ("-c", "4096")),
+        ("mamba", ("-c", "4096")),
+        ("deepseek2", ("-c", "4096")),
+    ],
+)
+def test_the_bytes_of_the_caches_are_those_allocated(llama: Start, model: str, args: tuple[str, ...]) -> None:
+    """By command line and GGUF header, as the server's log prints its buffers: to the log's two decimals."""
+    server = llama(*args, "-lv", "4", model=model)
+    (pool,) = facts_of(server).pools
+    sizes = re.findall(r"(?:KV|RS) buffer size = *([\d.]+) MiB", server.log.read_text(errors="replace"))
+    assert pool.bytes_computed
+    assert sum(map(float, sizes)) == pytest.approx((pool.pool_bytes or 0) / 2**20, abs=0.006 * len(sizes))
+
+
+@pytest.mark.long
+def test_drafted_tokens_are_no_waste(llama: Start, llama_home: tuple[Path, Path]) -> None:
+    """A draft model's tokens are in the slots before they are accepted: the steps match to the cell."""
+    server = llama("-c", "4096", "-md", str(llama_home[1] / "llama.gguf"))
+    result = kvdiag("run", "--url", server.url, "--output", "json")
+    assert ["ok"] * 4 == [step["status"] for step in result.document["steps"]], result.not_ok
+
+
 def test_the_environment_shows_the_pool(llama: Start) -> None:
     """Containers set LLAMA_ARG_*: two slots of 1,024 cells each."""
-    server = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_N_PARALLEL="2")
+    server = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_N_PARALLEL="2", LLAMA_ARG_CACHE_TYPE_K="q8_0")
     (pool,) = facts_of(server).pools
-    assert (2048, 2) == (pool.usable_blocks, pool.max_requests)
+    assert (2048, 2, "f16/q8_0") == (pool.usable_blocks, pool.max_requests, pool.cache_dtype)
+    shared = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_KV_UNIFIED="on", LLAMA_ARG_N_PARALLEL="2")
+    assert 1.0 == facts_of(shared).pools[0].max_concurrency
+
+
+def test_the_environment_limits_the_prompt_cache(llama: Start) -> None:
+    """LLAMA_ARG_CACHE_RAM is its limit; the command line has the last word."""
+    limits = [
+        [cache.limit_bytes for cache in facts_of(llama(*args, LLAMA_ARG_CACHE_RAM="16")).host_caches or ()]
+        for args in ((), ("-cram", "32"))
+    ]
+    assert [[16 << 20], [32 << 20]] == limits
 
 
 def test_doctor_names_the_flag_that_turns_metrics_on(llama: Start) -> None:

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
 from kvdiag.engine_memory import host_caches, limits_on_command_line
-from kvdiag.model import Evidence, Facts, Finding, HostCache, HostProcess, Sample, Status, Timeline
+from kvdiag.model import MAX_BYTES, Evidence, Facts, Finding, HostCache, HostProcess, Sample, Status, Timeline
 from tests.builders.answers import evidence, only
 from tests.builders.series import Part, timeline
 from tests.builders.values import GIB, MIB, engine
@@ -47,7 +47,9 @@ def growing(name: str, gb_per_hour: float) -> Timeline:
         ("llama-server -m a.gguf --cache-ram 2048", [("--cache-ram", 2048 * MIB)]),
         ("/usr/bin/llama-server -cram 512 -c 8192", [("-cram", 512 * MIB)]),
         ("llama-server --cache-ram 0", [("--cache-ram", 0)]),
-        ("llama-server --cache-ram -1", []),
+        ("llama-server --cache-ram -1", [("--cache-ram", MAX_BYTES - 1)]),
+        ("LLAMA_ARG_CACHE_RAM=16 llama-server -cram 32", [("-cram", 32 * MIB)]),
+        ("LLAMA_ARG_CACHE_RAM=16 llama-server", [("LLAMA_ARG_CACHE_RAM", 16 * MIB)]),
         ("python -m vllm serve x --mm-processor-cache-gb=1.5", [("--mm-processor-cache-gb", GIB + GIB // 2)]),
         (
             "vllm serve x --swap-space 4 --kv-offloading-size 32",
@@ -281,6 +283,16 @@ def test_growth_within_a_size_limit_is_the_caches(known: Facts, grown_mb: int, j
         (one.name, one.value, one.unit, one.source)[: 3 if one.name == "cache_size_limit" else 4]
         for one in actual.evidence
     ]
+
+
+def test_a_cache_without_a_limit_may_take_all_of_the_host() -> None:
+    """--cache-ram -1: growth is the cache's or a leak, and nothing separates the two; it is not said to be filling."""
+    known = replace(set_to(MAX_BYTES - 1), host_limit_bytes=16 * GIB)
+    seen = memory_series(grown(8000 * MB), known, DEFAULT_LIMITS)
+    assert (
+        "suspect" == within_its_limit(FAULT, OWNER, seen, MemoryComponent.HOST_ANONYMOUS, known, DEFAULT_LIMITS).status
+    )
+    assert filling(grown(8000 * MB), known, DEFAULT_LIMITS, "benign.warmup") is None
 
 
 def test_process_without_caches_is_judged_as_it_was() -> None:

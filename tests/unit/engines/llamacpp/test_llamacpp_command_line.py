@@ -31,7 +31,8 @@ MEASURED = [
 def test_measured_pools_are_computed_to_the_cell(flags: str, slots: int, slot_tokens: int, cells: int) -> None:
     """Requests can hold what all slots together may have of it."""
     found = pool_cells(options(f"llama-server {flags}"), slots=slots, slot_tokens=slot_tokens, trained_tokens=TRAINED)
-    assert Cells(total=cells, usable=min(cells, slots * slot_tokens)) == found
+    assert isinstance(found, Cells)
+    assert (cells, min(cells, slots * slot_tokens)) == (found.total, found.usable)
 
 
 def test_a_lone_slot_shows_its_pool_by_itself() -> None:
@@ -88,7 +89,7 @@ def test_a_limit_for_each_slot_leaves_the_pool_larger() -> None:
 def test_the_server_is_found_among_its_processes() -> None:
     """The wheel's server is a Python process; a shell is none."""
     shown = parse_options(["", "sh -c sleep", "python llama_server.py --model x.gguf --parallel 2 -c 512"])
-    assert shown == Options(context_tokens=512, slots=2)
+    assert shown == Options(context_tokens=512, slots=2, model="x.gguf")
     assert parse_options(["bash", ""]) is None
 
 
