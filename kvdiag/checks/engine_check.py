@@ -31,6 +31,9 @@ def version(engine: EngineAdapter, identity: Identity) -> Check:
         found = f"{engine.name}{role}: no version is reported; kvdiag is tested with {oldest} to {newest}"
         return Check("engine.version", "skip", found)
     if known is None:
+        if identity.version is not None:
+            found = f"{engine.name} {identity.version}{role}: a build without a release's number"
+            return Check("engine.version", "warn", found, "compare its metrics with those of a release")
         fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
         return Check("engine.version", "warn", f"{engine.name}{role}: the server does not report its version", fix)
     found = f"{engine.name} {identity.version}{role}"

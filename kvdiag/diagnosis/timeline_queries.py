@@ -217,6 +217,12 @@ def most_requests(timeline: Timeline, span: Span, gauge: Literal["requests_runni
     return max(counts, default=0)
 
 
+def beside_others(timeline: Timeline, span: Span) -> bool:
+    """Whether more requests ran during a span's load than its own."""
+    own = span.workload.requests if span.workload else 0
+    return most_requests(timeline, span, "requests_running") > own
+
+
 def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
     """The most requests of all clients that ran or waited in so many samples in a row of a span's load.
 

@@ -8,7 +8,7 @@ that cells are lost, and so does one of which requests wait for seconds, where a
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.request_failures import pool_full
-from kvdiag.diagnosis.timeline_queries import most_requests, pool_tokens, under_load, whole_load
+from kvdiag.diagnosis.timeline_queries import beside_others, most_requests, pool_tokens, under_load, whole_load
 from kvdiag.model import Facts, Span, Timeline
 
 WAITING_SAMPLES = 8
@@ -47,7 +47,7 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
     refused = [
         tokens
         for span, outcome, tokens in loads
-        if pool_full(outcome)
+        if (pool_full(outcome) and not beside_others(timeline, span))
         or (
             (at_once[span.begin_seconds] < (span.workload.requests if span.workload else 0) <= most)
             and _waits(timeline, span)

@@ -126,6 +126,8 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         return f"{_failures(outcome, reason)}; fix the cause and repeat the run"
     if not span.complete:
         return CUT_SHORT
+    if not facts.capabilities.usage:
+        return f"the engine does not report {facts.capabilities.unit}s in use; `kvdiag doctor` names the flag"
     if (problem := curve_problem(facts)) is not None:
         return problem
     if other := other_tokens(timeline, span):

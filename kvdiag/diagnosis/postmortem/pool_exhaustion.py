@@ -106,9 +106,11 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     else:
         verb = "were" if what.endswith("s") else "was"
         summary = f"the {what} {verb} too small for the requests that ran at once{short}{counted}"
-    remedy = joined(
+    remedy: str | None = joined(
         f"lower {case.flag('max_num_seqs')}" + ("" if not failure.running else f" below {failure.running}"),
         None if shortage.part else f"shorten contexts ({case.flag('max_model_len')})",
         "add a replica",
     )
+    if case.flag("blocks_override") == case.flag("max_model_len"):
+        remedy = None  # one flag is the pool's size, too: the engine's own text says what to do
     return Finding(CONCURRENCY, status, summary, evidence(case), remedy=remedy)

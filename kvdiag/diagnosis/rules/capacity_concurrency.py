@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import gap_reason, pool_tokens, whole_load
+from kvdiag.diagnosis.timeline_queries import beside_others, gap_reason, pool_tokens, whole_load
 from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
@@ -86,7 +86,9 @@ def _all_ran(timeline: Timeline, facts: Facts) -> bool:
 def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits: Limits) -> Finding:
     """The finding of an engine whose requests fail, all that run, when the pool has no room for one of them."""
     full = [span for span in timeline.spans() if span.outcome is not None and pool_full(span.outcome)]
-    together = [span for span in full if span.workload is None or span.workload.requests > 1]
+    together = [
+        span for span in full if span.workload is None or span.workload.requests > 1 or beside_others(timeline, span)
+    ]
     evidence = (
         Evidence("requests_failed", sum(span.outcome.failed for span in full if span.outcome), "requests", "kvdiag"),
         Evidence("max_running", totals.most_running, "requests", "engine"),
@@ -106,7 +108,8 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
     if not totals.used:
         how = "search the server's log for 'Context size has been exceeded'"
         return unknown(ID, f"neither failed requests nor the pool's usage are reported; {how}")[0]
-    if totals.most_running <= 1:
+    slots = [pool.max_requests for pool in facts.pools]
+    if totals.most_running <= 1 and slots != [1]:
         how = "run the test steps (`kvdiag run`), or sample under load"
         return unknown(ID, f"no two requests ran at the same time; {how}")[0]
     summary = (

@@ -37,7 +37,8 @@ DONE = Outcome(completed=4, failed=0, prompt_tokens=64, generated_tokens=32)
     ("timeline", "expected"),
     [
         pytest.param(loaded(REFUSED), "fault", id="all that ran failed for lack of cells"),
-        pytest.param(loaded(REFUSED, requests=1), "ok", id="one alone is not for concurrency"),
+        pytest.param(loaded(REFUSED, requests=1, running=1), "unknown", id="one alone is not for concurrency"),
+        pytest.param(loaded(REFUSED, requests=1), "fault", id="one beside those of others"),
         pytest.param(loaded(DONE, blocks=95), "suspect", id="nearly full"),
         pytest.param(loaded(DONE, blocks=100, own=4), "ok", id="full of kvdiag's own requests"),
         pytest.param(loaded(DONE, blocks=94), "ok", id="room left"),
