@@ -47,5 +47,5 @@ def caches(model: CellModel, options: Options, cells: Cells, *, slots: int) -> C
 
 
 def is_mixed(cache: CellCache) -> bool:
-    """Whether there are windows or states beside the cells, so that a cell has no size of its own."""
+    """Whether there are windows or states in addition to the cells, so that a cell has no size of its own."""
     return not {pool.name for pool in cache.pools} <= {"KV", "indexer"}

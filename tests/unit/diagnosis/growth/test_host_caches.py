@@ -286,7 +286,7 @@ def test_growth_within_a_size_limit_is_the_caches(known: Facts, grown_mb: int, j
 
 
 def test_a_cache_without_a_limit_may_take_all_of_the_host() -> None:
-    """--cache-ram -1: growth is the cache's or a leak, and nothing separates the two; it is not said to be filling."""
+    """--cache-ram -1: growth is the cache's or a leak, and nothing separates the two; nothing reports it as filling."""
     known = replace(set_to(MAX_BYTES - 1), host_limit_bytes=16 * GIB)
     seen = memory_series(grown(8000 * MB), known, DEFAULT_LIMITS)
     assert (
