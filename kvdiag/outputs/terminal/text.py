@@ -118,9 +118,9 @@ def _figures(model: Served) -> RenderableType:
 
 
 def _cost(facts: Facts, pool: KvPool) -> str:
-    """What a block costs: as the engine's pool and its config give it, or the engine's pool alone."""
+    """What a block costs: by the model's config, or by what the engine's own arithmetic makes of the pool."""
     model, size = served(facts, pool), block_bytes(facts, pool)
-    if not isinstance(model, str) or size is None:
+    if size is None or not pool.bytes_computed:
         return _cost_model(model)
     return f"{format_bytes(size[0])} per {facts.capabilities.unit}, {size[1]}"
 
