@@ -35,7 +35,10 @@ def read_gguf(path: Path) -> GgufHeader:
     """
     found = _PART.fullmatch(path.name)
     if found is None:
-        return _header(path)
+        header = _header(path)
+        if isinstance(parts := header.values.get("split.count"), int) and parts > 1:
+            raise KvdiagError(f"{path} is one of {parts} parts: keep the names NAME-00001-of-{parts:05}.gguf")
+        return header
     count = int(found[3])
     if not 1 <= count <= MAX_PARTS:
         raise KvdiagError(f"{path} says that the model has {count:,} parts: 1 to {MAX_PARTS} are supported")

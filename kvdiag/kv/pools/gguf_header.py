@@ -19,8 +19,8 @@ from kvdiag.kv.bounds import MAX_BYTES
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_KEYS, _MAX_TENSORS, _MAX_ITEMS, _MAX_TEXT, _MAX_DIMENSIONS = 1 << 16, 1 << 18, 1 << 24, 1 << 24, 4
-_MAX_KEPT_ITEMS = 4096
-"""Of a list of numbers; longer ones belong to the vocabulary, and only their length is kept."""
+_MAX_KEPT_ITEMS = 1 << 16
+"""Of all lists of numbers; longer ones belong to the vocabulary, and only their length is kept."""
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS: Mapping[int, struct.Struct] = {
@@ -125,6 +125,7 @@ class _Reader:
     def __init__(self, content: bytes, position: int) -> None:
         self._content = content
         self._position = position
+        self._items_left = _MAX_KEPT_ITEMS
 
     def number(self, kind: int) -> Any:
         packed = _NUMBERS[kind]
@@ -156,8 +157,9 @@ class _Reader:
             raise KvModelError(f"the GGUF header has a list of unknown type {kind}", "gguf")
         start, packed = self._position, _NUMBERS[kind]
         self._skip(length * packed.size)
-        if length > _MAX_KEPT_ITEMS:
+        if length > self._items_left:
             return None, length
+        self._items_left -= length
         return [one for (one,) in packed.iter_unpack(self._content[start : self._position])], length
 
     def tensor(self) -> tuple[str, int, str]:
@@ -178,7 +180,10 @@ class _Reader:
         return name, stored, format_name
 
     def _length(self, most: int) -> int:
-        length: int = self.number(10)
+        return self._checked(self.number(10), most)
+
+    @staticmethod
+    def _checked(length: int, most: int) -> int:
         if length > most:
             raise KvModelError(f"the GGUF header has a text or list of {length:,} entries", "gguf")
         return length
@@ -194,6 +199,6 @@ class _Reader:
         unpack = _NUMBERS[10].unpack_from
         for _ in range(count):
             (length,) = unpack(content, position)
-            position += 8 + length
+            position += 8 + self._checked(length, _MAX_TEXT)
         self._position = position
         self._skip(0)

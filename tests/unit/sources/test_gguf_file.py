@@ -32,9 +32,9 @@ def test_parts_are_read_together(tmp_path: Path) -> None:
     assert header.values["general.architecture"] == "gemma3"
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", gguf()[:-1], b"{}"])
+@pytest.mark.parametrize("content", [b"", b"GGUF", gguf()[:-1], b"{}", gguf({**SETTINGS, "split.count": 3})])
 def test_files_that_are_refused(tmp_path: Path, content: bytes) -> None:
-    """A file that is cut, or of another kind."""
+    """A file that is cut, of another kind, or a renamed part, whose weights are not the model's."""
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
 

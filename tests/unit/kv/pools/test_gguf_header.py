@@ -47,10 +47,12 @@ def test_every_cut_is_cut_short() -> None:
         gguf({}, [("a", (1,), 99)]),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 13),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcIIQQ", 1, b"a", 9, 8, 5, (1 << 64) - 1) + bytes(40),
+        b"GGUF" + struct.pack(">IQQ", 3, 1, 1),
     ],
 )
 def test_what_is_refused(content: bytes) -> None:
-    """Another format, other versions, impossible counts, shapes and types."""
+    """Another format, other versions, the other byte order, impossible counts, lengths, shapes and types."""
     with pytest.raises(KvModelError):
         parse_gguf_header(content)
 
