@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvModelError
+from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.pools.cell_cache import CellCache, CellSettings, plan_cells, size_cells
-from kvdiag.kv.pools.cell_model import CellModel
+from kvdiag.kv.pools.cell_model import CellModel, cells_of
 from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
-from tests.unit.kv.pools.recorded_engines import recorded, settings_of, vectors
+from tests.unit.kv.pools.recorded_engines import config, recorded, settings_of, vectors
 
 MIB = 1 << 20
 HALF_DIGIT = 0.0051
@@ -141,6 +142,13 @@ def test_slots_without_a_context(settings: dict[str, Any], context: int, slot: i
     """An unset context is fitted to split slots, or to --kv-unified-per-slot, as b11549 did with a model of 32,768."""
     cache = size_cells(cells_of_gguf(PLAIN), CellSettings(**settings))
     assert (context, slot) == (cache.context_tokens, cache.slot_tokens)
+
+
+def test_a_model_that_is_never_converted() -> None:
+    """Llama 3.2 Vision attends to images; llama.cpp has no such architecture."""
+    vision = parse_architecture(config("Llama-3.2-11B-Vision"))
+    with pytest.raises(KvModelError):
+        cells_of(vision, hidden_size=4_096, vocabulary=128_256)
 
 
 def test_a_device_that_is_too_small() -> None:

@@ -43,6 +43,21 @@ def test_published_bytes() -> None:
     assert (found.pools[0].units, found.capacity_tokens, found.pool_bytes) == (2_072, 132_608, 69_524_783_104)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "tokens", "gib"),
+    [
+        ("Qwen3-0.6B", {}, 643_136, 68.69),
+        ("Llama-3.1-8B", {"kv_dtype": "fp8"}, 263_008, 16.05),
+        ("Llama-3.1-8B", {"block_tokens": 64}, 220_480, 26.91),
+    ],
+)
+def test_published_tokens(name: str, settings: dict[str, Any], tokens: int, gib: float) -> None:
+    """TensorRT-LLM's "Allocated … GiB for max tokens in paged KV cache (…)" in public logs, to the printed digit."""
+    model = ShareModel(parse_architecture(config(name)), ShareSettings(engine="trtllm", **settings))
+    assert tokens * model.token_bytes[0] / GIB == pytest.approx(gib, abs=0.005)
+    assert model.blocks(tokens * model.token_bytes[0]) * model.settings.block == tokens
+
+
 def test_tgi_keeps_block_0_and_a_tenth() -> None:
     """TGI leaves 0.1 of the device free; its capacity counts the block that it keeps."""
     found = plan("tgi", gpu=24 * GIB)

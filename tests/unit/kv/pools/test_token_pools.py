@@ -102,6 +102,28 @@ def test_a_published_cell(name: str, settings: dict[str, Any], bytes_per_token: 
         assert sum(sizes) == pytest.approx(reported["tokens"] * cell.full_bytes / GIB, abs=PRINTED_GIB)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "tokens", "gib"),
+    [
+        # sgl-project/sglang#11309: 8 B200, data-parallel attention.
+        ("DeepSeek-V3.2-Exp", {"kv_dtype": "fp8_e4m3", "tensor_parallel": 8, "attention_parallel": 8}, 975_424, 43.67),
+        # A startup banner of 2026-09 with 48 state slots: 19.98 GB each of K and V.
+        ("Nemotron-Nano-9B-v2", {"radix_cache": False, "max_running_requests": 48}, 2_618_868, 39.96),
+    ],
+)
+def test_a_published_pool(name: str, settings: dict[str, Any], tokens: int, gib: float) -> None:
+    """Printed tokens and bytes of logs that no constant was chosen by: a page of padding is in the bytes."""
+    model = sglang_model(config(name), **settings)
+    (cell,) = set(model.cells)
+    assert (tokens + model.page) * cell.full_bytes / GIB == pytest.approx(gib, abs=2 * PRINTED_GIB)
+
+
+def test_published_slots() -> None:
+    """Nemotron Nano 9B v2: 48 slots and one of padding are 0.09 GB of convolutions and 6.46 GB of states."""
+    (cell,) = sglang_model(config("Nemotron-Nano-9B-v2"), radix_cache=False, max_running_requests=48).cells
+    assert 49 * cell.state_bytes / GIB == pytest.approx(0.09 + 6.46, abs=2 * PRINTED_GIB)
+
+
 def test_published_states() -> None:
     """Qwen3.5-9B on two ranks: 186 slots and one of padding, states to KV as 0.9 to 1."""
     (row,) = [one for one in vectors("sglang", measured=False) if one["id"] == "sg-qwen35-9b-tp2"]
