@@ -42,8 +42,6 @@ from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
 from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
-GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
-GRID_REQUESTS = (1, 4, 16, 64, 256)
 TRAFFIC = "Demand at this rate: {} or fewer at once, 99 % of the time"
 MEASURE = "; --calibrate URL measures them on a running server"
 
@@ -186,7 +184,11 @@ def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
         ),
     ]
     waste = block_waste_ratio(scenario) if plan.keeps_cache else None
-    rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options.grid else ()
+    rows = (
+        demand_grid(scenario, contexts=fit_inputs.GRID_CONTEXTS, concurrencies=fit_inputs.GRID_REQUESTS)
+        if options.grid
+        else ()
+    )
     if options.output == "json":
         document = fit_document(
             scenario, plan, levers, combinations, origin=files.origin, notes=notes, block_waste_ratio=waste

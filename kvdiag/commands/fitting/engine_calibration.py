@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.commands.fitting.engine_fit import engine_plan, is_given
+from kvdiag.commands.fitting.engine_fit import engine_planner, is_given
 from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
@@ -37,7 +37,9 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     if report.tokens is None:
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
     chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
-    name, plan, weights = engine_plan(model, chosen, {**_reported_flags(engine, report), **engine_settings()})
+    flags = {**_reported_flags(engine, report), **engine_settings()}
+    name, planned, weights = engine_planner(model, chosen, flags)
+    plan = planned(chosen)
     comparisons = tuple(_comparisons(plan, report, weights()))
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
     calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes))

@@ -6,6 +6,7 @@ GPU with weights and overheads where --gpu is given, else of the pool alone. Opt
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings, p
 from kvdiag.kv.pools.static_fraction import plan_tokens
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import TokenModel
-from kvdiag.outputs.documents.pool_document import pool_document
+from kvdiag.outputs.documents.pool_document import grid_document, pool_document
+from kvdiag.outputs.terminal.fit_text import render_grid
 from kvdiag.outputs.terminal.pool_text import render_pools
 from kvdiag.sources.gguf_file import is_gguf, read_gguf
 from kvdiag.sources.model_files import ModelFiles, read_model
@@ -42,7 +44,6 @@ from kvdiag.sources.model_files import ModelFiles, read_model
 EXIT_CODES: Mapping[Outcome | None, int] = {None: 0, Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 _UNUSED = (
     "dcp",
-    "grid",
     "kv_bytes_per_token",
     "max_in_flight_tokens",
     "mamba_cache_mode",
@@ -69,12 +70,33 @@ def engine_fit(model: str, options: FitOptions) -> int:
     for name in _UNUSED:
         if is_given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} does not apply to --engine {options.engine}")
-    origin, plan, _ = engine_plan(model, options, engine_settings())
+    if options.grid and (options.gpu is None or options.kv_pool_bytes is not None):
+        raise click.UsageError(f"--grid needs --gpu with --engine {options.engine}")
+    origin, planned, _ = engine_planner(model, options, engine_settings())
+    plan = planned(options)
+    rows = _grid(planned, options) if options.grid else ()
     if options.output == "json":
-        print_json(pool_document(plan, origin=origin))
+        document = pool_document(plan, origin=origin)
+        print_json(document | ({"grid": grid_document(rows)} if rows else {}))
     else:
         print_text(render_pools(plan, origin=origin, ascii_only=is_ascii_only()))
+        if rows:
+            print_text(render_grid(rows))
     return EXIT_CODES[plan.outcome]
+
+
+def _grid(planned: Callable[[FitOptions], EnginePlan], options: FitOptions) -> tuple[tuple[EnginePlan, ...], ...]:
+    """Plans over context x concurrency, one row for each context that the model allows."""
+    rows = []
+    for context in fit_inputs.GRID_CONTEXTS:
+        with suppress(KvdiagError, click.UsageError):
+            rows.append(
+                tuple(
+                    planned(replace(options, context=context, concurrency=requests, request_rate=None))
+                    for requests in fit_inputs.GRID_REQUESTS
+                )
+            )
+    return tuple(rows)
 
 
 def is_given(option: str) -> bool:
@@ -84,10 +106,12 @@ def is_given(option: str) -> bool:
     return source not in (None, ParameterSource.DEFAULT)
 
 
-def engine_plan(
+def engine_planner(
     model: str, options: FitOptions, flags: Mapping[str, Any]
-) -> tuple[str, EnginePlan, Callable[[], tuple[int, ...]]]:
-    """Where the model is from, what the engine makes of it with its own `flags`, and its weights of each stage."""
+) -> tuple[str, Callable[[FitOptions], EnginePlan], Callable[[], tuple[int, ...]]]:
+    """Where the model is from, what the engine makes of it with its own `flags` and some options, and its weights of
+    each stage.
+    """
     path = Path(model).expanduser()
     if path.is_file() and is_gguf(path):
         if options.engine != "llamacpp":
@@ -96,7 +120,8 @@ def engine_plan(
         total = sum(header.tensor_bytes.values())
         # The token embedding stays on the host unless the output layer is the same tensor.
         embedding = header.tensor_bytes.get("token_embd.weight", 0) if "output.weight" in header.tensor_bytes else 0
-        return str(path), _cell_plan(cells_of_gguf(header), total - embedding, options, flags), lambda: (total,)
+        held = cells_of_gguf(header)
+        return str(path), lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: (total,)
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
 
@@ -111,9 +136,15 @@ def engine_plan(
             vocabulary=text.integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
         )
         total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1)[0]
-        return files.origin, _cell_plan(cells, total, options, flags), weights
-    planned = _token_plan if options.engine == "sglang" else _share_plan
-    return files.origin, planned(files, architecture, options, flags), weights
+        return files.origin, lambda asked: _cell_plan(cells, total, asked, flags), weights
+    plan = _token_plan if options.engine == "sglang" else _share_plan
+
+    def planned(asked: FitOptions) -> EnginePlan:
+        if asked.from_log is None and asked.calibrate is None:
+            fit_inputs.check_context(architecture, asked)
+        return plan(files, architecture, asked, flags)
+
+    return files.origin, planned, weights
 
 
 def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions) -> Machine | None:

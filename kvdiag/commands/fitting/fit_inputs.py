@@ -41,6 +41,9 @@ MAX_BYTES_PER_TOKEN = 1 << 24
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 """config/cache.py::MambaDType"""
 
+GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
+GRID_REQUESTS = (1, 4, 16, 64, 256)
+
 
 def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
     """The model's layers, or one layer of --kv-bytes-per-token."""
@@ -69,6 +72,16 @@ def check_options(options: FitOptions) -> None:
         )
 
 
+def check_context(architecture: Architecture, options: FitOptions) -> None:
+    """Refuse a context that the model does not support; click.UsageError."""
+    limit_tokens = architecture.max_context_tokens
+    if options.context is not None and limit_tokens is not None and options.context > limit_tokens:
+        raise click.UsageError(
+            f"--context exceeds the model's limit of {plural(limit_tokens, 'token')}, so the engine does not start; to "
+            "extend it, change rope_scaling and the limit in the model's config.json and pass that file"
+        )
+
+
 def check_settings(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
@@ -76,12 +89,7 @@ def check_settings(architecture: Architecture, deployment: Deployment, options: 
         click.UsageError: an option is about layers that the model does not have, or a context that it does not support.
         KvModelError: no kernel takes that block size.
     """
-    limit_tokens = architecture.max_context_tokens
-    if options.context is not None and limit_tokens is not None and options.context > limit_tokens:
-        raise click.UsageError(
-            f"--context exceeds the model's limit of {plural(limit_tokens, 'token')}, so the engine does not start; to "
-            "extend it, change rope_scaling and the limit in the model's config.json and pass that file"
-        )
+    check_context(architecture, options)
     if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:

@@ -3,10 +3,20 @@
 Bytes are integers and of one GPU; unknown is null.
 """
 
+from collections.abc import Sequence
+
 from kvdiag.kv.pools.engine_plan import EnginePlan
 from kvdiag.outputs.documents import Json, fields_of, plain
 
 SCHEMA_VERSION = 1
+
+
+def grid_document(rows: Sequence[Sequence[EnginePlan]]) -> list[Json]:
+    """One entry per context and concurrency."""
+    names = "outcome", "max_requests", "headroom_bytes"
+    return [
+        fields_of(plan.demand, "context_tokens", "requests") | fields_of(plan, *names) for row in rows for plan in row
+    ]
 
 
 def pool_document(plan: EnginePlan, *, origin: str) -> Json:

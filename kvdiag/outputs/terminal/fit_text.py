@@ -15,6 +15,7 @@ from kvdiag.formatting import format_bytes, format_count, format_number, format_
 from kvdiag.kv.fit.overheads import RULE_OF_THUMB
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
+from kvdiag.kv.pools.engine_plan import EnginePlan
 from kvdiag.outputs.terminal.cells import MEMORY, Kind, columns, grid, heading, indented, marked
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
@@ -85,11 +86,12 @@ def _demand(plan: Plan) -> str:
     return f"{plural(plan.demand.requests, 'request')} of {plural(plan.demand.context_tokens, 'token')}"
 
 
-def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
+def render_grid(rows: Sequence[Sequence[Plan | EnginePlan]]) -> RenderableType:
     """Context down, concurrency across."""
     table = columns(">context", *(f">{format_count(plan.demand.requests)}" for plan in rows[0]))
     for row in rows:
-        cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
+        outcomes = [plan.outcome for plan in row if plan.outcome is not None]
+        cells = [Text(MARKS[one], style=STYLES[one]) for one in outcomes]
         table.add_row(f"{format_count(row[0].demand.context_tokens)}", *cells)
     return Group(heading("Context (rows) by requests at once (columns)"), table)
 

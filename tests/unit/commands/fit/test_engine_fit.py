@@ -103,12 +103,22 @@ def test_a_pool_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, document["capacity_tokens"], document["gpu_bytes"]) == (0, 81_920, None)
 
 
+@pytest.mark.parametrize("engine", ["sglang", "llamacpp", "trtllm", "tgi"])
+def test_a_grid(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One plan for each number of requests and each context that the model allows: 40,960 tokens."""
+    _, document = planned(capsys, "qwen3-8b", "--engine", engine, "--gpu", "h100", "--grid", "--offline")
+
+    rows = {(one["context_tokens"], one["requests"]): one["outcome"] for one in document["grid"]}
+    assert rows[2_048, 1] == "fits"
+    assert "fits" not in {rows[max(rows)], rows.get((131_072, 1), "tight")}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("llama_7b", "--engine", "sglang", "--page-size", "many"),
         ("llama_7b", "--engine", "sglang", "--page-size"),
-        ("llama_7b", "--engine", "sglang", "--grid"),
+        ("qwen3-8b", "--engine", "sglang", "--context", "131072", "--gpu", "h100", "--offline"),
         ("llama_7b", "--engine", "sglang", "--mem-fraction-static", "2"),
         ("llama_7b", "--engine", "vllm", "--page-size", "64"),
         ("llama_7b", "--engine", "llamacpp", "-ctk", "fp8"),
