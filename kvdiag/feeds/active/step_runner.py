@@ -27,6 +27,7 @@ from kvdiag.feeds.active.run_timeline import (
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
+from kvdiag.feeds.live.alternation import REASON
 from kvdiag.formatting import format_duration
 from kvdiag.model import Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
@@ -214,7 +215,10 @@ class ActiveFeed(MarkedRun):
             return len(engine_samples(self.recorder.since(first))) >= QUIET_SAMPLES or self._lost()
 
         await self.recorder.wait_for(watched, SLOW_SETTLE_SECONDS)
-        samples = engine_samples(self.recorder.since(first))
+        read = self.recorder.since(first)
+        if any(gap.reason == REASON for sample in read for gap in sample.gaps):
+            raise KvdiagError(REASON)
+        samples = engine_samples(read)
         if any(sample.asleep for sample in samples):
             raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
         if self.sampler.facts.forced or not samples:

@@ -137,6 +137,17 @@ def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> N
     assert message in str(caught.value)
 
 
+def test_two_servers_in_turn_are_refused() -> None:
+    """Behind a load balancer a counter falls and is back at once: no request is sent to whichever answers."""
+    read = itertools.count()
+
+    def page(peer: Peer) -> None:
+        reply(page_with("vllm:prompt_tokens_total", "9000.0" if next(read) % 2 else "0.0"))(peer)
+
+    with pytest.raises(KvdiagError, match="several servers"):
+        run({"/metrics/": page, "/v1/completions": IDLE})
+
+
 def test_other_traffic_on_a_slow_server_is_refused() -> None:
     """A page that takes seconds is read for longer: requests that begin between two of the first pages are noticed."""
     read = itertools.count()
