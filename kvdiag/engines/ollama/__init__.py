@@ -65,6 +65,6 @@ ENGINE = replace(
     request=RequestDialect(body=completion_body),
     requests_refused=(
         "Ollama takes text alone, whose number of tokens is known only afterwards: run against the server of its "
-        "loaded model, http://127.0.0.1:PORT, with the port in the command line of its llama-server process"
+        "loaded model, http://127.0.0.1:PORT, as `kvdiag doctor` prints it"
     ),
 )

@@ -46,12 +46,15 @@ class OllamaClient(OpenAIClient):
         version = await self._http.json("/api/version")
         models = loaded_models(await self._http.json("/api/ps"))
         contexts = [one.context_tokens for one in models if one.context_tokens]
+        await self.page()
+        addresses = [f"{runner.file_label} at http://127.0.0.1:{runner.port}" for runner, _ in self._runners]
         return Identity(
             version=shown_text(version.get("version")) if isinstance(version, dict) else None,
             model=models[0].name if models else None,
             root=None,
             max_model_len_tokens=min(contexts) if contexts else None,
             server_header=None,
+            role=", ".join(addresses) or None,
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:  # noqa: ARG002 - the server has no filter

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -86,4 +87,13 @@ def test_test_steps_are_for_the_models_own_server(ollama: str) -> None:
     """Ollama takes text alone: the refusal says where to run."""
     result = kvdiag("run", "--url", ollama)
     assert 3 == result.code
-    assert "llama-server" in result.stderr
+    assert "kvdiag doctor" in result.stderr
+
+
+def test_doctor_prints_the_address_of_a_models_own_server(ollama: str) -> None:
+    """The four steps run against it."""
+    checks = {check["id"]: check for check in kvdiag("doctor", "--url", ollama, "--output", "json").document["checks"]}
+    address = re.search(r"llama.gguf at (http://127\.0\.0\.1:\d+)", checks["engine.version"]["found"])
+    assert address is not None
+    with urllib.request.urlopen(f"{address[1]}/props", timeout=30) as answer:
+        assert 1 == json.load(answer)["total_slots"]
