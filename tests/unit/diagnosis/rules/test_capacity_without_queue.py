@@ -58,3 +58,10 @@ def test_slots_with_a_pool_each_cannot_run_out_of_it() -> None:
     assert "ok" == only(judge, loaded(DONE, blocks=100), split).status
     shared = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=4, max_concurrency=1.0),))
     assert "suspect" == only(judge, loaded(DONE, blocks=100), shared).status
+
+
+@pytest.mark.parametrize(("running", "expected"), [(0, "unknown"), (1, "ok")])
+def test_a_lone_slot_serves_one_request_at_a_time(running: int, expected: str) -> None:
+    """No two run at once, however long kvdiag looks; one that ran found room."""
+    lone = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=1, max_concurrency=1.0),))
+    assert expected == only(judge, loaded(DONE, running=running), lone).status
