@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
+from kvdiag.diagnosis.rules.leak_kv_blocks import judge as lost_cells
 from kvdiag.model import Capabilities, Engine, Facts, Load, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import only
 from tests.builders.values import holding, pool, seen
@@ -65,3 +66,9 @@ def test_a_lone_slot_serves_one_request_at_a_time(running: int, expected: str) -
     """No two run at once, however long kvdiag looks; one that ran found room."""
     lone = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=1, max_concurrency=1.0),))
     assert expected == only(judge, loaded(DONE, running=running), lone).status
+
+
+@pytest.mark.parametrize(("running", "expected"), [(1, "fault"), (4, "unknown")])
+def test_a_request_refused_beside_others_proves_no_lost_cells(running: int, expected: str) -> None:
+    """Alone, 24 tokens must find room in a pool of 1,600; beside others these may have all of it."""
+    assert expected == only(lost_cells, loaded(REFUSED, requests=1, running=running), NO_WAIT).status
