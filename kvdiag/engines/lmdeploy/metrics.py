@@ -42,7 +42,12 @@ LENGTH_NAMES = (
 )
 
 NO_POOL = (
-    "LMDeploy does not report the size of its KV pool; read it in its startup log (blocks, or the object cache budget)"
+    "LMDeploy does not report the size of its KV pool; run `kvdiag run`, which measures it, or read its startup log "
+    "(blocks, or the object cache budget)"
+)
+CACHED = (
+    "LMDeploy does not report the size of its KV pool, and with prefix caching cached blocks count as used; start it "
+    "once without --enable-prefix-caching and run `kvdiag run`"
 )
 
 
@@ -76,9 +81,10 @@ def _engine(figures: Figures, label: str) -> Engine:
 
 
 def parse_pools(
-    page: Page,  # noqa: ARG001 - it does not say
+    page: Page,
     version: str | None,  # noqa: ARG001 - no version says
     commands: Sequence[str] = (),  # noqa: ARG001 - they have a share of what was free at start
 ) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
     """No pool, and the gap that says where its size is."""
-    return (), (Gap(SOURCE, "absent", NO_POOL),)
+    cached = any(line.labels.get("enable_prefix_caching") == "True" for line in page.get(CONFIG, ()))
+    return (), (Gap(SOURCE, "absent", CACHED if cached else NO_POOL),)

@@ -43,6 +43,13 @@ def test_the_pool_s_size_is_nowhere() -> None:
     assert (True, False, False, False) == (shown.usage, shown.blocks, shown.salt, shown.sleep)
 
 
+@pytest.mark.parametrize(("caching", "how"), [("False", "startup log"), ("True", "--enable-prefix-caching")])
+def test_the_gap_says_what_stands_in_the_way_of_a_run(caching: str, how: str) -> None:
+    """A run measures the pool, unless cached blocks count as used."""
+    page = parse_page(f'lmdeploy:backend_config_info{{enable_prefix_caching="{caching}"}} 1\n')
+    assert ((), (Gap(SOURCE, "absent", containing(how)),)) == parse_pools(page, None, ())
+
+
 @pytest.mark.parametrize(("caching", "visible"), [("False", True), ("True", False), (None, False)])
 def test_a_leak_shows_only_where_nothing_is_cached(caching: str | None, visible: bool) -> None:
     """Blocks of the prefix cache are in the share of an idle server, where there is one or may be one."""
