@@ -70,5 +70,5 @@ def test_a_lone_slot_serves_one_request_at_a_time(running: int, expected: str) -
 
 @pytest.mark.parametrize(("running", "expected"), [(1, "fault"), (4, "unknown")])
 def test_a_request_refused_beside_others_proves_no_lost_cells(running: int, expected: str) -> None:
-    """Alone, 24 tokens must find room in a pool of 1,600; beside others these may have all of it."""
+    """Alone, 24 tokens must find room in a pool of 1,600; other requests may use all of it."""
     assert expected == only(lost_cells, loaded(REFUSED, requests=1, running=running), NO_WAIT).status
