@@ -100,7 +100,9 @@ def _samples(
     columns: Columns, labels: Sequence[LabelMap], names: Names, container: str | None
 ) -> tuple[tuple[Sample, ...], list[Gap]]:
     cards = cards_of(labels, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
-    parts = sorted(columns.of("engine").items(), key=lambda part: (len(part[0][0]), part[0]))
+    # Of tokens in use without a pool nothing is left.
+    shown = [(key, fields) for key, fields in columns.of("engine").items() if fields]
+    parts = sorted(shown, key=lambda part: (len(part[0][0]), part[0]))
     engines = readings(*rows_of(dict(parts)), _engine)
     devices, device_gaps = devices_of(columns, cards, names)
     torch, torch_gaps = allocators_of(columns, cards, names, _born(columns))

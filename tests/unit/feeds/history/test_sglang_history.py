@@ -64,6 +64,11 @@ def test_used_tokens_are_a_share_of_the_pool_of_their_time() -> None:
     assert facts.capabilities.blocks
 
 
+def test_used_tokens_without_a_pool_are_no_usage() -> None:
+    """Nothing else is reported: there is no engine to show."""
+    assert engines(("num_used_tokens", {}, [7.0] * 3)) == []
+
+
 def test_no_retraction_is_a_count_of_none() -> None:
     """The counter of retractions begins with the first of them; a gauge of the same version stands for 0 before."""
     found = engines(
