@@ -66,7 +66,8 @@ def test_used_tokens_are_a_share_of_the_pool_of_their_time() -> None:
 
 def test_used_tokens_without_a_pool_are_no_usage() -> None:
     """Nothing else is reported: there is no engine to show."""
-    assert engines(("num_used_tokens", {}, [7.0] * 3)) == []
+    timeline, _ = read(("num_used_tokens", {}, [7.0] * 3))
+    assert timeline.samples == ()
 
 
 def test_no_retraction_is_a_count_of_none() -> None:
