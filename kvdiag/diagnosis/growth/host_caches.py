@@ -30,6 +30,13 @@ class SizeLimit:
     limit_bytes: int
     names: str
     reported: bool
+    host_bytes: int | None = None
+    """What the server may have of the host; `None` where it is not limited, or that is not known."""
+
+    @property
+    def exceeds_host(self) -> bool:
+        """Whether a limit that is set lets the caches take more than the server may have."""
+        return self.reported and self.limit_bytes > (self.host_bytes or self.limit_bytes)
 
 
 def size_limit(who: str, facts: Facts) -> SizeLimit | None:
@@ -43,7 +50,8 @@ def size_limit(who: str, facts: Facts) -> SizeLimit | None:
     known = [reported[option.name] for option in options if option.name in reported]
     if any(cache.limit_bytes for cache in known):
         names = ", ".join(f"{cache.name} ({cache.flag})" for cache in known if cache.limit_bytes)
-        return SizeLimit(limit_bytes=sum(cache.limit_bytes for cache in known), names=names, reported=True)
+        most = sum(cache.limit_bytes for cache in known)
+        return SizeLimit(limit_bytes=most, names=names, reported=True, host_bytes=facts.host_limit_bytes)
     assumed = [
         option
         for option in options
@@ -101,23 +109,25 @@ def within_its_limit(
     if limit is None:
         return judged
     grown = seen.grown_bytes(part, owner)
-    full = f"{format_bytes(grown)} of {format_bytes(limit.limit_bytes)}"
-    status: Status = "suspect" if judged.status == "fault" else "unknown"
-    summary = f"{judged.summary}; it may be {limit.names} filling ({full})"
-    if grown > limits.growth.cache_passed_ratio * limit.limit_bytes:
-        status, summary = judged.status, f"{judged.summary}; beyond the size limit of {limit.names} ({full})"
-    elif _is_beyond_host(limit, facts):
-        room = format_bytes(facts.host_limit_bytes or 0)
-        summary = f"{judged.summary}; it may be {limit.names} filling, which may take more than the host's {room}"
-    elif limit.reported:
-        within = f"grows within the size limit of {limit.names} ({full}): still filling"
-        status, summary = "ok", f"{format_holder(owner.who)}: {part.label} {within}"
+    subject = f"{format_holder(owner.who)}: {part.label}"
+    status, summary = by_limit(judged.status, judged.summary, subject, grown, limit, limits)
     return replace(judged, status=status, evidence=(*judged.evidence, *_evidence(grown, limit)), summary=summary)
 
 
-def _is_beyond_host(limit: SizeLimit, facts: Facts) -> bool:
-    """Whether a limit that is set lets the caches take more than the server may have."""
-    return limit.reported and limit.limit_bytes > (facts.host_limit_bytes or limit.limit_bytes)
+def by_limit(
+    status: Status, summary: str, subject: str, grown: int, limit: SizeLimit, limits: Limits, *, cached: bool = True
+) -> tuple[Status, str]:
+    """Status and summary of growth in view of the caches' limit; `cached` unless it is observed to be no cache's."""
+    full = f"{format_bytes(grown)} of {format_bytes(limit.limit_bytes)}"
+    if grown > limits.growth.cache_passed_ratio * limit.limit_bytes:
+        return status, f"{summary}; beyond the size limit of {limit.names} ({full})"
+    less: Status = "suspect" if status == "fault" else "unknown"
+    if limit.exceeds_host:
+        room = format_bytes(limit.host_bytes or 0)
+        return less, f"{summary}; it may be {limit.names} filling, which may take more than the host's {room}"
+    if limit.reported and cached:
+        return "ok", f"{subject} grows within the size limit of {limit.names} ({full}): still filling"
+    return less, f"{summary}; it may be {limit.names} filling ({full})"
 
 
 def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -126,7 +136,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
     part, found = MemoryComponent.HOST_ANONYMOUS, []
     for owner, assessed in seen.assessed(part).items():
         limit, growth = size_limit(owner.who, facts), assessed.decides
-        if limit is None or not limit.reported or growth is None or _is_beyond_host(limit, facts):
+        if limit is None or not limit.reported or growth is None or limit.exceeds_host:
             continue
         grown = seen.grown_bytes(part, owner)
         fills = growth.grows or growth.reason in ("ended", "slowing")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.blocks.step_accounting import NOT_RUN, other_tokens
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.components import torch_components
+from kvdiag.diagnosis.growth.host_caches import SizeLimit, by_limit, size_limit
 from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import SEVERITY
@@ -50,6 +51,10 @@ class SoakedComponent:
     kind: Part
     who: str
     soaked: Soaked
+    caches: SizeLimit | None = None
+    """What a process's caches may take on the host; `None` where it has none, or this is no host memory."""
+    grown_bytes: int = 0
+    """What it holds beyond the first sample of all; only where `caches` are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,9 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak:
     for (kind, who), series in sorted(readings.items(), key=lambda one: (ORDER.index(one[0][0]), one[0][1])):
         found = judge(series, cycles, limits, least=_least(kind, limits), noisy=kind is Part.HOST_ANONYMOUS)
         if found is not None:
-            components.append(SoakedComponent(kind=kind, who=who, soaked=found))
+            caches = size_limit(who, facts) if kind is Part.HOST_ANONYMOUS else None
+            grown = 0 if caches is None else _grown_bytes(timeline, who)
+            components.append(SoakedComponent(kind=kind, who=who, soaked=found, caches=caches, grown_bytes=grown))
     problem = None if components else f"too few load and idle cycles were followed by a sample{_why(cycles)}"
     held = [floor.blocks for floor in floors if floor is not None and floor.blocks is not None]
     kept = held[-1] - held[0] if held and facts.capabilities.returns else None
@@ -176,12 +183,27 @@ def _of_host(timeline: Timeline, span: Span) -> Iterator[tuple[Part, str, float]
             yield Part.HOST_ANONYMOUS, process.who, process.anonymous_bytes
 
 
+def _grown_bytes(timeline: Timeline, who: str) -> int:
+    processes = (process for sample in timeline.samples for process in sample.host or () if process.who == who)
+    sizes = [one.anonymous_bytes for one in processes if one.anonymous_bytes is not None]
+    return max(sizes[-1] - sizes[0], 0)
+
+
 OWN = (Part.TORCH_LIVE, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH, Part.SERVER)
 """Only the server moves these, and no garbage collector."""
 
 
 def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
-    """Status and summary of one component."""
+    """Status and summary of one component; a host cache grows with new content alone."""
+    status, summary = _by_shape(component, limits)
+    caches, shape = component.caches, component.soaked.shape
+    if caches is None or shape not in ("leak", "content", "unsteady"):
+        return status, summary
+    subject = f"{format_holder(component.who)}: {component.kind.label}"
+    return by_limit(status, summary, subject, component.grown_bytes, caches, limits, cached=shape != "leak")
+
+
+def _by_shape(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:
     found, kind = component.soaked, component.kind
     others = kind is Part.OTHERS
     subject = f"{format_holder(component.who)}: {kind.label}"

@@ -6,7 +6,7 @@ import pytest
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
+from kvdiag.model import Facts, HostCache, HostProcess, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
@@ -268,3 +268,20 @@ def test_active_steps_alone_are_no_soak() -> None:
     """Their cycles are judged by their own rules."""
     world = World()
     assert Soak(cycles=(), problem=ANY_TEXT) == soaked(run(world), facts(world), DEFAULT_LIMITS)
+
+
+def test_a_process_has_the_limit_of_its_own_caches() -> None:
+    """llama.cpp's prompt cache; what the process holds beyond the first sample is compared with it."""
+    seen = soak(Seen(host=after_requests(MIB)))
+    samples = tuple(
+        replace(sample, host=sample.host and tuple(replace(one, name="llama-server") for one in sample.host))
+        for sample in seen.samples
+    )
+    cache = HostCache(name="llama.cpp's prompt cache", flag="-cram", limit_bytes=GIB)
+    found = soaked(replace(seen, samples=samples), replace(facts_of(), host_caches=(cache,)), DEFAULT_LIMITS)
+    (process,) = found.of(MemoryComponent.HOST_ANONYMOUS)
+    assert process.caches is not None
+    levels = after_requests(MIB)
+    assert (GIB, levels[-1] - levels[0]) == (process.caches.limit_bytes, process.grown_bytes)
+    (of_engine,) = soaked(seen, facts_of(), DEFAULT_LIMITS).of(MemoryComponent.HOST_ANONYMOUS)
+    assert of_engine.caches is None

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
+from kvdiag.diagnosis.growth.host_caches import SizeLimit
 from kvdiag.diagnosis.growth.soak_cycles import Shape, Soaked
 from kvdiag.diagnosis.growth.soak_memory import (
     SoakedComponent,
@@ -15,7 +16,7 @@ from kvdiag.diagnosis.growth.soak_memory import (
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding, Status
-from tests.builders.values import MIB
+from tests.builders.values import GIB, MIB
 
 SOAKED = Soaked(
     shape="leak",
@@ -64,6 +65,22 @@ def test_status_is_by_what_grew_and_how(shape: Shape, statuses: str) -> None:
         "torch_live", "torch_unused", "outside_torch", "server", "kv_held_idle", "device", "others", "host_anonymous",
     )  # fmt: skip
     assert statuses.split() == [said(kind, shape)[0] for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("grown", "reported", "statuses"),
+    [
+        pytest.param(300 * MIB, True, "suspect ok unknown ok flat", id="within a limit that is set"),
+        pytest.param(300 * MIB, False, "suspect unknown unknown unknown flat", id="within a default"),
+        pytest.param(3 * GIB, True, "fault suspect unknown unknown flat", id="beyond it"),
+    ],
+)
+def test_a_hosts_cache_may_grow_to_its_limit(grown: int, reported: bool, statuses: str) -> None:
+    """A prompt cache takes new content alone: what repeated content leaves behind stays in doubt."""
+    caches = SizeLimit(limit_bytes=2 * GIB, names="the prompt cache", reported=reported)
+    shapes: tuple[Shape, ...] = ("leak", "content", "background", "unsteady", "flat")
+    found = [replace(component("host_anonymous", shape), caches=caches, grown_bytes=grown) for shape in shapes]
+    assert statuses.replace("flat", "ok").split() == [verdict(one, DEFAULT_LIMITS)[0] for one in found]
 
 
 @pytest.mark.parametrize(("bins", "status"), [(4, "suspect"), (5, "fault")])
