@@ -100,7 +100,8 @@ def command(options: RunOptions) -> int:
 
     Scenarios of --simulate: healthy, kv-leak, device-leak, fragmentation, foreign-memory, duplicate-model,
     concurrency-thrash, long-context-oom, warmup, salt-ignored, trtllm-healthy, trtllm-kv-leak, tgi-healthy,
-    tgi-kv-leak, lmdeploy-healthy, lmdeploy-kv-leak; `kvdiag drill --help` describes them.
+    tgi-kv-leak, lmdeploy-healthy, lmdeploy-kv-leak, llamacpp-healthy, llamacpp-kv-leak; `kvdiag drill --help`
+    describes them.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, simulate = either(("url", options.url), ("simulate", options.simulate))
     report, record, isolation = options.report, options.record, options.isolation

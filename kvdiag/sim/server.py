@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from kvdiag.sim.http_server import HttpServer
+from kvdiag.sim.llamacpp_api import LlamacppApi
 from kvdiag.sim.lmdeploy_api import LmdeployApi
 from kvdiag.sim.scenarios import Scenario
 from kvdiag.sim.tgi_api import TgiApi
@@ -20,7 +21,7 @@ from kvdiag.sim.vllm_api import VllmApi
 
 START_SECONDS = 10.0
 
-APIS = {"vllm": VllmApi, "trtllm": TrtllmApi, "tgi": TgiApi, "lmdeploy": LmdeployApi}
+APIS = {"vllm": VllmApi, "trtllm": TrtllmApi, "tgi": TgiApi, "lmdeploy": LmdeployApi, "llamacpp": LlamacppApi}
 """The API of each engine that a scenario can be of."""
 
 

@@ -71,7 +71,8 @@ class LlamaClient(OpenAIClient):
 
     async def identify(self) -> Identity:
         """The server's build, model and context of a slot; Unreadable if it is a router of several servers."""
-        models = await self._http.json("/v1/models")
+        answer = await self._http.get("/v1/models", [])
+        models = self._http.decode(answer)
         props = await self._props()
         if props.get("role") == "router":
             why = "this is llama.cpp's router of several models: give the address of one model's server"
@@ -90,7 +91,7 @@ class LlamaClient(OpenAIClient):
             model=shown_text(first.get("id")),
             root=None,
             max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
-            server_header="llama.cpp",
+            server_header=answer.server,
             weights_bytes=weights_bytes(models),
         )
 

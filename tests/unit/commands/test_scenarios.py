@@ -42,6 +42,8 @@ VERDICTS: Mapping[str, Verdict] = {
     "tgi-kv-leak": Verdict(2, "fault", "leak.kv_blocks", "fault"),
     "lmdeploy-healthy": Verdict(0, "ok", "leak.kv_blocks", "ok"),
     "lmdeploy-kv-leak": Verdict(2, "fault", "leak.kv_blocks", "fault"),
+    "llamacpp-healthy": Verdict(0, "ok", "leak.kv_blocks", "ok"),
+    "llamacpp-kv-leak": Verdict(2, "fault", "leak.kv_blocks", "fault"),
 }
 
 SLOW = ("lmdeploy-healthy", "lmdeploy-kv-leak")
