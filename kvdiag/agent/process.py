@@ -9,6 +9,31 @@ from typing import Any
 MAX_TITLE_CHARACTERS = 64
 MAX_STATUS_BYTES = 8192
 
+TITLES = (b"VLLM::", b"sglang::", b"ray::")
+"""How titles begin that vLLM, SGLang and Ray set."""
+
+PROGRAMS = frozenset(
+    (
+        *(b"trtllm-serve", b"tensorrt_llm.commands.serve", b"mpi4py.futures.server"),
+        *(b"tensorrt_llm.llmapi.mgmn_leader_node", b"tensorrt_llm.llmapi.mgmn_worker_node"),
+        *(b"sglang.launch_server", b"lmdeploy", b"text-generation-server"),
+    )
+)
+"""Scripts and modules of engines whose processes are all called python. TensorRT-LLM's ranks are spawned by MPI, as
+`python -m mpi4py.futures.server` (mpi4py/futures/_lib.py) or by trtllm-llmapi-launch; TGI's launcher starts
+`python …/text-generation-server serve` for each shard.
+"""
+
+RANK_VARIABLES = {
+    "global": ("OMPI_COMM_WORLD_RANK",),
+    "world": ("OMPI_COMM_WORLD_SIZE",),
+    "local": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+"""Environment of torchrun and Open MPI: TensorRT-LLM's ranks under MPI do not initialize torch.distributed."""
+
+MAX_PROGRAM_WORDS = 8
+"""Of a command line, in front of which Python's own options may stand."""
+
 
 def identity() -> dict[str, Any]:
     """The constant part: process ids in its own namespace, start in clock ticks since boot, user."""
@@ -27,11 +52,12 @@ def identity() -> dict[str, Any]:
 
 
 def title() -> str:
-    """The title that vLLM or SGLang gives this process; for another server's process its program's name."""
+    """The title that the server gives this process, else the engine's program that it runs, else its program's name."""
     # Nothing else of a command line or title may be shown: either may contain keys.
-    first = _read("/proc/self/cmdline").split(b"\0")[0]
-    name = first if first.startswith((b"VLLM::", b"sglang::")) else _read("/proc/self/comm")
-    word = next(iter(name.decode("utf-8", "replace").split()), "")
+    words = _read("/proc/self/cmdline").split(b"\0")
+    programs = (word.rpartition(b"/")[2] for word in words[1:MAX_PROGRAM_WORDS])
+    name = words[0] if words[0].startswith(TITLES) else next(filter(PROGRAMS.__contains__, programs), b"")
+    word = next(iter((name or _read("/proc/self/comm")).decode("utf-8", "replace").split()), "")
     return word.partition("=")[0][:MAX_TITLE_CHARACTERS]
 
 
@@ -43,7 +69,7 @@ def host_bytes() -> dict[str, int]:
 
 
 def ranks() -> dict[str, int]:
-    """This process's ranks so far: torch's own, and those in vLLM's or SGLang's groups."""
+    """This process's ranks so far: torch's own, those in vLLM's or SGLang's groups, and those that MPI gives."""
     found: dict[str, int] = {}
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -54,9 +80,10 @@ def ranks() -> dict[str, int]:
             rank = getattr(getattr(state, group, None), "rank_in_group", None)
             if isinstance(rank, int):
                 found[name] = rank
-    local = os.environ.get("LOCAL_RANK", "")
-    if local.isascii() and local.isdigit():
-        found["local"] = int(local)
+    for name, variables in RANK_VARIABLES.items():
+        value = next(filter(None, map(os.environ.get, variables)), "")
+        if value.isascii() and value.isdigit():
+            found.setdefault(name, int(value))
     return found
 
 

@@ -282,6 +282,37 @@ def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text())["process"]["title"].startswith("python")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("bin/trtllm-serve", "serve", "m", "--host=secret"), "trtllm-serve"),
+        (("-m", "mpi4py.futures.server"), "mpi4py.futures.server"),
+        (("-m", "tensorrt_llm.llmapi.mgmn_worker_node"), "tensorrt_llm.llmapi.mgmn_worker_node"),
+        (("-m", "sglang.launch_server", "--api-key", "secret"), "sglang.launch_server"),
+        (("bin/lmdeploy", "serve", "api_server", "m"), "lmdeploy"),
+        (("bin/text-generation-server", "serve", "m", "--json-output"), "text-generation-server"),
+        (("bin/secret.py", "--engine", "vllm"), "python"),
+    ],
+)
+def test_engines_programs_are_named(words: tuple[str, ...], expected: str, agent: Path, tmp_path: Path) -> None:
+    """A process that is called python has the name of the engine's script or module that it runs, and no argument."""
+    file = tmp_path / (words[0] if words[0] != "-m" else f"{words[1].replace('.', '/')}.py")
+    file.parent.mkdir(parents=True)
+    file.write_text("from kvdiag_agent.process import title; print(title())")
+    told = environment(agent, None, torch=None)
+    told["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    done = subprocess.run([sys.executable, *words], env=told, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(expected)
+    assert "secret" not in done.stdout
+
+
+def test_ranks_that_mpi_gives_are_published(agent: Path, tmp_path: Path) -> None:
+    """TensorRT-LLM's ranks have no torch.distributed: Open MPI's environment has their ranks."""
+    given = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    program = "import json; from kvdiag_agent.process import ranks; print(json.dumps(ranks()))"
+    assert {"global": 5, "world": 8, "local": 1} == run(program, environment(agent, None, torch=None, env=given))
+
+
 def test_other_servers_get_it_from_sitecustomize(agent: Path, tmp_path: Path) -> None:
     """With its folder on the path every Python process publishes, and the sitecustomize it hides runs as before."""
     (tmp_path / "distribution").mkdir()
