@@ -9,7 +9,7 @@ processes are then unknown.
 import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from urllib.parse import urlsplit
 
 import psutil
@@ -27,6 +27,9 @@ MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
 
 MAX_PROGRAM_CHARACTERS = 64
+
+MPI_LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra"))
+"""Of Open MPI and MPICH; they start trtllm-llmapi-launch, which becomes `trtllm-serve` on rank 0, else a worker."""
 
 
 def program(title: str) -> str:
@@ -130,16 +133,30 @@ def _listener(hostname: str, port: int) -> psutil.Process | None:
 
 
 def _launcher(listener: psutil.Process, server_program: str) -> psutil.Process:
-    """The listener, or the process that started it when both run the same program on the same script."""
+    """The listener, or what started it: by the same interpreter, the engine's own launcher, or MPI for its ranks."""
     top = listener
-    while (parent := top.parent()) is not None and parent.pid > 1 and _same_program(parent, top, server_program):
-        top = parent
+    for parent in listener.parents():
+        adjacent = parent == top.parent() and _same_program(parent, top, server_program)
+        if adjacent or _starts(parent, server_program):
+            top = parent
     return top
 
 
 def _same_program(parent: psutil.Process, child: psutil.Process, server_program: str) -> bool:
+    """Whether both run the same program on the same script, or the parent is the engine's own, as TGI's launcher."""
     try:
-        return parent.exe() == child.exe() and server_program in " ".join(parent.cmdline()).lower()
+        program_file = parent.exe()
+        own = program_file == child.exe() or server_program in PurePath(program_file).name
+        return own and server_program in " ".join(parent.cmdline()).lower()
+    except psutil.Error:
+        return False
+
+
+def _starts(ancestor: psutil.Process, server_program: str) -> bool:
+    """Whether a process is MPI's launcher of the engine's ranks, of which one listens; a script stands between them."""
+    try:
+        words = ancestor.cmdline()
+        return ancestor.name() in MPI_LAUNCHERS and server_program in " ".join(words).lower()
     except psutil.Error:
         return False
 

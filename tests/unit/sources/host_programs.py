@@ -40,12 +40,12 @@ class Listening:
 
 
 @contextmanager
-def listening(program: str, *arguments: str) -> Iterator[Listening]:
+def listening(program: str, *arguments: str, starter: str = "sh") -> Iterator[Listening]:
     """Run a program that prints where it listens, until its input ends.
 
-    A shell stands between it and the tests, whose own command line may name vLLM.
+    A shell, or a copy of it, stands between it and the tests, whose own command line may name vLLM.
     """
-    shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", program, *arguments]
+    shell = [starter, "-c", '"$@"; exit $?', "sh", sys.executable, "-c", program, *arguments]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = process.stdout.readline()

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +39,24 @@ def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
         actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
     assert server.launcher is not None
     assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
+
+
+@pytest.mark.parametrize(
+    ("starter", "argument", "program"),
+    [
+        ("text-generation-launcher", "--json-output", "text-generation"),
+        ("mpirun", "trtllm-llmapi-launch", "trtllm"),
+    ],
+)
+def test_launcher_of_another_program_belongs_to_the_server(
+    starter: str, argument: str, program: str, tmp_path: Path
+) -> None:
+    """TGI's router listens, its launcher started the shards; MPI starts TensorRT-LLM's ranks: all are the server."""
+    copied = shutil.copy(Path(shutil.which("sh") or "").resolve(), tmp_path / starter)
+    with listening(SERVER, argument, starter=str(copied)) as server:
+        launcher = psutil.Process(server.pids[0]).ppid()
+        actual = find_server(f"http://127.0.0.1:{server.port}", program)
+    assert (tuple(sorted((launcher, *server.pids))), ()) == actual
 
 
 def test_command_lines_are_read() -> None:
