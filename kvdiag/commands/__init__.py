@@ -102,7 +102,7 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     """Show where an LLM server's GPU memory goes, whether it is returned after load, and what to change.
 
     \b
-    kvdiag run --url http://127.0.0.1:8000      diagnose a running vLLM server
+    kvdiag run --url http://127.0.0.1:8000      diagnose a running server
     kvdiag run --simulate kv-leak               see a diagnosis without a server
     kvdiag audit --url http://127.0.0.1:8000    show where the memory is
 

@@ -82,8 +82,8 @@ def command(trace: tuple[Path, ...], options: DiagnoseOptions) -> int:
     other, and each version with the one before.
 
     With --prometheus: diagnose the history in Prometheus or any server with its API (Thanos, Mimir, VictoriaMetrics),
-    replica by replica. kvdiag need not have been running: it reads the metrics of vLLM, DCGM, nvidia_gpu_exporter,
-    cAdvisor and kube-state-metrics, and kvdiag's own if present.
+    replica by replica. kvdiag need not have been running: it reads the metrics of the engine, DCGM,
+    nvidia_gpu_exporter, cAdvisor and kube-state-metrics, and kvdiag's own if present.
 
     With --postmortem: explain why a server ran out of memory. Each FILE is an agent's black box or a directory of them,
     a trace, an engine log, or a bare error message (- is stdin); the type is detected from the content. Several files

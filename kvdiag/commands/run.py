@@ -86,7 +86,7 @@ class RunOptions:
 @click.command()
 @collected(RunOptions, "options")
 def command(options: RunOptions) -> int:
-    """Run load tests against a vLLM server and diagnose its memory.
+    """Run load tests against a server and diagnose its memory.
 
     \b
     1 baseline         no requests: the KV pool must be empty, the GPU used by the server alone

@@ -37,8 +37,9 @@ def with_pool_by_share(timeline: Timeline, facts: Facts) -> Facts:
     share_ratio, blocks = max(sizes)
     total = max(round(blocks / share_ratio), 2)
     pool = KvPool(engine=ENGINE, block_tokens=BLOCK_TOKENS, total_blocks=total, usable_blocks=total, usage_blocks=total)
-    reason = f"reports no pool size: {plural(total, 'block')} of {BLOCK_TOKENS} tokens, by the single request's share"
-    return replace(facts, pools=(pool,), gaps=(*facts.gaps, Gap("engine", "absent", f"the engine {reason}")))
+    size = f"{plural(total, 'block')} of {BLOCK_TOKENS} tokens"
+    reason = f"the pool's size is not reported but measured by the single request's share: {size}"
+    return replace(facts, pools=(pool,), gaps=(*facts.gaps, Gap("engine", "absent", reason)))
 
 
 def _usage(samples: tuple[Sample, ...]) -> float | None:

@@ -143,7 +143,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if waiting:
         together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
-        compared = f"{facts.capabilities.unit}s can be compared with tokens only while all {ours} run"
+        compared = f"{facts.capabilities.unit}s in use can be judged only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
     return f"{samples} of the {needed} samples needed were taken while all requests ran; repeat the run"
 
@@ -181,8 +181,11 @@ def compare(peak: LoadPeak, facts: Facts, limits: Limits) -> tuple[Status, str]:
     unit = facts.capabilities.unit
     expected = peak.expected.most_blocks
     tolerance = tolerated_blocks(peak.requests, facts, limits)
-    held = f"{plural(peak.held_blocks, unit)} under load, {format_count(expected)} needed"
-    who = f"{plural(peak.tokens, 'token')} of {plural(peak.requests, 'request')}"
+    reserved = " reserved" if facts.capabilities.reserved else ""
+    held = f"{plural(peak.held_blocks, unit)}{reserved} under load, {format_count(expected)} needed"
+    who = plural(peak.requests, "request")
+    if unit != "token":
+        who = f"{plural(peak.tokens, 'token')} of {who}"
     if abs(peak.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
     if peak.held_blocks <= 0:

@@ -230,7 +230,7 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
     """The figures of the failure, as evidence of every finding about it; unknown ones are left out."""
     failure = case.failure
     shortage, split, work = failure.shortage, failure.split, failure.work
-    graphs = failure.graphs_captured
+    graphs, unit = failure.graphs_captured, shortage.part
     rows: list[tuple[str, str | int | float | None, str]] = [
         ("process", failure.process or None, "holder"),
         ("rank", failure.rank, ""),
@@ -249,8 +249,8 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("memory_limit", shortage.limit_bytes, "bytes"),
         ("needed", shortage.needed_bytes, "bytes"),
         ("available", shortage.available_bytes, "bytes"),
-        ("needed_tokens", shortage.asked_tokens, shortage.part or "tokens"),
-        ("max_fitting_model_len", shortage.fitting_tokens, shortage.part or "tokens"),
+        ("needed_units" if unit else "needed_tokens", shortage.asked_tokens, unit or "tokens"),
+        ("units_left" if unit else "max_fitting_model_len", shortage.fitting_tokens, unit or "tokens"),
         ("weights", shortage.weights_bytes, "bytes"),
         ("held_by_failed", shortage.held_tokens, "tokens"),
         ("leaked_at_exit", shortage.leaked_bytes, "bytes"),

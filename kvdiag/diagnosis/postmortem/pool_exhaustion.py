@@ -24,27 +24,23 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     shortage = case.failure.shortage
     if _by_rounding(case, limits) or (shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case, limits)):
         return None
-    remedy = joined(
-        "upgrade the engine and start once without the newest feature (speculation, connector, mixed batches)",
-        "restart the server when the loss grows",
-    )
     if shortage.kind == "kv_overrun":
         summary = "no KV blocks were left although the engine admits only requests whose blocks are free"
         kept = f"{summary}: earlier requests did not release theirs"
-        return Finding(BLOCKS, "suspect", kept, evidence(case), remedy=remedy)
+        return Finding(BLOCKS, "suspect", kept, evidence(case))
     if shortage.kind == "kv_full":
         used = f"the requests that failed had {format_count(shortage.held_tokens or 0)} tokens"
         summary = f"the KV pool of {format_count(shortage.fitting_tokens or 0)} tokens was full while {used}"
-        return Finding(BLOCKS, "suspect", summary, evidence(case), remedy=remedy)
+        return Finding(BLOCKS, "suspect", summary, evidence(case))
     wrong = [_off(count) for count in shortage.counts if count.lost]
     counted = "; ".join(wrong) or "units of its KV pool are lost (the log's end has no figures)"
-    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}", evidence(case), remedy=remedy)
+    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}", evidence(case))
 
 
 def _off(count: PoolCount) -> str:
     if count.lost < 0:
-        more = f"{format_count(-count.lost)} more than its {format_count(count.total)} are free or cached"
-        return f"{count.pool}: {more}, released twice"
+        more = f"{format_count(-count.lost)} more are free or cached than its {format_count(count.total)}"
+        return f"{count.pool}: {more}: released twice"
     return f"{count.pool}: {format_count(count.lost)} of {format_count(count.total)} lost"
 
 
@@ -87,14 +83,15 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
         return Finding(CONCURRENCY, "ok", "one request alone was too long for the pool")
     if unexplained(case, limits):
         return Finding(CONCURRENCY, "ok", "the requests that ran did not fill the pool")
-    what = shortage.part or "KV pool"
+    slots = shortage.part if shortage.kind != "kv_overrun" else None
+    what = slots or "KV pool"
     load = [
         f"{format_count(count)} {state}"
         for count, state in ((failure.running, "running"), (failure.waiting, "waiting"))
         if count is not None
     ]
     asked, left = shortage.asked_tokens, shortage.fitting_tokens
-    unit = shortage.part if shortage.kind == "kv_overrun" else "slots" if shortage.part else "tokens"
+    unit = "slots" if slots else shortage.part or "tokens"
     short = "" if asked is None else f": {format_count(asked)} {unit} needed"
     short += "" if left is None or asked is None else f", {format_count(left)} left"
     counted = f" ({', '.join(load)})" if load else ""
@@ -104,8 +101,8 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     elif asked is not None and left is not None and left >= asked:
         summary, status = f"the {what} refused an allocation{short}: another pool of the model was short", "suspect"
     else:
-        verb = "were" if what.endswith("s") else "was"
-        summary = f"the {what} {verb} too small for the requests that ran at once{short}{counted}"
+        few = f"there were too few {slots}" if slots else "the KV pool was too small"
+        summary = f"{few} for the requests that ran at once{short}{counted}"
     remedy: str | None = joined(
         f"lower {case.flag('max_num_seqs')}" + ("" if not failure.running else f" below {failure.running}"),
         None if shortage.part else f"shorten contexts ({case.flag('max_model_len')})",

@@ -24,6 +24,8 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     fraction = case.flag("memory_fraction")
     if case.flags and "memory_fraction" not in case.flags:  # the pool is sized by tokens, not by a share of the device
         free = "" if short_bytes is None else f" (to free {format_bytes(short_bytes + DEFAULT_LIMITS.headroom_bytes)})"
+        if case.flag("blocks_override") == case.flag("max_model_len"):
+            return f"lower {case.flag('max_model_len')}, which sizes the KV pool{free}"
         return f"lower {case.flag('max_model_len')} or {case.flag('max_num_seqs')}, which size the KV pool{free}"
     if short_bytes is None:
         return f"lower {fraction} by 0.02 at a time"

@@ -235,9 +235,9 @@ def _refused(case: Case, limits: Limits) -> Finding:
         return _fault(case, summary, remedy)
     if foreign(case, limits) is not None:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
-    free = "" if shortage.free_bytes is None else f": {format_bytes(shortage.free_bytes)} was free before it"
     total = "" if shortage.total_bytes is None else f" of {format_bytes(shortage.total_bytes)}"
-    summary = f"{shortage.part or 'a part of the executor'} could not be created{free}{total}"
+    free = "" if shortage.free_bytes is None else f": {format_bytes(shortage.free_bytes)}{total} was free before it"
+    summary = f"{shortage.part or 'a part of the executor'} could not be created{free}"
     return _fault(case, summary, joined(lower_fraction(case, None), fewer))
 
 

@@ -37,9 +37,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unknown(ID, gap_reason(timeline, facts, "nvml") or NO_DEVICES)
     growths = device_growths(timeline, facts, limits)
     if not growths:
-        if timeline.spans(CYCLES):
+        if cycles := timeline.spans(CYCLES):
             few = "device memory was sampled after too few equal requests"
-            return unknown(ID, f"{few}; pause traffic for the run")
+            enough = len(cycles) >= limits.cycles.judged_cycles + 2
+            return unknown(ID, f"{few}; {'pause traffic for the run' if enough else 'run `kvdiag run --soak`'}")
         how = "run the test steps (`kvdiag run`) after a restart"
         return unknown(ID, f"warm-up is judged only over equal requests; {how}")
     floors = floors_after_cycles(timeline, facts, limits)

@@ -37,7 +37,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     longest = facts.max_model_len_tokens
     if capacity is not None and longest and capacity < longest:
         summary = (
-            f"max_model_len is {longest:,} tokens but the KV pool holds only {capacity:,}: such a request can never run"
+            f"the engine accepts requests of {longest:,} tokens but its KV pool holds only {capacity:,}: such a "
+            "request can never run"
         )
         evidence = (
             Evidence("capacity", capacity, "tokens", "engine"),
@@ -63,7 +64,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         if failed:
             reason = f"the request of {format_count(failed[0][0])} tokens failed because free memory is fragmented"
             return unknown(ID, f"{reason}; remove the fragmentation and repeat `kvdiag run`")
-        return unknown(ID, "no long request was observed to complete; run the test steps (`kvdiag run`)")
+        how = "see what step 4 lacks" if timeline.spans(STEP) else "run the test steps (`kvdiag run`)"
+        return unknown(ID, f"no long request was observed to complete; {how}")
     tokens = worked[0].workload.prompt_tokens
     evidence = (
         Evidence("prompt", tokens, "tokens", "kvdiag"),

@@ -90,7 +90,9 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         hours = format_duration(limits.growth.window_hours[0] * HOUR_SECONDS)
         short = f"no test run was made, and less than {hours} of device samples is usable"
         run = f"run the test steps (`kvdiag run`), or sample for {hours}"
-        how = "pause traffic for the run" if timeline.spans(CYCLES) else run
+        cycles = len(timeline.spans(CYCLES))
+        enough = cycles >= limits.cycles.judged_cycles + 2
+        how = "pause traffic for the run" if enough else "run `kvdiag run --soak`" if cycles else run
         return _both("unknown", f"{few if timeline.marks else short}; {how}")
     # The server's own leak on one GPU is not to be hidden by another process's faster growth on another.
     most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))

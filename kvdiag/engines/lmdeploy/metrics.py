@@ -42,7 +42,7 @@ LENGTH_NAMES = (
 )
 
 NO_POOL = (
-    "LMDeploy does not report the size of its KV pool; run `kvdiag run`, which measures it, or read its startup log "
+    "LMDeploy does not report the size of its KV pool; `kvdiag run` measures it, and the startup log prints it "
     "(blocks, or the object cache budget)"
 )
 CACHED = (

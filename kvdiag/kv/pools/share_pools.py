@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from kvdiag.errors import KvModelError
+from kvdiag.formatting import plural
 from kvdiag.kv.bounds import MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
@@ -94,6 +95,7 @@ class _Kind:
     step_tokens: int
     max_requests: int
     share_flag: str
+    block_flag: str | None
     step_flag: str
     dtype_flag: str
     parallel_flag: str
@@ -246,6 +248,9 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
         notes.append("sliding-window layers are counted as if they kept every token")
     if blocks <= _MIN_BLOCKS:
         notes.append("the engine does not start: no memory for its KV cache")
+    elif settings.kind.kept_blocks:
+        kept = plural(settings.kind.kept_blocks * block, "token")
+        notes.append(f"{kept} of the reported capacity can never be used: the engine keeps the first block")
     return EnginePlan(
         engine=settings.engine,
         demand=demand,
@@ -266,7 +271,10 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
         kv_bytes_per_token=max(model.token_bytes),
         headroom_bytes=(usable - needed * demand.requests) * size,
         gpus=settings.tensor_parallel * settings.pipeline_parallel,
-        settings={settings.kind.share_flag.lstrip("-"): settings.share_ratio, "tokens_per_block": block},
+        settings={
+            settings.kind.share_flag.lstrip("-"): settings.share_ratio,
+            **({} if settings.kind.block_flag is None else {settings.kind.block_flag: block}),
+        },
         notes=tuple(notes),
     )
 

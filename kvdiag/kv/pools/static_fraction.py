@@ -127,7 +127,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
             gpu_bytes=machine.gpu_bytes,
             parts=(*base, Part("outside the fraction", reserve)),
             settings=_shown(model, settings),
-            notes=(str(error),),
+            notes=("SGLang does not start: the weights do not fit on the GPU",) if weights >= free else (str(error),),
         )
     plan = _judged(model, pools, demand)
     needed = overheads.activation_bytes + overheads.graph_bytes + pools.request_table_bytes

@@ -32,6 +32,14 @@ def test_public_incident_gets_its_verdict(incident: dict[str, Any], tmp_path: Pa
     assert called == ({} if "miss" in incident else {incident["verdict"]: incident["status"]})
 
 
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: str(incident["id"]))
+def test_log_is_never_taken_for_another_engines(incident: dict[str, Any], tmp_path: Path) -> None:
+    """A log without an engine's words has no engine; every other log has its own, whose flags the remedy names."""
+    name = judged(incident["text"], tmp_path).facts.engine_name
+    assert name in {incident["engine"], None}
+    assert name is not None or not incident["id"].startswith(("lcpp-", "ollama-", "sgl-"))
+
+
 def test_misses_have_a_reason() -> None:
     """At most one text in six is one."""
     misses = [incident for incident in INCIDENTS if "miss" in incident]
