@@ -45,6 +45,21 @@ def test_the_map_has_every_part_of_the_code() -> None:
         assert (ROOT / known).exists(), path
 
 
+def test_both_tables_of_engines_agree() -> None:
+    """README's marks are the words of docs/engines.md, engine by capability; every word but `works` has a note."""
+    marks = {"works": "✓", "partly": "◐", "impossible": "✗"}
+    text = (ROOT / "docs" / "engines.md").read_text().partition("## How far each is supported")[2]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    words = [[re.match(r"\w+", cell)[0] for cell in row[1:]] for row in rows]  # type: ignore[index]
+    shown = (ROOT / "README.md").read_text().partition("## Engines")[2].partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ")[1:] for line in shown.splitlines() if line.startswith("| ")][1:]
+    assert lines == [[marks[word] for word in column] for column in zip(*words, strict=True)]
+    notes = set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
+    cells = [cell for row in rows for cell in row[1:]]
+    assert {note for cell in cells for note in re.findall(r"\d+", cell)} == notes
+    assert all(re.search(r"\d", cell) for cell in cells if not cell.startswith("works"))
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/verdicts.md"])
 def test_every_verdict_has_a_row(page: str) -> None:
     """The tables name all verdicts, and none that does not exist."""
