@@ -152,6 +152,9 @@ class Limits:
     tokens_per_request_tolerance: int = 16
     """The same for pools of smaller blocks: a busy machine reads a stream some tokens after the gauge counted them."""
 
+    share_error_ratio: float = 0.05
+    """Of a pool whose size was measured by the single request's share: a block or two of that request's thirty."""
+
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
 

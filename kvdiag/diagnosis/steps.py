@@ -253,7 +253,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     if highest is None or most is None or not grows_with_every_token(facts):
         return result
     overshoot = highest - most.most_blocks
-    linear = overshoot <= tolerated_blocks(span.workload.requests, facts, limits)
+    linear = overshoot <= tolerated_blocks(span.workload.requests, most.most_blocks, facts, limits)
     above = (
         f"usage during prefill peaked {plural(overshoot, facts.capabilities.unit)} above the finished request's need"
     )

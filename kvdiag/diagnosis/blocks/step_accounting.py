@@ -170,17 +170,21 @@ def load_figures(facts: Facts, peak: LoadPeak) -> tuple[StepFigures, MeasuredFig
     )
 
 
-def tolerated_blocks(requests: int, facts: Facts, limits: Limits) -> int:
-    """Blocks of this many requests by which need and usage may differ, as they are not read at the same moment."""
+def tolerated_blocks(requests: int, expected: int, facts: Facts, limits: Limits) -> int:
+    """Blocks of this many requests by which need and usage may differ, as they are not read at the same moment.
+
+    Where the engine does not report the pool's size, what is expected is only as exact as the measured size.
+    """
     smallest = min((pool.block_tokens for pool in facts.pools), default=limits.tokens_per_request_tolerance)
-    return requests * max(limits.blocks_per_request_tolerance, limits.tokens_per_request_tolerance // smallest)
+    each = max(limits.blocks_per_request_tolerance, limits.tokens_per_request_tolerance // smallest)
+    return requests * each + (0 if facts.capabilities.blocks else round(expected * limits.share_error_ratio))
 
 
 def compare(peak: LoadPeak, facts: Facts, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a load by its peak."""
     unit = facts.capabilities.unit
     expected = peak.expected.most_blocks
-    tolerance = tolerated_blocks(peak.requests, facts, limits)
+    tolerance = tolerated_blocks(peak.requests, expected, facts, limits)
     reserved = " reserved" if facts.capabilities.reserved else ""
     held = f"{plural(peak.held_blocks, unit)}{reserved} under load, {format_count(expected)} needed"
     who = plural(peak.requests, "request")

@@ -51,7 +51,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("block_size", pool.block_tokens, "tokens", "engine"),
         Evidence("fill_ratio", worst.filled_ratio, "ratio", "computed"),
     )
-    if worst.excess_blocks <= tolerated_blocks(worst.requests, facts, limits):
+    if worst.excess_blocks <= tolerated_blocks(worst.requests, worst.expected.most_blocks, facts, limits):
         return (Finding(ID, "ok", f"{unit}s in use match what the tokens need", evidence),)
     if ratio > limits.kv_excess_fault_ratio:
         blocks = f"{format_count(worst.held_blocks)} instead of {format_count(worst.expected.most_blocks)}"
@@ -186,7 +186,7 @@ def _of(window: _Window, facts: Facts, limits: Limits) -> MetricsWaste | None:
         return None
     return MetricsWaste(
         blocks_per_request=median(window.changes),
-        expected_blocks=expected.most_blocks + tolerated_blocks(1, facts, limits),
+        expected_blocks=expected.most_blocks + tolerated_blocks(1, expected.most_blocks, facts, limits),
         request_tokens=tokens,
         longest_prompt_tokens=window.longest_tokens,
         prompts=prompts,

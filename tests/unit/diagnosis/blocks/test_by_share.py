@@ -6,6 +6,8 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
+from kvdiag.diagnosis.blocks.step_accounting import tolerated_blocks
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Capabilities, Facts, Status
 from tests.builders.runs import run
 from tests.builders.values import pool
@@ -39,6 +41,14 @@ def test_a_run_is_judged_by_share(world: World, expected: set[Status]) -> None:
     """Blocks that stay are a fault; without a leak all are released."""
     judged = diagnose(run(world), by_share(world))
     assert expected == {finding.status for finding in judged.findings if finding.id == "leak.kv_blocks"}
+
+
+def test_a_measured_size_is_less_exact_than_a_reported_one() -> None:
+    """A healthy run: by a single request of 30 blocks that shows 31, 740 blocks of ten requests look like 755."""
+    world = World(pools=(HIDDEN,))
+    limits = DEFAULT_LIMITS
+    assert tolerated_blocks(10, 740, facts(world), limits) == 10
+    assert tolerated_blocks(10, 740, by_share(world), limits) >= 740 / 30
 
 
 def test_a_pool_that_is_reported_or_invisible_is_left_alone() -> None:
