@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from kvdiag.commands import main
 from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom
 from kvdiag.engines import ENGINES, llamacpp
-from kvdiag.engines.llamacpp.command_line import parse_options
+from kvdiag.engines.llamacpp.cell_bytes import caches, is_mixed
+from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options
 from kvdiag.engines.llamacpp.slots import server_page, slots_of, slots_page, weights_bytes
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.sglang.client import parse_loads, parse_server_info
@@ -39,6 +41,7 @@ from kvdiag.sources import agent_publication, black_boxes, prometheus_answers
 from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
+from kvdiag.sources.served_model import model_file
 from tests.builders.metrics_pages import parse_page
 
 Reader = Callable[[bytes], None]
@@ -109,6 +112,8 @@ def _slots(data: bytes) -> None:
         llamacpp.ENGINE.parse_engines(page)
         llamacpp.ENGINE.parse_pools(page, None, [f"llama-server {_text(data)}"])
         weights_bytes(found)
+        # The path of its model is the server's word, too.
+        model_file(_text(data), (os.getpid(),))
 
 
 def _config(data: bytes) -> None:
@@ -118,7 +123,9 @@ def _config(data: bytes) -> None:
 
 def _gguf(data: bytes) -> None:
     with contextlib.suppress(KvdiagError, CutShortError):
-        cells_of_gguf(parse_gguf_header(data))
+        model = cells_of_gguf(parse_gguf_header(data))
+        if (found := caches(model, Options(), Cells(total=4096, usable=4096), slots=4)) is not None:
+            is_mixed(found)
 
 
 def _specs(data: bytes) -> None:
