@@ -44,7 +44,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
 from kvdiag.feeds.active.load_generator import Requests, token_ids
 from kvdiag.feeds.active.soak_plan import MAX_SECONDS, MIN_SECONDS, SoakPlan, plan_soak
-from kvdiag.feeds.active.step_plan import plan
+from kvdiag.feeds.active.step_plan import expected_seconds, plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
@@ -52,9 +52,6 @@ from kvdiag.formatting import format_count, format_duration, plural
 from kvdiag.model import Facts, Timeline
 
 T = TypeVar("T")
-
-STEPS_SECONDS = 60.0
-"""How long the steps take on a server of usual speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +198,7 @@ async def _run(
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
-            progress = stack.enter_context(show_progress(STEPS_SECONDS + (options.soak or 0.0)))
+            progress = stack.enter_context(show_progress(expected_seconds(facts.capabilities) + (options.soak or 0.0)))
             agents = agent_reader(options.agent_dir)
             if agents is not None:
                 stack.callback(agents.close)

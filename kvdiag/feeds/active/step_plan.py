@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.steps import LONG_CONTEXT, Step
+from kvdiag.diagnosis.steps import LONG_CONTEXT, STEPS, Step
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.formatting import format_duration, plural
-from kvdiag.model import Facts, Workload
+from kvdiag.model import Capabilities, Facts, Workload
+
+STEPS_SECONDS = 60.0
+"""How long the steps take on a server of usual speed whose figures are current."""
 
 MIN_OUTPUT_TOKENS = 64
 """A load of fewer tokens may begin and end between two samples of the gauge."""
@@ -53,6 +56,17 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
     return tuple(_fit(step, facts, speed) for step in steps)
 
 
+def expected_seconds(capabilities: Capabilities) -> float:
+    """About how long all steps take on a server of usual speed, whose figures each load waits for."""
+    late = capabilities.late_seconds
+    loads = sum(min(step.cycles, MIN_LATE_CYCLES if _is_late(late) else step.cycles) for step in STEPS)
+    return STEPS_SECONDS + loads * (RENEWALS * capabilities.renewed_seconds + late)
+
+
+def _is_late(late_seconds: float) -> bool:
+    return late_seconds >= CYCLES_SECONDS / MIN_CYCLES
+
+
 def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
@@ -73,7 +87,7 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
         output_seconds = workload.max_tokens / speed.tokens_per_second
         late_seconds = facts.capabilities.late_seconds
         cycle_seconds = speed.first_token_seconds + output_seconds + CYCLE_OVERHEAD_SECONDS + late_seconds
-        least = MIN_CYCLES if late_seconds < CYCLES_SECONDS / MIN_CYCLES else MIN_LATE_CYCLES
+        least = MIN_LATE_CYCLES if _is_late(late_seconds) else MIN_CYCLES
         cycles = min(cycles, max(least, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)

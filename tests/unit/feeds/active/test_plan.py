@@ -14,6 +14,7 @@ from kvdiag.feeds.active.step_plan import (
     MIN_CYCLES,
     MIN_OUTPUT_TOKENS,
     PlannedStep,
+    expected_seconds,
     plan,
 )
 from kvdiag.model import Capabilities, Facts, KvPool, Workload
@@ -168,3 +169,16 @@ def test_a_pool_that_hides_lost_cells_is_filled(
     filling = planned("long_context", facts, speed)
     assert expected == (filling.workload.requests, filling.workload.prompt_tokens)
     assert filling.notes
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "seconds"),
+    [
+        pytest.param(Capabilities(), 60.0, id="current figures"),
+        pytest.param(Capabilities(late_seconds=11.0, renewed_seconds=10.0), 216.0, id="renewed every ten seconds"),
+        pytest.param(Capabilities(late_seconds=31.0), 246.0, id="half a minute late while idle"),
+    ],
+)
+def test_late_figures_make_a_run_longer(capabilities: Capabilities, seconds: float) -> None:
+    """Each load lasts until its figures are renewed, and the idle time after it until they have caught up."""
+    assert seconds == expected_seconds(capabilities)
