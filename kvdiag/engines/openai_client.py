@@ -78,6 +78,9 @@ async def cooperatively(steps: Generator[None, None, Page], *, max_seconds: floa
 class OpenAIClient:
     """Reads one server with OpenAI's API (`kvdiag.engines.engine.EngineClient`)."""
 
+    reads_metrics_alone = False
+    """Whether `page` asks no other endpoint, so that it reads a Dynamo worker, too."""
+
     def __init__(self, http: HttpReader, engine: EngineAdapter) -> None:
         """Read through `http`, whose base address is the server's."""
         self._http = http

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from kvdiag.engines.dynamo import component_metrics as metrics
 from kvdiag.engines.dynamo.front_end import DynamoClient
@@ -59,6 +60,11 @@ def is_worker(text: str) -> bool:
     return f"\n{metrics.WORKER}" in text and f"\n{metrics.FRONT_END}" not in text
 
 
+def _worker_client(own: Any) -> Any:
+    """The class that reads a worker, with the engine's own way to read its metrics where a worker has all of that."""
+    return type("WorkerClient", (DynamoClient, own), {}) if getattr(own, "reads_metrics_alone", False) else DynamoClient
+
+
 def worker(engine: EngineAdapter, text: str) -> EngineAdapter:
     """The adapter of a worker of this engine, whose metrics are `text`."""
     known = _WORKER_ID.search(text)
@@ -71,7 +77,7 @@ def worker(engine: EngineAdapter, text: str) -> EngineAdapter:
     headers = {} if known is None else {"x-dynamo-worker-instance-id": str(int(known[1], 16))}
     return replace(
         engine,
-        client=DynamoClient,
+        client=_worker_client(engine.client),
         metrics_path=ENGINE.metrics_path,
         reports_version=False,
         metrics_flag=SYSTEM_PORT if engine is ENGINE else f"{engine.metrics_flag} and {SYSTEM_PORT}",

@@ -31,6 +31,8 @@ class TrtllmClient(OpenAIClient):
     for half a second: figures that do not move for longer are an idle server's, or those of a lone request.
     """
 
+    reads_metrics_alone = True
+
     _values: tuple[float, ...] | None = None
     _moved_seconds: float | None = None
     _since_seconds = 0.0
@@ -38,7 +40,9 @@ class TrtllmClient(OpenAIClient):
     async def page(self, names: tuple[str, ...] = ()) -> Page:
         """As `OpenAIClient.page`, with a series of whether the figures stand still, once that is known."""
         page = await super().page(names)
-        values = tuple(line.value for lines in page.values() for line in lines)
+        # A Dynamo worker's metrics include its own clocks.
+        own = [lines for name, lines in page.items() if name.startswith((metrics.PREFIX, metrics.TRITON_PREFIX))]
+        values = tuple(line.value for lines in own for line in lines)
         now_seconds = asyncio.get_running_loop().time()
         if self._values is None:
             self._since_seconds = now_seconds
@@ -46,8 +50,7 @@ class TrtllmClient(OpenAIClient):
             self._moved_seconds = now_seconds
         self._values = values
         still = now_seconds - (self._moved_seconds or self._since_seconds) >= STILL_SECONDS
-        ours = any(name.startswith((metrics.PREFIX, metrics.TRITON_PREFIX)) for name in page)
-        if not ours or (not still and self._moved_seconds is None):
+        if not own or (not still and self._moved_seconds is None):
             return page
         return {**page, metrics.STILL: (Series({}, float(still)),)}
 

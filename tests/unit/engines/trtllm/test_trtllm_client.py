@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx2
 
+from kvdiag.engines.dynamo import worker
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.engines.trtllm import ENGINE, STILL_SECONDS
 from kvdiag.sources.http import HttpReader
 from tests.unit.feeds.daemon.virtual_time import run
@@ -12,7 +14,7 @@ from tests.unit.feeds.daemon.virtual_time import run
 RUNNING, LATENCY = "trtllm_num_requests_running", "trtllm_iteration_latency_seconds"
 
 
-def running(pages: Iterator[str], pauses: list[float]) -> list[int | None]:
+def running(pages: Iterator[str], pauses: list[float], engine: EngineAdapter = ENGINE) -> list[int | None]:
     """The running requests of a read after each pause, in a time of its own."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -23,7 +25,7 @@ def running(pages: Iterator[str], pauses: list[float]) -> list[int | None]:
 
     async def reads() -> list[int | None]:
         async with httpx2.AsyncClient(base_url="http://place", transport=httpx2.MockTransport(answer)) as client:
-            reader = ENGINE.open(HttpReader(client))
+            reader = engine.open(HttpReader(client))
             found = []
             for pause in pauses:
                 await asyncio.sleep(pause)
@@ -55,3 +57,10 @@ def test_the_first_read_says_nothing() -> None:
     """A count above 0 may be an idle server's, until it has stood still for a while; a count of 0 is 0."""
     assert [None, None, 0] == running(iter([page(1, 1)] * 3), [0.0, STILL_SECONDS / 2, STILL_SECONDS / 2])
     assert [0] == running(iter([page(1, 0)]), [0.0])
+
+
+def test_a_dynamo_workers_count_that_stands_still_is_over() -> None:
+    """The worker passes the gauges through, with clocks of its own, which always move."""
+    pages = [f"dynamo_component_uptime_seconds {number}\n{page(1, 3)}" for number in range(3)]
+    engine = worker(ENGINE, pages[0])
+    assert [None, None, 0] == running(iter(pages), [0.0, STILL_SECONDS / 2, STILL_SECONDS / 2], engine)
