@@ -17,6 +17,7 @@ from kvdiag.oom.pool_count import PoolCount
 
 BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
 _ALONE = re.compile(r"only one request")
+_RELEASED_TWICE = re.compile(r"double free|use-after-free")
 
 
 def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
@@ -33,7 +34,9 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
         summary = f"the KV pool of {format_count(shortage.fitting_tokens or 0)} tokens was full while {used}"
         return Finding(BLOCKS, "suspect", summary, evidence(case))
     wrong = [_off(count) for count in shortage.counts if count.lost]
-    counted = "; ".join(wrong) or "units of its KV pool are lost (the log's end has no figures)"
+    twice = _RELEASED_TWICE.search(shortage.message) is not None
+    uncounted = "released twice, or while in use" if twice else "lost"
+    counted = "; ".join(wrong) or f"units of its KV pool are {uncounted} (the log's end has no figures)"
     return Finding(BLOCKS, "fault", f"the engine's own check: {counted}", evidence(case))
 
 
