@@ -87,7 +87,7 @@ def command(options: RunOptions) -> int:
 
     \b
     1 baseline         no requests: the KV pool must be empty, the GPU used by the server alone
-    2 single request   one at a time, repeatedly: every KV block must be released
+    2 single request   one at a time, repeatedly: its KV cache must be released
     3 concurrent       ten requests of 2K tokens: growth must match their tokens
     4 long context     one request of 16K tokens: growth must be linear
 
