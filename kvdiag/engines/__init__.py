@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
@@ -30,12 +31,6 @@ ENGINES: tuple[EngineAdapter, ...] = (
 )
 DEFAULT = ENGINES[0]
 """The engine that is assumed until a server reports another one."""
-
-LOG_WORDINGS = {
-    name: re.compile("|".join((words["log"], *(pattern for _, pattern in words.get("anchors", ())))))
-    for name, words in engine_data("failures.json").items()
-}
-"""What stands in an engine's log and in no other's: its files, flags and functions, its own lines and failures."""
 
 WRAPPERS = {"ollama": "llamacpp"}
 """Engines whose log holds the log of the one that they start."""
@@ -89,17 +84,26 @@ def _owner(models: object) -> str | None:
     return owner if isinstance(owner, str) else None
 
 
+@cache
+def _log_wordings() -> dict[str, re.Pattern[str]]:
+    """What stands in an engine's log and in no other's: its files, flags and functions, its own lines and failures."""
+    return {
+        name: re.compile("|".join((words["log"], *(pattern for _, pattern in words.get("anchors", ())))))
+        for name, words in engine_data("failures.json").items()
+    }
+
+
 def engine_of_image(image: str) -> str | None:
     """The name of the engine in a container image's name, without its registry."""
     text = image.rpartition("/")[2].lower()
-    names = dict.fromkeys((*(engine.name for engine in ENGINES), *LOG_WORDINGS))
+    names = dict.fromkeys((*(engine.name for engine in ENGINES), *engine_data("failures.json")))
     return next((name for name in names if name in text.replace(".", "")), None)
 
 
 def engine_of_log(text: str) -> str | None:
     """The name of the engine whose wordings a log has most of; `None` where it has no engine's."""
     text = text[:MAX_LOG_CHARACTERS]
-    counts = {name: sum(1 for _ in wording.finditer(text)) for name, wording in LOG_WORDINGS.items()}
+    counts = {name: sum(1 for _ in wording.finditer(text)) for name, wording in _log_wordings().items()}
     for outer, inner in WRAPPERS.items():
         if counts[outer]:
             counts[outer] += counts.pop(inner)

@@ -7,6 +7,7 @@ Feeds and commands take both as arguments and name no engine themselves.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,22 @@ from kvdiag.sources.prometheus_text import Page
 
 SOURCE = "engine"
 """The source name of every engine's figures in gaps and evidence."""
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """The function or class of this name, whose module is imported when it is first called.
+
+    Of eight engines a daemon watches one, and never reads a startup log: the readers of all are 1 MiB of its memory.
+    """
+
+    def call(*arguments: Any) -> Any:
+        found = importlib.import_module(f"kvdiag.engines.{module}")
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found(*arguments)  # type: ignore[operator]  # a function by its caller's word
+
+    return call
+
 
 EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
 

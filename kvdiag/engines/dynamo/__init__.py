@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvdiag.engines.dynamo import component_metrics as metrics
-from kvdiag.engines.dynamo.front_end import DynamoClient
-from kvdiag.engines.engine import EngineAdapter, RequestDialect
+from kvdiag.engines.engine import EngineAdapter, RequestDialect, later
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import completion_body
 from kvdiag.errors import KvdiagError
@@ -34,7 +33,7 @@ ENGINE = EngineAdapter(
     title="Dynamo",
     owned_by="nvidia",
     capabilities=metrics.capabilities,
-    client=DynamoClient,
+    client=later("dynamo.front_end", "DynamoClient"),
     metrics_flag=SYSTEM_PORT,
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix="dynamo_",
@@ -62,6 +61,8 @@ def is_worker(text: str) -> bool:
 
 def _worker_client(own: Any) -> Any:
     """The class that reads a worker, with the engine's own way to read its metrics where a worker has all of that."""
+    from kvdiag.engines.dynamo.front_end import DynamoClient  # noqa: PLC0415 - as `later` does
+
     return type("WorkerClient", (DynamoClient, own), {}) if getattr(own, "reads_metrics_alone", False) else DynamoClient
 
 

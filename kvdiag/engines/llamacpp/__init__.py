@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kvdiag.engines.engine import MAX_TOKENS, EngineAdapter, RequestDialect, openai_generated
-from kvdiag.engines.llamacpp import load_log, slots
-from kvdiag.engines.llamacpp.client import LlamaClient
+from kvdiag.engines.engine import MAX_TOKENS, EngineAdapter, RequestDialect, later, openai_generated
+from kvdiag.engines.llamacpp import slots
 from kvdiag.engines.llamacpp.command_line import ENVIRONMENT
 from kvdiag.engines.metrics_reader import meanings
 from kvdiag.model import Capabilities
@@ -91,7 +90,7 @@ ENGINE = EngineAdapter(
     title="llama.cpp",
     owned_by="llamacpp",
     capabilities=capabilities,
-    client=LlamaClient,
+    client=later("llamacpp.client", "LlamaClient"),
     metrics_flag="with --metrics, and without --no-slots",
     metrics=MappingProxyType(metric_meanings()),
     metric_prefix="llamacpp:",
@@ -106,9 +105,9 @@ ENGINE = EngineAdapter(
     # ghcr.io/ggml-org/llama.cpp:server-cuda-b11434
     image=re.compile(r"llama\.?cpp[^/]*:[\w.-]{0,60}?\b(b\d{3,6})$"),
     parallel_ranks=no_ranks,
-    parse_startup_log=load_log.parse_log,
-    parse_settings=load_log.parse_settings,
-    failed_pool_bytes=load_log.failed_pool_bytes,
+    parse_startup_log=later("llamacpp.load_log", "parse_log"),
+    parse_settings=later("llamacpp.load_log", "parse_settings"),
+    failed_pool_bytes=later("llamacpp.load_log", "failed_pool_bytes"),
     request=RequestDialect(body=completion_body, generated=generated),
     first_engine_headers=MappingProxyType({}),
 )

@@ -8,15 +8,16 @@ wait: all that run fail.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdiag.engines.engine import SOURCE, EngineReading
-from kvdiag.engines.llamacpp.cell_bytes import caches, is_mixed
 from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options, pool_cells
 from kvdiag.engines.metrics_reader import MAX_SERIES, Figures, crowded
-from kvdiag.kv.pools.cell_model import CellModel
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Engine, Gap, KvPool
 from kvdiag.sources.prometheus_text import Page, Series
+
+if TYPE_CHECKING:
+    from kvdiag.kv.pools.cell_model import CellModel
 
 TOKENS, CONTEXT, PROCESSING = "llamacpp:slot_tokens", "llamacpp:slot_context_tokens", "llamacpp:slot_processing"
 OUTPUT = "llamacpp:slot_output_tokens"
@@ -111,7 +112,7 @@ def slots_page(slots: Sequence[Slot]) -> Page:
     return {name: tuple(found) for name, found in lines.items()}
 
 
-def server_page(props: object, models: object, options: Options | None, model: CellModel | None = None) -> Page:
+def server_page(props: object, models: object, options: Options | None, model: "CellModel | None" = None) -> Page:
     """The series of decoded answers of /props and /v1/models, and the cells that the command line shows.
 
     Their bytes where the `model`'s file has been read.
@@ -128,6 +129,8 @@ def server_page(props: object, models: object, options: Options | None, model: C
     if isinstance(cells := _cells(page, options), Cells):
         page[CELLS] = (Series({}, float(cells.usable)),)
         slots = figures[SLOTS] or 0
+        from kvdiag.engines.llamacpp.cell_bytes import caches, is_mixed  # noqa: PLC0415 - for this engine alone
+
         cache = caches(model, options, cells, slots=slots) if model and options and slots else None
         if cache is not None:
             page[BYTES] = (Series({}, float(cache.bytes)),)

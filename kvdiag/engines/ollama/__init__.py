@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from kvdiag.engines import llamacpp
-from kvdiag.engines.engine import RequestDialect
+from kvdiag.engines.engine import RequestDialect, later
 from kvdiag.engines.llamacpp import slots
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.ollama import runners
-from kvdiag.engines.ollama.ollama_client import OllamaClient
 from kvdiag.model import Capabilities
 from kvdiag.sources.prometheus_text import Page
 
@@ -49,7 +48,7 @@ ENGINE = replace(
     title="Ollama",
     owned_by="library",
     capabilities=capabilities,
-    client=OllamaClient,
+    client=later("ollama.ollama_client", "OllamaClient"),
     metrics_path="/api/ps",
     metrics_flag="on this host: kvdiag finds its models' servers by their processes",
     metrics=MappingProxyType({}),

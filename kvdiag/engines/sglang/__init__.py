@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kvdiag.engines.engine import EngineAdapter, RequestDialect
+from kvdiag.engines.engine import EngineAdapter, RequestDialect, later
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import completion_body
-from kvdiag.engines.sglang import metrics, settings, startup_log
-from kvdiag.engines.sglang.client import SglangClient
+from kvdiag.engines.sglang import metrics, settings
 
 SAFE_IDS = range(300, 900)
 """Ids of plain text in every vocabulary: one beyond a model's ends the server (0.5.23: an IndexError in its scheduler),
@@ -33,7 +32,7 @@ ENGINE = EngineAdapter(
     title="SGLang",
     owned_by="sglang",
     capabilities=metrics.capabilities,
-    client=SglangClient,
+    client=later("sglang.client", "SglangClient"),
     metrics_flag="with --enable-metrics",
     metrics=MappingProxyType(metrics.meanings()),
     metric_prefix=metrics.PREFIX,
@@ -52,9 +51,9 @@ ENGINE = EngineAdapter(
     image=re.compile(r"sglang(?!-runtime)[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=settings.parallel_ranks,
     kv_connector=settings.kv_connector,
-    parse_startup_log=startup_log.parse_log,
+    parse_startup_log=later("sglang.startup_log", "parse_log"),
     parse_settings=settings.parse_settings,
-    failed_pool_bytes=startup_log.failed_pool_bytes,
+    failed_pool_bytes=later("sglang.startup_log", "failed_pool_bytes"),
     request=RequestDialect(body=safe_body),
     first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
 )

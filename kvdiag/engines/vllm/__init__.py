@@ -3,10 +3,10 @@
 import re
 from types import MappingProxyType
 
-from kvdiag.engines.engine import EngineAdapter, RequestDialect
+from kvdiag.engines.engine import EngineAdapter, RequestDialect, later
 from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import OpenAIClient, completion_body
-from kvdiag.engines.vllm import metrics, settings, startup_log
+from kvdiag.engines.vllm import metrics, settings
 from kvdiag.model.capabilities import ALL
 
 ENGINE = EngineAdapter(
@@ -35,9 +35,9 @@ ENGINE = EngineAdapter(
     image=re.compile(r"vllm(?!-runtime)[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     parallel_ranks=settings.parallel_ranks,
     kv_connector=settings.kv_connector,
-    parse_startup_log=startup_log.parse_log,
+    parse_startup_log=later("vllm.startup_log", "parse_log"),
     parse_settings=settings.parse_settings,
-    failed_pool_bytes=startup_log.failed_pool_bytes,
+    failed_pool_bytes=later("vllm.startup_log", "failed_pool_bytes"),
     request=RequestDialect(body=completion_body),
     first_engine_headers=MappingProxyType({"X-data-parallel-rank": "0"}),
 )
