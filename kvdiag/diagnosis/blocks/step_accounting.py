@@ -176,7 +176,9 @@ def tolerated_blocks(requests: int, expected: int, facts: Facts, limits: Limits)
     Where the engine does not report the pool's size, what is expected is only as exact as the measured size.
     """
     smallest = min((pool.block_tokens for pool in facts.pools), default=limits.tokens_per_request_tolerance)
-    each = max(limits.blocks_per_request_tolerance, limits.tokens_per_request_tolerance // smallest)
+    late = facts.capabilities.on_completion
+    tokens = limits.completion_tokens_tolerance if late else limits.tokens_per_request_tolerance
+    each = max(limits.blocks_per_request_tolerance, tokens // smallest)
     return requests * each + (0 if facts.capabilities.blocks else round(expected * limits.share_error_ratio))
 
 

@@ -35,7 +35,10 @@ LOST_SEARCH_SECONDS = 10.0
 """Between searches for a server that is lost, or whose processes are no longer found."""
 
 IDENTITY_CHECKS = 6
-"""Of such intervals between two questions to a server that answers whether it still is the same version and model."""
+"""Of such intervals between two questions to a server that answers whether it still is the same version and model.
+
+A server whose pool is not known is searched for as often: some report it once a first request has ended.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +190,12 @@ class ServerTracker:
         return found
 
     async def _is_itself(self) -> bool:
-        """Whether the server that was found has still the same version and model, as far as it says so."""
+        """Whether the server that was found has still the same version and model, and nothing more to tell."""
         found = self._found_server
         if found is None or found.identity is None:
             return True
+        if not self.facts.pools:
+            return False
         try:
             return not _differ(astuple(found.identity), astuple(await found.engine.identify()))
         except Unreadable:

@@ -19,9 +19,10 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     measure,
     other_tokens,
     refused,
+    tolerated_blocks,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Engine, Facts, Gap, MeasuredFigures, Sample, Span, Status, StepFigures, Timeline
+from kvdiag.model import Capabilities, Engine, Facts, Gap, MeasuredFigures, Sample, Span, Status, StepFigures, Timeline
 from tests.builders.answers import containing
 from tests.builders.values import MIB, pool
 from tests.unit.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, WORKLOAD, idle, marks, seen, under_load
@@ -65,6 +66,19 @@ def test_excess_is_counted_from_the_nearer_end_of_the_need(held: int, excess: in
 def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, status: Status) -> None:
     """One block per request is the tolerance, half as much again a fault; without blocks in use it is unknown."""
     assert status == compare(growth(held, need, requests=requests), KNOWN, DEFAULT_LIMITS)[0]
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "on_completion", "tolerated"), [(16, False, 2), (1, False, 32), (32, True, 8), (256, True, 2)]
+)
+def test_usage_and_streams_are_read_some_tokens_apart(block_tokens: int, on_completion: bool, tolerated: int) -> None:
+    """Sixteen tokens of each request, more where the gauge shows the end of another one; a block at least."""
+    facts = replace(
+        KNOWN,
+        pools=(pool(block_tokens=block_tokens),),
+        capabilities=Capabilities(on_completion=on_completion),
+    )
+    assert tolerated == tolerated_blocks(2, 64, facts, DEFAULT_LIMITS)
 
 
 def test_fullest_whole_sample_is_measured() -> None:

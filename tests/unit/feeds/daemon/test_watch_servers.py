@@ -102,6 +102,21 @@ def test_another_version_without_an_outage_is_another_server() -> None:
     assert "serving" == watch.snapshot().state
 
 
+def test_pool_that_is_reported_later_is_found() -> None:
+    """TensorRT-LLM reports its pool once a request has ended: the same server, and the same life."""
+    place = Place(version="1.3.0", pids=True, usable_blocks=None)
+
+    async def script(watch: Watch) -> None:
+        await asyncio.sleep(600)
+        place.usable_blocks = 2048
+        await until(lambda: bool(watch.snapshot().facts.pools))
+
+    watch = watching(place, script)
+
+    assert [2048] == [one.usable_blocks for one in watch.snapshot().facts.pools]
+    assert 1 == len(lives(watch))
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_servers_that_answer_in_turn_are_unknown(engine: str) -> None:
     """Two servers behind one address are not one server that restarts with each sample, and never at fault."""

@@ -51,7 +51,9 @@ class Place:
     up: bool = True
     asleep: bool = False
     model: str = "one"
-    usable_blocks: int = 6144
+    usable_blocks: int | None = 6144
+    """`None` while the server does not report its pool."""
+
     nonsense: bool = False
     prompt_tokens: int = 0
     version: str | None = None
@@ -169,7 +171,9 @@ def watching(
             if not place.up or place.nonsense:
                 raise KvdiagError("nobody listens")
             known = replace(
-                facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
+                facts(World(server_seen=False)),
+                model=place.model,
+                pools=() if place.usable_blocks is None else (pool(usable_blocks=place.usable_blocks),),
             )
             if place.pids:
                 known = replace(known, server_pids=(place.pid,))
