@@ -12,7 +12,7 @@ cancelled, the trace is closed, and there is no verdict on half a test.
 import asyncio
 import signal
 from collections.abc import Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,11 @@ from kvdiag.feeds.active.load_generator import Requests, token_ids
 from kvdiag.feeds.active.soak_plan import MAX_SECONDS, MIN_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import expected_seconds, plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
-from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder, ticks
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_count, format_duration, plural
 from kvdiag.model import Facts, Timeline
+from kvdiag.sources.http import Unreadable
 
 T = TypeVar("T")
 
@@ -242,8 +243,8 @@ async def _run(
             return timeline, facts
 
 
-GAUGES_SECONDS = 1.0
-"""After its first request, until an engine shows its gauges."""
+GAUGES_SECONDS, LATE_GAUGES_SECONDS = 1.0, 15.0
+"""After its first request, until an engine shows its gauges at the latest; the second of one that moves them by it."""
 
 
 async def _show_pool(url: str, options: RunOptions) -> None:
@@ -252,7 +253,12 @@ async def _show_pool(url: str, options: RunOptions) -> None:
         facts, engine = server.facts, server.engine.engine
         if not facts.pools and facts.model is not None:
             await Requests(client, facts.model, engine=engine).measure(DEFAULT_LIMITS.refresh_tokens - 1, 1)
-            await asyncio.sleep(GAUGES_SECONDS)
+            late = facts.capabilities.on_completion
+            with suppress(TimeoutError, Unreadable):
+                async with asyncio.timeout(LATE_GAUGES_SECONDS if late else GAUGES_SECONDS):
+                    async for _ in ticks(GAUGES_SECONDS / 5):
+                        if engine.parse_pools(await server.engine.page(), facts.engine_version, ())[0]:
+                            break
 
 
 def _print_plan(facts: Facts) -> None:

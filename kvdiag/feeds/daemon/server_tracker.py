@@ -190,7 +190,7 @@ class ServerTracker:
         return found
 
     async def _is_itself(self) -> bool:
-        """Whether the server that was found has still the same version and model, and nothing more to tell."""
+        """Whether the server that was found has still the same version and model, and its pool is known."""
         found = self._found_server
         if found is None or found.identity is None:
             return True
