@@ -153,7 +153,7 @@ class Limits:
     """The same for pools of smaller blocks: a busy machine reads a stream some tokens after the gauge counted them."""
 
     completion_tokens_tolerance: int = 128
-    """Of gauges that show the step before a request ended: after it the other requests go on."""
+    """Of gauges that show the step before a request ended: after it the other requests continue."""
 
     share_error_ratio: float = 0.05
     """Of a pool whose size was measured by the single request's share: a block or two of that request's thirty."""
