@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ Routes = Mapping[str, tuple[str, Callable[[HttpRequest], Response]]]
 """Path to method and answer; completions are answered by `Api.complete`."""
 
 
-class Api:
+class Api(ABC):
     """One server: its engine, its GPU and its answers; a subclass is one engine's API."""
 
     completions: tuple[str, ...]
@@ -54,13 +55,13 @@ class Api:
             **self.routes(),
         }
 
+    @abstractmethod
     def routes(self) -> Routes:
         """The API's routes except completions."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def complete(self, asked: HttpRequest) -> Response:
         """Answer a request for a completion; ApiError if it is refused."""
-        raise NotImplementedError
 
     async def handle(self, asked: HttpRequest) -> Response:
         """Answer one request."""

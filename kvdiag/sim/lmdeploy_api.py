@@ -19,7 +19,6 @@ from kvdiag.sim.scenarios import MODEL_NAME, Scenario
 from kvdiag.sim.scheduler import Scheduler
 from kvdiag.sim.step_counts import StepCounts, text_page
 
-RENEWED_SECONDS = 10.0
 DEFAULT_NEW_TOKENS = 128
 LABELS = {"engine": "0", "model_name": MODEL_NAME}
 PAGE_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -103,7 +102,7 @@ class LmdeployApi(OpenAIApi):
 
     async def _renew_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(RENEWED_SECONDS)
+            await asyncio.sleep(self.engine.scenario.gauges_renewed_seconds)
             self._renew()
 
     def _renew(self) -> None:

@@ -66,6 +66,8 @@ class Scenario(SchedulerLimits):
     """Outside torch, at every request, never returned."""
     blocks_kept_per_request: int = 0
     """Blocks of a finished request's table that are never released."""
+    gauges_renewed_seconds: float = 0.0
+    """Between two renewals of the gauges, on an engine whose timer renews them."""
 
 
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}

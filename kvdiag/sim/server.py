@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from kvdiag.sim.api import Api
 from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.llamacpp_api import LlamacppApi
 from kvdiag.sim.lmdeploy_api import LmdeployApi
@@ -21,7 +23,13 @@ from kvdiag.sim.vllm_api import VllmApi
 
 START_SECONDS = 10.0
 
-APIS = {"vllm": VllmApi, "trtllm": TrtllmApi, "tgi": TgiApi, "lmdeploy": LmdeployApi, "llamacpp": LlamacppApi}
+APIS: Mapping[str, Callable[[Scenario, Path], Api]] = {
+    "vllm": VllmApi,
+    "trtllm": TrtllmApi,
+    "tgi": TgiApi,
+    "lmdeploy": LmdeployApi,
+    "llamacpp": LlamacppApi,
+}
 """The API of each engine that a scenario can be of."""
 
 

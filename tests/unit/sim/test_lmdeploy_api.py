@@ -1,21 +1,18 @@
 """The simulated LMDeploy server: a share that a timer renews, and requests by token ids."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from kvdiag.sim import SCENARIOS, Drill
 from tests.unit.sim.client import Client, eventually
-from tests.unit.sim.conftest import Serve
 
+HEALTHY, LEAKING = (
+    replace(SCENARIOS[f"lmdeploy-{name}"], gauges_renewed_seconds=0.2) for name in ("healthy", "kv-leak")
+)
 USAGE, RUNNING = "lmdeploy:gpu_cache_usage_perc", "lmdeploy:num_requests_running"
-
-
-@pytest.fixture(autouse=True)
-def renewed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer of these tests is short."""
-    monkeypatch.setattr("kvdiag.sim.lmdeploy_api.RENEWED_SECONDS", 0.2)
 
 
 def series(client: Client) -> dict[str, float]:
@@ -32,9 +29,15 @@ def events(client: Client, tokens: int, max_tokens: int) -> list[dict[str, objec
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
 
 
-def test_the_timer_renews_share_and_requests(serve: Serve) -> None:
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client of the healthy scenario, whose timer is short."""
+    with Drill(HEALTHY) as drill:
+        yield Client(drill.url)
+
+
+def test_the_timer_renews_share_and_requests(client: Client) -> None:
     """Under load the share of 2,048 blocks of 64 tokens, 0 at idle; tokens are counted at once."""
-    client, _ = serve("lmdeploy-healthy")
     with client.watching(lambda: series(client)) as seen:
         answer = events(client, 640, 100)
         assert 740 == sum(series(client)[f"lmdeploy:{name}_tokens_total"] for name in ("prompt", "generation"))
@@ -48,7 +51,7 @@ def test_the_timer_renews_share_and_requests(serve: Serve) -> None:
 
 def test_cached_prefixes_count_as_used() -> None:
     """With prefix caching an idle server is not at 0, and says that it caches."""
-    with Drill(replace(SCENARIOS["lmdeploy-healthy"], prefix_caching=True)) as drill:
+    with Drill(replace(HEALTHY, prefix_caching=True)) as drill:
         client = Client(drill.url)
         events(client, 640, 2)
         assert eventually(lambda: series(client)[USAGE] == 10 / 2048)
@@ -56,15 +59,15 @@ def test_cached_prefixes_count_as_used() -> None:
         assert 0 == series(client)[RUNNING]
 
 
-def test_a_leak_stays_in_the_share(serve: Serve) -> None:
+def test_a_leak_stays_in_the_share() -> None:
     """Four blocks of each request."""
-    client, _ = serve("lmdeploy-kv-leak")
-    for _ in range(3):
-        events(client, 640, 2)
-    assert eventually(lambda: series(client)[USAGE] == 12 / 2048)
+    with Drill(LEAKING) as drill:
+        client = Client(drill.url)
+        for _ in range(3):
+            events(client, 640, 2)
+        assert eventually(lambda: series(client)[USAGE] == 12 / 2048)
 
 
-def test_ids_are_required(serve: Serve) -> None:
+def test_ids_are_required(client: Client) -> None:
     """As many as the context holds."""
-    client, _ = serve("lmdeploy-healthy")
     assert [400, 400] == [client.post("/generate", {"input_ids": ids})[0] for ids in ([], [7] * 40_000)]
