@@ -38,11 +38,10 @@ from kvdiag.commands.options.report_file import ReportFile, report_option, show_
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
-from kvdiag.feeds.active.load_generator import Requests, token_ids
+from kvdiag.feeds.active.load_generator import REFRESH_PROMPT_TOKENS, Requests, token_ids
 from kvdiag.feeds.active.soak_plan import MAX_SECONDS, MIN_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.active.step_plan import expected_seconds, plan
 from kvdiag.feeds.active.step_runner import ActiveFeed
@@ -252,7 +251,7 @@ async def _show_pool(url: str, options: RunOptions) -> None:
     async with connect(url, options.access) as (client, server):
         facts, engine = server.facts, server.engine.engine
         if not facts.pools and facts.model is not None:
-            await Requests(client, facts.model, engine=engine).measure(DEFAULT_LIMITS.refresh_tokens - 1, 1)
+            await Requests(client, facts.model, engine=engine).measure(REFRESH_PROMPT_TOKENS, 1)
             late = facts.capabilities.on_completion
             with suppress(TimeoutError, Unreadable):
                 async with asyncio.timeout(LATE_GAUGES_SECONDS if late else GAUGES_SECONDS):

@@ -185,7 +185,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     shown = facts.capabilities.returns
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
     between = later[later.index(judged[0]) : later.index(judged[-1]) + 1]
-    requests = sum(span.outcome.completed for span in between if span.outcome)
+    requests = sum(span.outcome.completed + span.outcome.refreshes for span in between if span.outcome)
     loads = plural(requests, "request")
     unit = facts.capabilities.unit
     if not shown:

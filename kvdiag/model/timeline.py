@@ -169,7 +169,8 @@ class Workload(Checked):
 class Outcome(Checked):
     """The outcome of a step's requests. `errors` are the distinct messages of those that failed, bounded in length.
 
-    `first_token_seconds` is the time to the first token, of a single request whose time is judged.
+    `first_token_seconds` is the time to the first token, of a single request whose time is judged. `refreshes`: small
+    requests in addition, sent because the engine's gauges move when a request ends.
     """
 
     completed: int
@@ -178,6 +179,12 @@ class Outcome(Checked):
     generated_tokens: int
     errors: tuple[str, ...] = ()
     first_token_seconds: float | None = None
+    refreshes: int = 0
+
+    @property
+    def requests(self) -> int:
+        """All that were sent."""
+        return self.completed + self.failed + self.refreshes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

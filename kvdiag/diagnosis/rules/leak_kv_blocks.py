@@ -283,7 +283,7 @@ def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> 
         counts = [_finished(timeline, floor.at_seconds) for floor in (first, last)]
         return None if counts[0] is None or counts[1] is None else counts[1] - counts[0]
     return sum(
-        span.outcome.completed + span.outcome.failed
+        span.outcome.requests
         for span in timeline.spans()
         if span.outcome is not None
         and span.release_seconds is not None

@@ -40,6 +40,9 @@ ANSWER_SECONDS = 10.0
 REFRESH_SECONDS = 0.1
 """Between two of the small requests that make gauges move which only an ending request moves."""
 
+REFRESH_PROMPT_TOKENS = DEFAULT_LIMITS.refresh_tokens - 1
+"""Of each of them, which generates one token."""
+
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
 
@@ -140,25 +143,27 @@ class Requests:
     async def offer(self, workload: Workload) -> Outcome:
         """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
         prompts = self._prompts(workload)
-        refreshed_tokens = 0
+        refreshes = 0
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._send(prompt, workload.max_tokens)) for prompt in prompts]
             while self._capabilities.on_completion:
-                refreshed_tokens += await self._refresh()
+                await self._refresh()
+                refreshes += 1
                 if not (await asyncio.wait(tasks, timeout=REFRESH_SECONDS))[1]:
-                    refreshed_tokens += await self._refresh()
+                    await self._refresh()
+                    refreshes += 1
                     break
         outcome = _outcome(*(task.result() for task in tasks))
-        return replace(outcome, prompt_tokens=outcome.prompt_tokens + refreshed_tokens)
+        return replace(
+            outcome, prompt_tokens=outcome.prompt_tokens + refreshes * REFRESH_PROMPT_TOKENS, refreshes=refreshes
+        )
 
-    async def _refresh(self) -> int:
-        """Send a small request, at whose end the gauges move; return its prompt tokens."""
-        tokens = DEFAULT_LIMITS.refresh_tokens - 1
-        request = _Request(prompt_tokens=tokens, max_tokens=1)
+    async def _refresh(self) -> None:
+        """Send a small request, at whose end the gauges move."""
+        request = _Request(prompt_tokens=REFRESH_PROMPT_TOKENS, max_tokens=1)
         with contextlib.suppress(httpx2.HTTPError, Unreadable):
-            await self._stream(request, 1, self.new_prompt(tokens))
+            await self._stream(request, 1, self.new_prompt(REFRESH_PROMPT_TOKENS))
         self._shown = self._held()
-        return tokens
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""
