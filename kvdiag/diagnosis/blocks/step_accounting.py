@@ -7,6 +7,7 @@ are suspect, and a fault above 1.5 times; fewer are suspect too, since then a re
 """
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from kvdiag.diagnosis.blocks.expected import (
     FREED_LATE_TOKENS,
@@ -46,24 +47,38 @@ class LoadPeak:
     expected: ExpectedBlocks
     held_blocks: int
     filled_ratio: float | None
+    ahead_blocks: int = 0
+    """Blocks that the tokens need at the next look, where the engine's figures may be ahead of our streams."""
 
     @property
     def excess_blocks(self) -> int:
         """Blocks in use beyond what the tokens need; negative where fewer are."""
-        beyond = max(self.held_blocks - self.expected.most_blocks, 0)
+        beyond = max(self.held_blocks - max(self.expected.most_blocks, self.ahead_blocks), 0)
         return beyond or min(self.held_blocks - self.expected.least_blocks, 0)
 
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> LoadPeak | None:
     """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
     samples = [sample for sample in whole_load(timeline, span, facts) if _decodes(sample, span, facts)]
-    peaks = [
-        peak
-        for sample in samples
-        if (held := own_blocks(sample, facts, limits)) is not None
-        and (peak := _at(sample, facts, held - floor_blocks, len(samples), tokens_taken(timeline, span, sample)))
-    ]
+    peaks = []
+    for sample, after in zip_longest(samples, samples[1:]):
+        held, counted = own_blocks(sample, facts, limits), tokens_taken(timeline, span, sample)
+        peak = None if held is None else _at(sample, facts, held - floor_blocks, len(samples), counted)
+        if peak is not None:
+            peaks.append(replace(peak, ahead_blocks=_blocks_ahead(span, after, facts)))
     return max(peaks, key=lambda peak: peak.held_blocks, default=None)
+
+
+def _blocks_ahead(span: Span, after: Sample | None, facts: Facts) -> int:
+    """Blocks that a load needs by the next look at our streams, or at its end; 0 where counters give its tokens.
+
+    A busy client reads its streams late, and a late engine's counters do not say by how much.
+    """
+    if not facts.capabilities.late_tokens or span.workload is None:
+        return 0
+    last = [span.workload.tokens_per_request] * span.workload.requests
+    needed = blocks_needed(last if after is None or after.load is None else after.load.resident_tokens, facts)
+    return 0 if needed is None else needed.most_blocks
 
 
 def _at(sample: Sample, facts: Facts, held: int, samples: int, counted: int | None) -> LoadPeak | None:

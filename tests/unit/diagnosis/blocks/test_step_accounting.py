@@ -81,6 +81,22 @@ def test_usage_and_streams_are_read_some_tokens_apart(block_tokens: int, on_comp
     assert tolerated == tolerated_blocks(2, 64, facts, DEFAULT_LIMITS)
 
 
+def test_late_engine_may_be_ahead_of_a_busy_client() -> None:
+    """Up to the tokens of the next look, or of the load's end; an engine that counts live is held to its counters."""
+    samples = (under_load(25.0, 66, (512, 512)), under_load(26.0, 70, (540, 540)))
+    late = replace(KNOWN, capabilities=Capabilities(late_tokens=16))
+    for timeline, blocks in (
+        (seen(*samples[:1]), 72),
+        (seen(*samples), 72),
+        (seen(*samples, under_load(27.0, 60)), 64),
+    ):
+        peak = measure(timeline, late, SPAN, 0, DEFAULT_LIMITS)
+        assert peak is not None
+        assert peak.ahead_blocks == blocks
+        assert peak.excess_blocks == max(peak.held_blocks - max(blocks, peak.expected.most_blocks), 0)
+    assert 0 == getattr(measure(seen(*samples), KNOWN, SPAN, 0, DEFAULT_LIMITS), "ahead_blocks", None)
+
+
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
