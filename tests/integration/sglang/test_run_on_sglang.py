@@ -23,7 +23,9 @@ from tests.integration.vllm.meddling import published
 pytestmark = pytest.mark.long
 
 REQUESTS_OF_STEP = {"single_request": 1, "concurrent": 10, "long_context": 1}
-LATE_TOKENS = 16
+LATE_TOKENS, UNREAD_TOKENS = 16, 64
+"""Of each request: the snapshot may be this old, and a busy client has so many still to read."""
+
 FORGOTTEN_TOKENS = 7
 
 
@@ -34,8 +36,8 @@ def assert_exact(result: Result, page_tokens: int) -> None:
         assert step["status"] == "ok", step
         measured = step["measured"]
         fewest = measured["tokens"] / page_tokens
-        late = requests * (LATE_TOKENS / page_tokens + 1)
-        assert fewest - late <= measured["blocks"] <= fewest + requests, step
+        late, unread = (requests * (tokens / page_tokens + 1) for tokens in (LATE_TOKENS, UNREAD_TOKENS))
+        assert fewest - late <= measured["blocks"] <= fewest + unread, step
 
 
 def looked_at(server: Server, samples: int = 12) -> Diagnosis:
