@@ -41,6 +41,8 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     name, planned, weights = engine_planner(model, chosen, flags)
     plan = planned(chosen)
     comparisons = tuple(_comparisons(plan, report, weights()))
+    if not comparisons:
+        raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
     calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}

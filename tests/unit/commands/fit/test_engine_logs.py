@@ -12,6 +12,7 @@ from kvdiag.commands.fitting.engine_calibration import calibrate_engine
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from tests.unit.commands.fit.fitting import refusal
 from tests.unit.kv.pools.recorded_engines import vectors
 from tests.unit.sources.gguf_files import gguf
 
@@ -89,3 +90,20 @@ def test_nothing_to_compare(model: str | None, tokens: int | None) -> None:
     """Without MODEL, or without a capacity, there is no comparison."""
     with pytest.raises(KvdiagError):
         calibrate_engine(model, EngineReport(engine_name="sglang", tokens=tokens), "the log", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("llamacpp", "srv load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'\n"),
+        ("tgi", "INFO text_generation_launcher: KV-cache blocks: 455553, size: 1\n"),
+    ],
+)
+def test_tokens_without_bytes_are_nothing_to_compare(
+    engine: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log that prints no bytes of pool or weights is no agreement."""
+    log = tmp_path / "server.log"
+    log.write_text(line)
+
+    assert str(log) in refusal(capsys, "llama_70b", "--engine", engine, "--from-log", str(log), "--offline")
