@@ -172,11 +172,18 @@ def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
     return not (LayerKind.CHUNKED in architecture.kinds and deployment.draft_layers)
 
 
-def _check_division(architecture: Architecture, deployment: Deployment) -> None:
-    """config/model.py::ModelConfig.verify_with_parallel_config."""
-    heads, ranks = architecture.attention_heads, deployment.tensor_parallel
+def check_heads(architecture: Architecture, ranks: int) -> None:
+    """Refuse a number of tensor-parallel ranks that does not divide the query heads, as every engine does that splits
+    heads: vLLM, SGLang, TensorRT-LLM, TGI, LMDeploy.
+    """
+    heads = architecture.attention_heads
     if heads and heads % ranks:
         raise KvModelError(f"tensor_parallel {ranks} must divide num_attention_heads {heads}", "tensor_parallel")
+
+
+def _check_division(architecture: Architecture, deployment: Deployment) -> None:
+    """config/model.py::ModelConfig.verify_with_parallel_config."""
+    check_heads(architecture, deployment.tensor_parallel)
     _check_context_parallel(architecture, deployment)
     if deployment.pipeline_parallel > architecture.depth:
         raise KvModelError(

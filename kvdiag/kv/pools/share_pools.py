@@ -20,6 +20,7 @@ from kvdiag.formatting import plural
 from kvdiag.kv.bounds import MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
+from kvdiag.kv.layout.deployment import check_heads
 from kvdiag.kv.layout.dtypes import KvDtype, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
@@ -143,6 +144,7 @@ class ShareModel:
         self.settings = settings
         if any(isinstance(layer, StateLayer) for layer in architecture.layers):
             raise KvModelError(f"{settings.engine} with recurrent states is not modelled: pass --engine vllm", "engine")
+        check_heads(architecture, settings.tensor_parallel)
         dtype = resolve_kv_dtype(
             _KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype),
             model_dtype=architecture.dtype,

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_RANKS, MAX_TOKENS, check_range
+from kvdiag.kv.layout.deployment import check_heads
 from kvdiag.kv.layout.dtypes import model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
 
@@ -102,7 +103,12 @@ class Cells:
     def __init__(
         self, architecture: Architecture, settings: TokenSettings, *, windowed: bool, state_dtype: str
     ) -> None:
-        """Keep what decides a cell."""
+        """Keep what decides a cell.
+
+        Raises:
+            KvModelError: the ranks of attention do not divide the heads.
+        """
+        check_heads(architecture, settings.ranks)
         self._architecture = architecture
         self._settings = settings
         self._windowed = windowed

@@ -125,6 +125,10 @@ def test_a_grid(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("llama_7b", "--engine", "llamacpp", "--swa-full=1"),
         ("llama_7b", "--engine", "tgi", "--attention", "none"),
         ("qwen3-next-80b-a3b", "--engine", "lmdeploy"),
+        ("llama-3.1-8b", "--engine", "sglang", "--tp", "3", "--offline"),
+        ("llama-3.1-8b", "--engine", "trtllm", "--tp_size", "3", "--offline"),
+        ("llama-3.1-8b", "--engine", "tgi", "--num-shard", "3", "--offline"),
+        ("llama-3.1-8b", "--engine", "lmdeploy", "--tp", "3", "--offline"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
