@@ -126,7 +126,7 @@ def engine_planner(
     architecture = fit_inputs.architecture_of(files, options)
 
     def weights() -> tuple[int, ...]:
-        return _weights(files, architecture, options)(options.tp, options.pp)
+        return _weights(files, architecture, options)(options.tp, options.pp, options.tp)
 
     if options.engine == "llamacpp":
         text = text_fields(files.config)
@@ -135,7 +135,7 @@ def engine_planner(
             hidden_size=text.integer(*WIDTH_NAMES),
             vocabulary=text.integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
         )
-        total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1)[0]
+        total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1, 1)[0]
         return files.origin, lambda asked: _cell_plan(cells, total, asked, flags), weights
     plan = _token_plan if options.engine == "sglang" else _share_plan
 
@@ -161,10 +161,10 @@ def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions)
 
 def _weights(
     files: ModelFiles, architecture: Architecture, options: FitOptions
-) -> Callable[[int, int], tuple[int, ...]]:
+) -> Callable[[int, int, int], tuple[int, ...]]:
     source = fit_inputs.weights_of(files, architecture, options)
 
-    def weights(tensor_parallel: int, pipeline_parallel: int) -> tuple[int, ...]:
+    def weights(tensor_parallel: int, pipeline_parallel: int, attention_ranks: int) -> tuple[int, ...]:
         scenario = Scenario(
             architecture=architecture,
             deployment=Deployment(tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel),
@@ -174,7 +174,7 @@ def _weights(
             overheads=Overheads(context_bytes=0, activation_bytes=0, graph_bytes=0),
             demand=Demand(context_tokens=1, requests=1),
         )
-        return rank_weights(scenario)
+        return rank_weights(scenario, attention_ranks=attention_ranks)
 
     return weights
 
@@ -191,12 +191,15 @@ def _token_plan(
 ) -> EnginePlan:
     text = text_fields(files.config)
     draft_layers, draft_tokens = _drafts(files, architecture, options, flags)
+    replicas, groups = flags.get("data_parallel", 1), flags.get("attention_parallel", 1)
+    if flags.get("dp_attention") and groups == 1:
+        replicas, groups = 1, replicas
     settings = _settings(
         TokenSettings,
-        flags,
+        {**flags, "attention_parallel": groups},
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
-        attention_parallel=flags.get("data_parallel", 1) if flags.get("dp_attention") else 1,
+        replicas=replicas,
         page_size=options.block_size,
         kv_dtype=options.kv_dtype,
         mem_fraction_static=options.memory_fraction,

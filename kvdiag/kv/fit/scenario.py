@@ -115,15 +115,22 @@ class Lever:
     """Whether the engine can do it, on that GPU."""
 
 
-def rank_weights(scenario: Scenario) -> tuple[int, ...]:
-    """Weight bytes of each pipeline stage on one of its GPUs."""
+def rank_weights(scenario: Scenario, *, attention_ranks: int | None = None) -> tuple[int, ...]:
+    """Weight bytes of each pipeline stage on one of its GPUs. `attention_ranks` divide attention and embedding where
+    they are fewer than those that divide the rest; a size alone is divided evenly.
+    """
     ranks = scenario.deployment.tensor_parallel
     ends = stage_ends(scenario.architecture.depth, scenario.deployment)
+    split: dict[str, Any] = {
+        "tensor_parallel": ranks,
+        "attention_parallel": attention_ranks or ranks,
+        "stage_ends": ends,
+    }
     match scenario.weights:
         case CountedWeights(parameters=parameters, quantization=quantization):
-            return weights_from_config(parameters, quantization=quantization, tensor_parallel=ranks, stage_ends=ends)
+            return weights_from_config(parameters, quantization=quantization, **split)
         case CheckpointWeights(tensors=tensors, kv_heads=kv_heads, tied=tied):
-            return weights_from_tensors(tensors, tensor_parallel=ranks, stage_ends=ends, kv_heads=kv_heads, tied=tied)
+            return weights_from_tensors(tensors, **split, kv_heads=kv_heads, tied=tied)
         case GivenWeights(total_bytes=total):
             parts = scenario.architecture.depth * ranks
             return tuple(ceil_div(total * (end - start), parts) for start, end in pairwise((0, *ends)))

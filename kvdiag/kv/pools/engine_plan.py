@@ -53,12 +53,12 @@ class Part:
 class Machine:
     """One of the GPUs that a plan is for, and what a number of them makes of weights and overheads.
 
-    `weights` gives the bytes of each pipeline stage on one GPU for a tensor- and a pipeline-parallel size; `overheads`
-    the estimate for a tensor-parallel size and so many tokens in a step.
+    `weights` gives the bytes of each pipeline stage on one GPU for a tensor- and a pipeline-parallel size, and for the
+    ranks that divide attention; `overheads` the estimate for a tensor-parallel size and so many tokens in a step.
     """
 
     gpu_bytes: int
-    weights: Callable[[int, int], tuple[int, ...]]
+    weights: Callable[[int, int, int], tuple[int, ...]]
     overheads: Callable[[int, int], Overheads]
 
 
@@ -77,10 +77,10 @@ class EngineLever:
 class EnginePlan:
     """What an engine makes of a GPU and a demand. Bytes are of one GPU, that with the least headroom.
 
-    `capacity_tokens` is what the engine reports as its capacity. `headroom_bytes` is what the demand leaves of the
-    pools, negative by what is missing; `shortfall_bytes` is missing before there is any pool. `reserve_shortfall_bytes`
-    is what activations and graphs are estimated to need beyond the memory outside the pools. `settings` are the
-    resolved ones, defaults included.
+    `capacity_tokens` is the capacity of all data-parallel groups, each of which reports its own. `headroom_bytes` is
+    what the demand leaves of the pools, negative by what is missing; `shortfall_bytes` is missing before there is any
+    pool. `reserve_shortfall_bytes` is what activations and graphs are estimated to need beyond the memory outside the
+    pools. `settings` are the resolved ones, defaults included.
     """
 
     engine: str
@@ -95,6 +95,7 @@ class EnginePlan:
     shortfall_bytes: int = 0
     reserve_shortfall_bytes: int = 0
     gpus: int = 1
+    groups: int = 1
     gpu_bytes: int | None = None
     parts: tuple[Part, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)

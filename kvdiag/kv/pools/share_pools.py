@@ -217,7 +217,7 @@ def plan_share(
 def _plan(model: ShareModel, demand: Demand, machine: Machine) -> EnginePlan:
     settings = model.settings
     overheads = machine.overheads(settings.tensor_parallel, settings.tokens_in_step)
-    weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel))
+    weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel, settings.tensor_parallel))
     available = settings.kind.pool_bytes(settings, machine.gpu_bytes, weights, overheads)
     plan = _judged(model, demand, max(0, available))
     used = [

@@ -105,7 +105,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
     model = model.with_settings(settings)
     fraction = settings.mem_fraction_static or 1.0
     overheads = machine.overheads(settings.tensor_parallel, settings.chunked_prefill_size or _LEAST_TOKENS)
-    weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel))
+    weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel, settings.ranks))
     free = machine.gpu_bytes - overheads.context_bytes
     reserve = round(free * (1 - fraction))
     budget = free - weights - reserve
@@ -113,7 +113,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
     try:
         pools = model.pools_of(budget / GIB)
     except KvModelError as error:
-        needed = demand.requests * demand.context_tokens * max(cell.full_bytes for cell in model.cells)
+        needed = _spread(demand, settings) * demand.context_tokens * max(cell.full_bytes for cell in model.cells)
         return EnginePlan(
             engine="sglang",
             demand=demand,
@@ -123,7 +123,8 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
             max_requests=0,
             headroom_bytes=min(-1, budget) - needed,
             shortfall_bytes=max(1, -budget),
-            gpus=settings.tensor_parallel * settings.pipeline_parallel,
+            gpus=settings.gpus,
+            groups=settings.groups,
             gpu_bytes=machine.gpu_bytes,
             parts=(*base, Part("outside the fraction", reserve)),
             settings=_shown(model, settings),
@@ -158,11 +159,13 @@ def _shown(model: TokenModel, settings: TokenSettings) -> dict[str, object]:
         "cuda_graph_max_bs": settings.graph_batch,
         "max_total_tokens": settings.max_total_tokens,
         "swa_full_tokens_ratio": settings.window_ratio if model.windowed else None,
+        "dp_size": settings.groups if settings.groups > 1 else None,
     }
 
 
 def _judged(model: TokenModel, pools: TokenPools, demand: Demand) -> EnginePlan:
-    """Pools and demand, without what else the GPU holds."""
+    """Pools and demand, without what else the GPU holds; requests are spread over the data-parallel groups."""
+    settings = model.settings
     page, cell = pools.page, max(pools.cells, key=lambda one: one.full_bytes + one.window_bytes)
     request = -(-demand.context_tokens // page) * page
     sized = [_pool("KV", pools.tokens, page, cell.full_bytes, cell.full_layers, needed=request)]
@@ -188,7 +191,9 @@ def _judged(model: TokenModel, pools: TokenPools, demand: Demand) -> EnginePlan:
     held = min((pool.units * pool.unit_tokens // needed for pool, needed in sized), default=0)
     headroom = min(
         (
-            (pool.units * pool.unit_tokens - needed * demand.requests) * pool.bytes // (pool.units * pool.unit_tokens)
+            (pool.units * pool.unit_tokens - needed * _spread(demand, settings))
+            * pool.bytes
+            // (pool.units * pool.unit_tokens)
             for pool, needed in sized
         ),
         default=0,
@@ -198,17 +203,23 @@ def _judged(model: TokenModel, pools: TokenPools, demand: Demand) -> EnginePlan:
         engine="sglang",
         demand=demand,
         pools=tuple(pool for pool, _ in sized),
-        capacity_tokens=pools.tokens,
+        capacity_tokens=pools.tokens * settings.groups,
         # A request holds its prompt and all of its output but the last token (managers/tp_worker.py).
         longest_request_tokens=min(pools.context_tokens, pools.tokens) if rows else pools.context_tokens,
-        max_requests=min(held, pools.max_running_requests),
-        max_running_requests=pools.max_running_requests,
+        max_requests=min(held, pools.max_running_requests) * settings.groups,
+        max_running_requests=pools.max_running_requests * settings.groups,
         kv_bytes_per_token=None if pools.window_tokens is not None else cell.full_bytes + cell.draft_bytes,
         headroom_bytes=headroom,
-        gpus=model.settings.tensor_parallel * model.settings.pipeline_parallel,
-        settings=_shown(model, model.settings),
+        gpus=settings.gpus,
+        groups=settings.groups,
+        settings=_shown(model, settings),
         notes=(f"the longest prompt is {pools.longest_input_tokens:,} tokens",),
     )
+
+
+def _spread(demand: Demand, settings: TokenSettings) -> int:
+    """Requests of the fullest data-parallel group."""
+    return -(-demand.requests // settings.groups)
 
 
 def _pool(name: str, tokens: int, page: int, token_bytes: int, layers: int, *, needed: int) -> tuple[EnginePool, int]:

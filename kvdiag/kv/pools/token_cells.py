@@ -28,11 +28,16 @@ _PLAIN_ROW_BACKENDS = ("trtllm", "tilelang")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSettings:
-    """SGLang's flags that decide its pools; None is the server's default."""
+    """SGLang's flags that decide its pools; None is the server's default.
+
+    `attention_parallel` groups divide the ranks of one server for attention alone; each of the `replicas` has ranks of
+    its own (arg_groups/parallel_hook.py: --enable-dp-attention makes --dp-size the former).
+    """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     attention_parallel: int = 1
+    replicas: int = 1
     page_size: int | None = None
     kv_dtype: str = "auto"
     mem_fraction_static: float | None = None
@@ -55,7 +60,7 @@ class TokenSettings:
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "attention_parallel"):
+        for name in ("tensor_parallel", "pipeline_parallel", "attention_parallel", "replicas"):
             check_range(name, getattr(self, name), 1, MAX_RANKS)
         for name in ("page_size", "max_total_tokens", "max_running_requests", "state_slots", "context_tokens"):
             check_range(name, getattr(self, name) or 1, 1, MAX_TOKENS)
@@ -80,6 +85,16 @@ class TokenSettings:
     def ranks(self) -> int:
         """Tensor-parallel ranks of attention: those of one data-parallel group."""
         return self.tensor_parallel // self.attention_parallel
+
+    @property
+    def groups(self) -> int:
+        """Data-parallel groups, each with pools and requests of its own: replicas, or those of attention."""
+        return self.attention_parallel * self.replicas
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of all groups (server_args.py::compute_world_size)."""
+        return self.replicas * self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

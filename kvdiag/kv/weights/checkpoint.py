@@ -16,6 +16,7 @@ from kvdiag.kv.weights.quantization import SAFETENSORS_BITS, Quantization
 
 _MAX_TENSORS = 1 << 20
 _MAX_RANK = 8
+_ATTENTION = re.compile(r"attn|attention|mamba|\bconv\b|embed")
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,4})\.")
 
 
@@ -28,20 +29,28 @@ class CheckpointTensor:
 
 
 def weights_from_config(
-    parameters: Parameters, *, quantization: Quantization, tensor_parallel: int, stage_ends: Sequence[int]
+    parameters: Parameters,
+    *,
+    quantization: Quantization,
+    tensor_parallel: int,
+    stage_ends: Sequence[int],
+    attention_parallel: int | None = None,
 ) -> tuple[int, ...]:
     """Weight bytes of each pipeline stage on one rank, from parameter counts.
 
-    `stage_ends` holds the first layer beyond each stage. Embeddings and the output layer stay in 16 bits and are
-    divided (vocab_parallel_embedding.py); the first stage has the embedding, the last the output layer.
+    `attention_parallel` ranks divide attention, states and the embedding where an engine runs them data-parallel
+    (SGLang 0.5.23: qwen3_moe.py, deepseek_v2.py, vocab_parallel_embedding.py). `stage_ends` holds the first layer
+    beyond each stage. Embeddings and the output layer stay in 16 bits and are divided (vocab_parallel_embedding.py);
+    the first stage has the embedding, the last the output layer.
     """
     ends = tuple(stage_ends)
     plain, head = quantization.plain_bits, quantization.head_bits
     totals = [0.0] * len(ends)
+    attention = attention_parallel or tensor_parallel
     for index, layer in enumerate(parameters.layers[: ends[-1]]):
         stage = next(stage for stage, end in enumerate(ends) if index < end)
-        totals[stage] += _layer_bits(index, layer, quantization, tensor_parallel)
-    totals[0] += parameters.embedding * plain / tensor_parallel + parameters.other * plain
+        totals[stage] += _layer_bits(index, layer, quantization, tensor_parallel, attention)
+    totals[0] += parameters.embedding * plain / attention + parameters.other * plain
     totals[-1] += parameters.head * head / tensor_parallel
     if len(ends) > 1 and parameters.head == 0:
         # A tied output layer is the embedding again, on the last stage.
@@ -49,13 +58,19 @@ def weights_from_config(
     return tuple(math.ceil(bits / 8) for bits in totals)
 
 
-def _layer_bits(index: int, layer: LayerParameters, quantization: Quantization, tensor_parallel: int) -> float:
+def _layer_bits(
+    index: int, layer: LayerParameters, quantization: Quantization, tensor_parallel: int, attention: int
+) -> float:
     total = layer.plain * quantization.plain_bits
     for linear in layer.linears:
         count = linear.parameters
         if quantization.padded_experts:
             count = max(count, linear.padded_parameters)
-        total += count * quantization.bits(index, linear) / linear.share(tensor_parallel)
+        total += (
+            count
+            * quantization.bits(index, linear)
+            / linear.share(attention if _ATTENTION.search(linear.name) else tensor_parallel)
+        )
     return total
 
 
@@ -96,6 +111,7 @@ def weights_from_tensors(
     stage_ends: Sequence[int],
     kv_heads: int = 1,
     tied: bool = False,
+    attention_parallel: int | None = None,
 ) -> tuple[int, ...]:
     """Weight bytes of each pipeline stage on one rank, from a checkpoint's tensors: norms, routers and latent
     down-projections are on every rank, KV projections on as many as there are KV heads, the rest is divided.
@@ -105,7 +121,8 @@ def weights_from_tensors(
     for tensor in tensors:
         if tied and tensor.name.endswith("lm_head.weight"):
             continue
-        share = tensor.stored_bytes / _shares(tensor.name, tensor_parallel, kv_heads)
+        ranks = (attention_parallel if _ATTENTION.search(tensor.name) else None) or tensor_parallel
+        share = tensor.stored_bytes / _shares(tensor.name, ranks, kv_heads)
         totals[_stage(tensor.name, ends)] += share
         if tied and len(ends) > 1 and "embed_tokens" in tensor.name:
             totals[-1] += share

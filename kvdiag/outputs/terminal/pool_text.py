@@ -44,7 +44,9 @@ def _headline(plan: EnginePlan) -> Text:
 
 def _figures(plan: EnginePlan, origin: str) -> Iterator[tuple[str, str]]:
     yield "model", origin
-    yield f"{TITLES[plan.engine]} will report", f"{plural(plan.capacity_tokens, 'token')} of capacity"
+    groups = "" if plan.groups == 1 else f" on each of {plan.groups} data-parallel ranks"
+    capacity = f"{plural(plan.capacity_tokens // plan.groups, 'token')} of capacity{groups}"
+    yield f"{TITLES[plan.engine]} will report", capacity
     yield "longest request", plural(plan.longest_request_tokens, "token")
     running = plan.max_running_requests
     limit = "" if running is None else f", of at most {format_count(running)} that the engine runs"

@@ -113,6 +113,21 @@ def test_a_grid(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "fits" not in {rows[max(rows)], rows.get((131_072, 1), "tight")}
 
 
+@pytest.mark.parametrize("group", [("--dp-size", "8", "--enable-dp-attention"), ("--attn-dp-size", "8")])
+def test_attention_of_data_parallel_groups_is_whole(group: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3 on 8 ranks: each has all of attention and the embedding with one group for each rank, and the
+    requests of all groups are held.
+    """
+    fixed = ("deepseek-v3", "--engine", "sglang", "--gpu", "h200", "--tp", "8", "--concurrency", "16", "--offline")
+    _, split = planned(capsys, *fixed)
+    _, whole = planned(capsys, *fixed, *group)
+
+    # By hand: q_b, kv_b and o in 61 layers at 8 bits, the embedding at 16; seven eighths of each more.
+    more = (61 * (1_536 * 24_576 + 512 * 32_768 + 16_384 * 7_168) + 2 * 129_280 * 7_168) * 7 // 8
+    assert whole["parts"][0]["bytes"] - split["parts"][0]["bytes"] == pytest.approx(more, rel=0.01)
+    assert (whole["gpus"], whole["max_requests"]) == (8, 8 * (whole["capacity_tokens"] // 8 // 163_840))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -20,7 +20,7 @@ OVERHEADS = Overheads(context_bytes=GIB // 2, activation_bytes=GIB, graph_bytes=
 def plan(engine: str, *, pool_bytes: int | None = None, gpu: int = 0, **settings: Any) -> EnginePlan:
     """The plan for a 7B model with 512 KiB per token."""
     model = ShareModel(parse_architecture(config("Llama-2-7b")), ShareSettings(engine=engine, **settings))
-    machine = Machine(gpu, lambda ranks, _: (13 * GIB // ranks,), lambda *_: OVERHEADS) if gpu else None
+    machine = Machine(gpu, lambda ranks, *_: (13 * GIB // ranks,), lambda *_: OVERHEADS) if gpu else None
     return plan_share(model, DEMAND, machine=machine, pool_bytes=pool_bytes)
 
 

@@ -34,7 +34,7 @@ def test_the_default_fraction(gpu_mib: int, ranks: int, latent: bool, fraction: 
 def planned(*, activation: int = GIB, weights: int = 16 * GIB, requests: int = 1, **settings: Any) -> EnginePlan:
     """An 8B model on 24 GiB."""
     overheads = Overheads(context_bytes=GIB // 2, activation_bytes=activation, graph_bytes=0)
-    machine = Machine(24 * GIB, lambda ranks, _: (weights // ranks,), lambda *_: overheads)
+    machine = Machine(24 * GIB, lambda ranks, *_: (weights // ranks,), lambda *_: overheads)
     model = sglang_model(config("Llama-3.1-8B"), context_tokens=4_096, **settings)
     return plan_tokens(model, Demand(context_tokens=4_096, requests=requests), machine=machine)
 
@@ -75,3 +75,17 @@ def test_requests_share_the_pool() -> None:
     assert found.max_requests == found.capacity_tokens // 4_096
     assert beyond.outcome is Outcome.DOES_NOT_FIT
     assert beyond.headroom_bytes < 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus"), [({"replicas": 2}, 2), ({"attention_parallel": 2, "tensor_parallel": 2}, 2)]
+)
+def test_requests_are_spread_over_data_parallel_groups(settings: dict[str, int], gpus: int) -> None:
+    """Each group has a pool of its own: two hold twice the requests, and their capacity is that of both."""
+    alone = planned(mem_fraction_static=0.85, weights=8 * GIB)
+    both = planned(mem_fraction_static=0.85, weights=8 * GIB, requests=2 * alone.max_requests, **settings)
+
+    assert both.gpus == gpus
+    assert both.max_requests >= 2 * alone.max_requests
+    assert both.capacity_tokens >= 2 * alone.capacity_tokens
+    assert both.admits_demand
