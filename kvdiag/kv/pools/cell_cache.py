@@ -7,6 +7,7 @@ device must also hold the weights, a compute buffer of the largest graph and CUD
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
@@ -15,7 +16,7 @@ from kvdiag.kv.fit.overheads import GIB
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.pools.cell_model import CellLayer, CellModel
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Part, lever
+from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Part, helpful
 from kvdiag.kv.pools.gguf_header import BLOCKS, row_bytes
 
 _PAD_CELLS = 256
@@ -209,7 +210,7 @@ def plan_cells(
 ) -> EnginePlan:
     """Whether the server starts with these flags on the GPUs, and serves the demand."""
     plan = _plan(model, settings, demand, weights_bytes, gpu_bytes, gpus)
-    return replace(plan, levers=tuple(_levers(model, settings, plan, weights_bytes)))
+    return replace(plan, levers=tuple(helpful(plan, _changes(model, settings, plan, weights_bytes))))
 
 
 def _plan(
@@ -284,10 +285,10 @@ def _compute_bytes(model: CellModel, settings: CellSettings, cache: CellCache) -
     return graph
 
 
-def _levers(
+def _changes(
     model: CellModel, settings: CellSettings, plan: EnginePlan, weights_bytes: int | None
-) -> Iterator[EngineLever]:
-    """Single flags that help, where the demand is not served or the device is too small."""
+) -> Iterator[tuple[str, str, EnginePlan]]:
+    """Single flags that may help, where the demand is not served or the device is too small."""
     if plan.outcome in (None, "fits"):
         return
     demand = plan.demand
@@ -326,9 +327,5 @@ def _levers(
                 ("--no-kv-offload", "caches in host memory; attention is slow", replace(settings, kv_offload=False))
             )
     for change, price, changed in changes:
-        try:
-            better = _plan(model, changed, demand, weights_bytes, plan.gpu_bytes, plan.gpus)
-        except KvModelError:
-            continue
-        if better.admits_demand > plan.admits_demand or better.headroom_bytes > plan.headroom_bytes:
-            yield lever(plan, better, change, price)
+        with suppress(KvModelError):
+            yield change, price, _plan(model, changed, demand, weights_bytes, plan.gpu_bytes, plan.gpus)

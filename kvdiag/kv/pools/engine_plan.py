@@ -7,7 +7,7 @@ outcome as long as the pools hold the demand. Levers are named by the engine's o
 
 import json
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,12 +124,26 @@ class EnginePlan:
         return Outcome.TIGHT if tight or self.reserve_shortfall_bytes else Outcome.FITS
 
 
-def lever(plan: EnginePlan, better: EnginePlan, change: str, price: str) -> EngineLever:
-    """A changed flag that makes one plan another."""
-    return EngineLever(
-        change=change,
-        price=price,
-        outcome=better.outcome,
-        max_requests=better.max_requests,
-        gained_bytes=better.headroom_bytes - plan.headroom_bytes,
+def helpful(plan: EnginePlan, tried: Iterable[tuple[str, str, EnginePlan | None]]) -> Iterator[EngineLever]:
+    """Changed flags, what each costs otherwise, and the plan with it -> those with which the server starts, serves at
+    least one request, and is better off: the demand fits, room for activations, headroom.
+    """
+    for change, price, better in tried:
+        if better is None or not better.max_requests or better.shortfall_bytes or _merit(better) <= _merit(plan):
+            continue
+        yield EngineLever(
+            change=change,
+            price=price,
+            outcome=better.outcome,
+            max_requests=better.max_requests,
+            gained_bytes=better.headroom_bytes - plan.headroom_bytes,
+        )
+
+
+def _merit(plan: EnginePlan) -> tuple[bool, bool, bool, int]:
+    return (
+        plan.admits_demand,
+        not plan.shortfall_bytes,
+        not plan.reserve_shortfall_bytes,
+        plan.headroom_bytes,
     )

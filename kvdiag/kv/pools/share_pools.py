@@ -11,6 +11,7 @@ import json
 import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -24,7 +25,7 @@ from kvdiag.kv.layout.deployment import check_heads
 from kvdiag.kv.layout.dtypes import KvDtype, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part, lever
+from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Machine, Part, helpful
 
 _LOGITS_BYTES = 2
 # TensorRT-LLM's C++ runtime, which sized the pool until the PyTorch one did.
@@ -211,7 +212,11 @@ def plan_share(
             pool_bytes = model.settings.max_tokens * max(model.token_bytes)
         return _judged(model, demand, pool_bytes)
     plan = _plan(model, demand, machine)
-    return plan if plan.outcome is Outcome.FITS else replace(plan, levers=tuple(_levers(model, plan, machine)))
+    return (
+        plan
+        if plan.outcome is Outcome.FITS
+        else replace(plan, levers=tuple(helpful(plan, _changes(model, plan, machine))))
+    )
 
 
 def _plan(model: ShareModel, demand: Demand, machine: Machine) -> EnginePlan:
@@ -240,7 +245,7 @@ def _plan(model: ShareModel, demand: Demand, machine: Machine) -> EnginePlan:
 def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
     settings, block = model.settings, model.settings.block
     blocks = model.blocks(pool_bytes)
-    usable = max(0, blocks - settings.kind.kept_blocks)
+    usable = 0 if blocks <= _MIN_BLOCKS else blocks - settings.kind.kept_blocks
     needed = ceil_div(demand.context_tokens, block)
     size = max(model.token_bytes) * block
     longest = settings.context_tokens or model.architecture.max_context_tokens or MAX_TOKENS
@@ -281,8 +286,8 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
     )
 
 
-def _levers(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[EngineLever]:
-    """Changed flags that help."""
+def _changes(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[tuple[str, str, EnginePlan]]:
+    """Changed flags that may help."""
     settings, kind = model.settings, model.settings.kind
     wider = settings.tensor_parallel * 2
     changes: list[tuple[str, str, dict[str, Any]]] = []
@@ -296,13 +301,13 @@ def _levers(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[E
     step = settings.tokens_in_step // 2
     changes += [
         (f"{kind.step_flag} {step}", "longer prompts take more steps", {"step_tokens": step}),
-        (kind.dtype_flag, "half the bytes per token, slight accuracy loss", {"kv_dtype": "fp8"}),
+        (
+            kind.dtype_flag,
+            "half the bytes per token, slight accuracy loss",
+            {"kv_dtype": kind.dtype_flag.split()[-1]},
+        ),
         (f"{kind.parallel_flag} {wider}", f"{plan.gpus * 2} GPUs instead of {plan.gpus}", {"tensor_parallel": wider}),
     ]
     for change, price, changed in changes:
-        try:
-            better = _plan(model.with_settings(replace(settings, **changed)), plan.demand, machine)
-        except KvModelError:
-            continue
-        if (better.admits_demand, better.headroom_bytes) > (plan.admits_demand, plan.headroom_bytes):
-            yield lever(plan, better, change, price)
+        with suppress(KvModelError):
+            yield change, price, _plan(model.with_settings(replace(settings, **changed)), plan.demand, machine)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.plan import Demand, Outcome
-from kvdiag.kv.pools.engine_plan import EngineLever, EnginePlan, EnginePool, Machine, Part, lever
+from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Machine, Part, helpful
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import GIB, TokenModel, TokenPools
 
@@ -97,7 +97,11 @@ def plan_tokens(
         pools = model.pools_of(None if pool_bytes is None else pool_bytes / GIB)
         return _judged(model, pools, demand)
     plan = _plan(model, demand, machine)
-    return plan if plan.outcome is Outcome.FITS else replace(plan, levers=tuple(_levers(model, plan, machine)))
+    return (
+        plan
+        if plan.outcome is Outcome.FITS
+        else replace(plan, levers=tuple(helpful(plan, _changes(model, plan, machine))))
+    )
 
 
 def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
@@ -235,8 +239,8 @@ def _pool(name: str, tokens: int, page: int, token_bytes: int, layers: int, *, n
     return pool, needed
 
 
-def _levers(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[EngineLever]:
-    """Changed flags that help, those of the fraction first."""
+def _changes(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[tuple[str, str, EnginePlan | None]]:
+    """Changed flags that may help, those of the fraction first."""
     settings = resolved(model.settings, machine.gpu_bytes, latent=model.latent)
     fraction = settings.mem_fraction_static or 1.0
 
@@ -248,31 +252,24 @@ def _levers(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[E
 
     steps = round((_HIGHEST_FRACTION - _LOWEST_FRACTION) / _FRACTION_STEP) + 1
     grid = [round(_LOWEST_FRACTION + step * _FRACTION_STEP, 3) for step in range(steps)]
+    others: list[float] = []
     if not plan.admits_demand:
-        higher = [one for one in grid if one > fraction]
+        others = [one for one in grid if one > fraction]
+        price = "raise it: weights and KV get more, activations and graphs less"
+    elif plan.reserve_shortfall_bytes:
+        others = [one for one in reversed(grid) if one < fraction]
+        price = "lower it against out-of-memory errors under load: activations and graphs get more, KV less"
+    if others:
 
         def helps(one: float) -> bool:
             found = tried(mem_fraction_static=one)
-            return found is not None and (found.admits_demand or (bool(plan.shortfall_bytes) and bool(found.pools)))
+            return found is not None and (
+                not found.reserve_shortfall_bytes if plan.admits_demand else found.admits_demand
+            )
 
-        place = bisect_left(higher, True, key=helps)
-        if place < len(higher):
-            price = "raise it: weights and KV get more, activations and graphs less"
-            yield from _lever(
-                plan, tried(mem_fraction_static=higher[place]), f"--mem-fraction-static {higher[place]:g}", price
-            )
-    elif plan.reserve_shortfall_bytes:
-        lower = [one for one in reversed(grid) if one < fraction]
-        place = bisect_left(
-            lower,
-            True,
-            key=lambda one: not ((found := tried(mem_fraction_static=one)) and found.reserve_shortfall_bytes),
-        )
-        if place < len(lower):
-            price = "lower it against out-of-memory errors under load: activations and graphs get more, KV less"
-            yield from _lever(
-                plan, tried(mem_fraction_static=lower[place]), f"--mem-fraction-static {lower[place]:g}", price
-            )
+        # Where none is enough, the last one gives the most.
+        chosen = others[min(bisect_left(others, True, key=helps), len(others) - 1)]
+        yield f"--mem-fraction-static {chosen:g}", price, tried(mem_fraction_static=chosen)
     chunk = settings.chunked_prefill_size or 0
     changes: list[tuple[str, str, dict[str, Any]]] = [
         (
@@ -294,17 +291,4 @@ def _levers(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[E
             if ratio < settings.window_ratio
         ]
     for change, price, changed in changes:
-        yield from _lever(plan, tried(**changed), change, price)
-
-
-def _lever(plan: EnginePlan, better: EnginePlan | None, change: str, price: str) -> Iterator[EngineLever]:
-    """A change, where its plan is better."""
-    if better is None:
-        return
-    if _merit(better) > _merit(plan):
-        yield lever(plan, better, change, price)
-
-
-def _merit(plan: EnginePlan) -> tuple[bool, bool, bool, int]:
-    """What makes a plan better: the demand fits, the server starts, it has room for activations, headroom."""
-    return plan.admits_demand, bool(plan.pools), not plan.reserve_shortfall_bytes, plan.headroom_bytes
+        yield change, price, tried(**changed)

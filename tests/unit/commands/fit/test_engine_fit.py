@@ -113,6 +113,24 @@ def test_a_grid(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "fits" not in {rows[max(rows)], rows.get((131_072, 1), "tight")}
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm", "tgi", "lmdeploy", "llamacpp"])
+@pytest.mark.parametrize(("model", "gpu"), [("gpt-oss-120b", "h100"), ("llama_70b", "h100"), ("llama_7b", "a10")])
+def test_a_change_serves_requests(model: str, gpu: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No change is listed with which the server does not start or serves nobody."""
+    _, document = planned(capsys, model, "--engine", engine, "--gpu", gpu, "--concurrency", "2", "--offline")
+
+    assert [one for one in document["levers"] if not one["max_requests"]] == []
+
+
+def test_the_fraction_that_holds_the_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpt-oss-120b on an H100 does not start with the default; the fraction to set is one with which a request fits."""
+    _, document = planned(capsys, "gpt-oss-120b", "--engine", "sglang", "--gpu", "h100", "--offline")
+
+    first = document["levers"][0]
+    assert first["change"].startswith("--mem-fraction-static")
+    assert first["outcome"] == "tight"
+
+
 @pytest.mark.parametrize("group", [("--dp-size", "8", "--enable-dp-attention"), ("--attn-dp-size", "8")])
 def test_attention_of_data_parallel_groups_is_whole(group: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-V3 on 8 ranks: each has all of attention and the embedding with one group for each rank, and the
