@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kvdiag.commands.fitting import fit_inputs
-from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS, EngineCommand
+from kvdiag.commands.fitting.engine_flags import EngineCommand
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
@@ -37,6 +37,7 @@ from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
 from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
 from kvdiag.sources.model_files import ModelFiles, catalogue, read_model

@@ -20,7 +20,6 @@ from click.core import ParameterSource
 
 from kvdiag.commands.connect import connect, without_credentials
 from kvdiag.commands.fitting.engine_calibration import calibrate_engine
-from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import write_profiles
@@ -47,6 +46,7 @@ from kvdiag.kv.layout.deployment import (
 )
 from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
 from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.model import Device
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles, read_model

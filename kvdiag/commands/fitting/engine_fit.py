@@ -18,7 +18,7 @@ from kvdiag.commands.fitting import fit_inputs
 from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.errors import KvdiagError
 from kvdiag.kv.families.architecture import text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
@@ -238,9 +238,6 @@ def _drafts(
 def _share_plan(
     files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
 ) -> EnginePlan:
-    attention = flags.get("attention")
-    if attention is not None and attention not in TGI_BLOCKS:
-        raise KvModelError(f"--attention is {attention[:40]!a}: pass one of {', '.join(TGI_BLOCKS)}", "attention")
     settings = _settings(
         ShareSettings,
         flags,
@@ -249,7 +246,7 @@ def _share_plan(
         pipeline_parallel=options.pp,
         kv_dtype=options.kv_dtype,
         share=options.memory_fraction,
-        block_tokens=options.block_size or TGI_BLOCKS.get(attention or ""),
+        block_tokens=TGI_BLOCKS.get(flags.get("attention", "")) if options.block_size is None else options.block_size,
         step_tokens=options.max_num_batched_tokens,
         context_tokens=options.context,
         vocabulary=text_fields(files.config).integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),

@@ -1,24 +1,20 @@
 """The flags of other engines on the command line of `kvdiag fit --engine NAME`, as in the engine's own start command.
 
-kvdiag/kv/pools/engine_flags.json lists, for each engine, the flags that decide its pools, the setting that each is, and
-its type. They are taken from the arguments before click reads the rest, only for the engine that --engine names, so
-that a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has itself
-(--tp, --kv-cache-dtype) stay click's.
+kvdiag/kv/pools/engine_flags.json lists, for each engine, the flags that decide its pools, the setting that each is, its
+type and its bounds. They are taken from the arguments before click reads the rest, only for the engine that --engine
+names, so that a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has
+itself (--tp, --kv-cache-dtype) stay click's.
 """
 
-import json
 import os
-import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from kvdiag.commands.options.common import TOKEN_UNITS, TOKENS
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, POWER_OF_TWO, check_flag
 
-ENGINE_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
-    pkgutil.get_data("kvdiag.kv.pools", "engine_flags.json") or b""
-)
 META_KEY = "kvdiag.engine_settings"
 _SWITCH = {"on": True, "1": True, "off": False, "0": False, "auto": None}
 
@@ -28,8 +24,7 @@ class EngineCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the engine's flags out, then let click read the rest."""
-        flags = ENGINE_FLAGS.get(_engine(ctx, args), {})
-        taken, rest = _taken(flags, args)
+        taken, rest = _taken(_engine(ctx, args), args)
         ctx.meta[META_KEY] = taken
         return super().parse_args(ctx, rest)
 
@@ -54,7 +49,8 @@ def _engine(ctx: click.Context, args: Sequence[str]) -> str:
     return named or str((ctx.default_map or {}).get("engine", ""))
 
 
-def _taken(flags: Mapping[str, Sequence[str]], args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def _taken(engine: str, args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    flags = ENGINE_FLAGS.get(engine, {})
     taken: dict[str, Any] = {}
     rest: list[str] = []
     waiting = list(args)
@@ -66,7 +62,7 @@ def _taken(flags: Mapping[str, Sequence[str]], args: Sequence[str]) -> tuple[dic
         if flag not in flags:
             rest.append(argument)
             continue
-        field, kind = flags[flag]
+        field, kind, *_ = flags[flag]
         if kind in ("flag", "off"):
             if equals:
                 raise click.UsageError(f"{flag} takes no value")
@@ -77,6 +73,7 @@ def _taken(flags: Mapping[str, Sequence[str]], args: Sequence[str]) -> tuple[dic
                 raise click.UsageError(f"{flag} needs a value")
             value = waiting.pop(0)
         taken[field] = _value(flag, kind, value)
+        check_flag(engine, flag, taken[field])
     return taken, rest
 
 
@@ -88,7 +85,7 @@ def _value(flag: str, kind: str, text: str) -> Any:
     """
     try:
         match kind:
-            case "int":
+            case "int" | "power of two":
                 return int(text[:20])
             case "float":
                 return float(text[:40])
@@ -110,6 +107,7 @@ def _value(flag: str, kind: str, text: str) -> Any:
 
 _WANTED = {
     "int": "a whole number",
+    POWER_OF_TWO: "a whole number",
     "float": "a number",
     "tokens": "a number of tokens, such as 32768 or 32K",
     "switch": "on, off or auto",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.commands.options.common import (
     ServerAccess,
     Size,
@@ -23,6 +22,7 @@ from kvdiag.kv.fit.overheads import GENERIC_ENGINE
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
 from kvdiag.kv.layout.deployment import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)

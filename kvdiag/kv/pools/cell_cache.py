@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MAX_TOKENS, check_range
+from kvdiag.kv.bounds import check_range
 from kvdiag.kv.fit.overheads import GIB
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.pools.cell_model import CellLayer, CellModel
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Part, helpful
+from kvdiag.kv.pools.flag_bounds import check_settings
 from kvdiag.kv.pools.gguf_header import BLOCKS, row_bytes
 
 _PAD_CELLS = 256
@@ -51,11 +52,8 @@ class CellSettings:
     slot_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_range("ctx_size", self.context_size, 0, MAX_TOKENS)
-        check_range("kv_unified_per_slot", self.slot_size or 1, 1, MAX_TOKENS)
+        check_settings("llamacpp", self)
         check_range("parallel", self.slot_count, 1, _MAX_SLOTS)
-        check_range("batch_size", self.batch, 1, MAX_TOKENS)
-        check_range("ubatch_size", self.ubatch, 1, MAX_TOKENS)
         for flag, name in (("cache_type_k", self.type_k), ("cache_type_v", self.type_v)):
             if name not in CACHE_TYPES:
                 raise KvModelError(f"{flag} is {name[:40]!a}: pass one of {', '.join(CACHE_TYPES)}", flag)

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.formatting import plural
-from kvdiag.kv.bounds import MAX_RANKS, MAX_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_TOKENS, check_range
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.layout.deployment import check_heads
@@ -26,6 +26,7 @@ from kvdiag.kv.layout.dtypes import KvDtype, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Machine, Part, helpful
+from kvdiag.kv.pools.flag_bounds import check_settings
 
 _LOGITS_BYTES = 2
 # TensorRT-LLM's C++ runtime, which sized the pool until the PyTorch one did.
@@ -58,14 +59,11 @@ class ShareSettings:
     vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        kind = self.kind
-        for name in ("tensor_parallel", "pipeline_parallel"):
-            check_range(name, getattr(self, name), 1, MAX_RANKS)
-        for name in ("block_tokens", "max_tokens", "max_requests", "step_tokens", "context_tokens"):
-            check_range(name, getattr(self, name) or 1, 1, MAX_TOKENS)
-        for name, ratio in ((kind.share_flag, self.share), ("wiggle", self.wiggle_ratio)):
-            if ratio is not None and not 0 < ratio <= 1:
-                raise KvModelError(f"{name} is {ratio:g}: it must be above 0 and at most 1", name)
+        check_settings(self.engine, self)
+        for name in ("tensor_parallel", "pipeline_parallel", "block_tokens", "step_tokens"):
+            # Options of `kvdiag fit` that this engine may have no flag for.
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 1, MAX_TOKENS)
 
     @property
     def kind(self) -> "_Kind":
@@ -194,7 +192,14 @@ class ShareModel:
         return ShareModel(self.architecture, settings)
 
 
-_KV_DTYPES = {"4": "int4_per_token_head", "8": "int8_per_token_head", "0": "auto", "fp8_e4m3fn": "fp8"}
+_KV_DTYPES = {
+    "16": "fp8",
+    "17": "fp8_e5m2",
+    "4": "int4_per_token_head",
+    "8": "int8_per_token_head",
+    "0": "auto",
+    "fp8_e4m3fn": "fp8",
+}
 
 
 def plan_share(

@@ -252,7 +252,7 @@ def _changes(model: TokenModel, plan: EnginePlan, machine: Machine) -> Iterator[
 
     steps = round((_HIGHEST_FRACTION - _LOWEST_FRACTION) / _FRACTION_STEP) + 1
     grid = [round(_LOWEST_FRACTION + step * _FRACTION_STEP, 3) for step in range(steps)]
-    others: list[float] = []
+    others, price = list[float](), ""
     if not plan.admits_demand:
         others = [one for one in grid if one > fraction]
         price = "raise it: weights and KV get more, activations and graphs less"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.bounds import MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.layout.deployment import check_heads
 from kvdiag.kv.layout.dtypes import model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.pools.flag_bounds import check_settings
 
 WINDOW_KINDS = (LayerKind.SLIDING, LayerKind.CHUNKED)
 EXTRA_SLOTS = {"no_buffer": 0, "extra_buffer": 2, "extra_buffer_lazy": 1}
@@ -60,25 +60,10 @@ class TokenSettings:
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel", "attention_parallel", "replicas"):
-            check_range(name, getattr(self, name), 1, MAX_RANKS)
-        for name in ("page_size", "max_total_tokens", "max_running_requests", "state_slots", "context_tokens"):
-            check_range(name, getattr(self, name) or 1, 1, MAX_TOKENS)
+        check_settings("sglang", self)
         if self.tensor_parallel % self.attention_parallel:
             raise KvModelError(
                 f"dp_size {self.attention_parallel} must divide tp_size {self.tensor_parallel}", "attention_parallel"
-            )
-        for name, ratio in (
-            ("mem_fraction_static", self.mem_fraction_static),
-            ("swa_full_tokens_ratio", self.window_ratio),
-        ):
-            if ratio is not None and not 0 < ratio <= 1:
-                raise KvModelError(f"{name} is {ratio:g}: it must be above 0 and at most 1", name)
-        if self.state_ratio <= 0:
-            raise KvModelError(f"mamba_full_memory_ratio is {self.state_ratio:g}: it must be above 0", "state_ratio")
-        if self.state_strategy not in ("auto", *EXTRA_SLOTS):
-            raise KvModelError(
-                f"mamba_radix_cache_strategy must be one of auto, {', '.join(EXTRA_SLOTS)}", "state_strategy"
             )
 
     @property

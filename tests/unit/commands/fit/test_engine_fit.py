@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.commands import main
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, allowed
 from tests.unit.commands.fit.fitting import refusal
 from tests.unit.kv.pools.recorded_engines import vectors
 from tests.unit.sources.gguf_files import SETTINGS, gguf
@@ -116,7 +117,7 @@ def test_a_grid(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("engine", ["sglang", "trtllm", "tgi", "lmdeploy", "llamacpp"])
 @pytest.mark.parametrize(("model", "gpu"), [("gpt-oss-120b", "h100"), ("llama_70b", "h100"), ("llama_7b", "a10")])
 def test_a_change_serves_requests(model: str, gpu: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No change is listed with which the server does not start or serves nobody."""
+    """No change is listed with which the server does not start or serves no request."""
     _, document = planned(capsys, model, "--engine", engine, "--gpu", gpu, "--concurrency", "2", "--offline")
 
     assert [one for one in document["levers"] if not one["max_requests"]] == []
@@ -167,6 +168,35 @@ def test_attention_of_data_parallel_groups_is_whole(group: tuple[str, ...], caps
 def test_what_is_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """One line, and exit code 3: wrong values, missing values, options of another engine."""
     assert refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "value"),
+    [
+        ("lmdeploy", "--cache-max-entry-count", "1.0"),
+        ("lmdeploy", "--cache-block-seq-len", "0"),
+        ("lmdeploy", "--quant-policy", "5"),
+        ("lmdeploy", "--quant-policy", "42"),
+        ("trtllm", "--tokens_per_block", "33"),
+        ("tgi", "--attention", "none"),
+        ("sglang", "--page-size", "0"),
+        ("sglang", "--mamba-full-memory-ratio", "nan"),
+        ("sglang", "--mamba-full-memory-ratio", "inf"),
+        ("sglang", "--cuda-graph-max-bs", "-100000"),
+        ("sglang", "--max-running-requests", "0"),
+        ("sglang", "--speculative-num-draft-tokens", "-5"),
+        ("sglang", "--mamba-radix-cache-strategy", "other"),
+        ("llamacpp", "--parallel", "0"),
+    ],
+)
+def test_a_flag_s_bounds(engine: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that the engine does not take is refused, and the flag is named."""
+    assert flag.lstrip("-") in refusal(capsys, "llama-3.1-8b", "--engine", engine, flag, value, "--offline")
+
+
+def test_the_table_s_bounds() -> None:
+    """Every flag's bounds can be read."""
+    assert all(allowed(engine, flag) for engine, flags in ENGINE_FLAGS.items() for flag in flags if flags[flag][2:])
 
 
 def test_a_gguf_file_is_llama_cpp_s(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvdiag.commands.fitting.engine_flags import ENGINE_FLAGS
 from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import TokenModel
 
@@ -30,7 +30,7 @@ def settings_of(engine: str, flags: str) -> dict[str, Any]:
     table, words, found = ENGINE_FLAGS[engine], flags.split(), dict[str, Any]()
     while words:
         flag = words.pop(0)
-        field, kind = (_SHARED[flag], "text") if flag in _SHARED else table[flag]
+        field, kind, *_ = (_SHARED[flag], "text") if flag in _SHARED else table[flag]
         if kind in ("flag", "off"):
             found[field] = kind == "flag"
         else:

@@ -187,9 +187,8 @@ def test_stages_are_bounded_by_the_largest() -> None:
     ("settings", "field"),
     [
         ({"mem_fraction_static": 1.5}, "mem_fraction_static"),
-        ({"window_ratio": 0.0}, "swa_full_tokens_ratio"),
+        ({"window_ratio": 0.0}, "window_ratio"),
         ({"tensor_parallel": 2, "attention_parallel": 3}, "attention_parallel"),
-        ({"state_strategy": "other"}, "state_strategy"),
         ({"page_size": -1}, "page_size"),
     ],
 )
