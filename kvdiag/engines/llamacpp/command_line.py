@@ -153,7 +153,12 @@ def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained
     each. A slot never has more than the model's trained context. `-c 0` is as much as the model was trained for, or
     fits: then a slot shows it. Unified is the default where -np is not given (since b7300, 2025-12; before, one slot).
     """
+    asked = None if options is None or options.context_tokens is None else _padded(options.context_tokens)
     if slots == 1:
+        # Only -c shows cells beyond those that the one slot may use.
+        if options is not None and asked is not None:
+            is_capped = options.tokens_per_slot is not None or slot_tokens == min(asked, trained_tokens or asked)
+            return Cells(total=max(asked, slot_tokens) if is_capped else slot_tokens, usable=slot_tokens)
         return Cells(total=slot_tokens, usable=slot_tokens)
     if options is None:
         return (
@@ -161,7 +166,6 @@ def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained
             "run kvdiag on the server's host, in its PID namespace"
         )
     capped = options.tokens_per_slot is not None
-    asked = None if options.context_tokens is None else _padded(options.context_tokens)
     if asked is None and options.tokens_per_slot is not None:
         asked = _padded(slots * options.tokens_per_slot)
     one = slot_tokens if asked is None else asked
