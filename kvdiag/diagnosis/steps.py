@@ -97,12 +97,16 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     unit = facts.capabilities.unit
     if floor.blocks is None:
         status, parts = "unknown", ["the pool's usage is not reported or did not settle; check the engine's /metrics"]
-    elif floor.blocks > 0 and (sessions := open_sessions(timeline, floor)):
-        kept = f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"
-        keeping = plural(sessions, "streaming session is", "streaming sessions are")
-        status, parts = "unknown", [f"{kept}, and {keeping} open, which keep theirs; close them and repeat the run"]
     elif floor.blocks > 0:
-        status, parts = "fault", [f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"]
+        sessions, kept = open_sessions(timeline, floor, facts)
+        in_use = f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"
+        if not sessions:
+            status, parts = "fault", [in_use]
+        elif kept == floor.blocks:
+            parts = [f"{in_use}: {plural(sessions, 'streaming session holds', 'streaming sessions hold')} all of them"]
+        else:
+            keeping = plural(sessions, "streaming session is", "streaming sessions are")
+            status, parts = "unknown", [f"{in_use}, and {keeping} open, which keep theirs; close them and repeat the run"]
     else:
         parts = [f"no {unit} is in use"]
     # Memory that a GPU never reports is no failure.

@@ -115,7 +115,7 @@ class Engine(Checked):
 
     `kv_usage_ratio` is the gauge as read: `KvPool.used_blocks` takes off a null block. `_total` is since its start.
     `running_output_tokens` have been generated so far by the requests that run.
-    `open_sessions` are clients' sessions that keep their tokens in the pool between requests.
+    `open_sessions` are clients' sessions that keep `session_held_tokens` in the pool between requests.
     """
 
     engine: str
@@ -131,6 +131,7 @@ class Engine(Checked):
     prefix_hits_total: int | None = None
     running_output_tokens: int | None = None
     open_sessions: int | None = None
+    session_held_tokens: int | None = None
     asleep: bool | None = None
 
     @property

@@ -113,9 +113,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         rate = f"; +{grows}, full in {format_duration(growth.exhaustion_seconds)}"
     summary = f"{format_number(held)} of {plural(total, f'KV {unit}')}{amount} still in use while idle{rate}"
     since = since_empty[-1].begin_seconds
+    sessions, kept = open_sessions(timeline, last, facts)
+    if sessions and kept is not None:
+        evidence += (Evidence("blocks_held_by_sessions", kept, "blocks", "engine"),)
+    if sessions and kept == held:
+        holding = plural(sessions, "open streaming session holds", "open streaming sessions hold")
+        return (Finding(ID, "ok", f"{summary}: {holding} all of them", evidence),)
     # A run's own requests belong to no session: what is left of them is lost.
-    if (sessions := open_sessions(timeline, last)) and not (timeline.marks and held > before):
-        keeping = plural(sessions, "open streaming session keeps tokens", "open streaming sessions keep tokens")
+    if sessions and not (timeline.marks and held > before):
+        keeping = plural(sessions, "open streaming session keeps", "open streaming sessions keep")
+        keeping += " tokens" if kept is None else f" {plural(kept, unit)} and may lock cached {unit}s"
         summary = f"{summary}; {keeping}; close the sessions to see whether the rest is released"
         return (Finding(ID, "unknown", summary, evidence),)
     if facts.kv_connector is not None and _held_seconds(last, timeline, facts) < limits.connector_timeout_seconds:

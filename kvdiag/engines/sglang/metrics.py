@@ -43,7 +43,7 @@ USAGE = (f"{PREFIX}full_token_usage", f"{PREFIX}token_usage")
 
 CONTEXT = f"{PREFIX}context_len"
 POOL_GIB = f"{PREFIX}kv_cache_memory_usage_gb"
-SESSIONS = f"{PREFIX}num_streaming_sessions"
+SESSIONS, SESSION_TOKENS = f"{PREFIX}num_streaming_sessions", f"{PREFIX}streaming_session_held_tokens"
 AVAILABLE, EVICTABLE = f"{PREFIX}kv_available_tokens", f"{PREFIX}kv_evictable_tokens"
 HOST_TOKENS = f"{PREFIX}hicache_host_total_tokens"
 
@@ -84,14 +84,15 @@ _STREAMS = ("is_streaming", "cache_source", "priority")
 
 _READ = (
     *(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names),
-    *(*WAITING, LOADS_WAITING, *USAGE, *CONFIG_NAMES, SESSIONS),
+    *(*WAITING, LOADS_WAITING, *USAGE, *CONFIG_NAMES, SESSIONS, SESSION_TOKENS),
 )
 
 
 def meanings() -> dict[str, Meaning]:
     """The metrics of this module, as named in Prometheus, to the field that each reports."""
     gauges = {field: names[1:] for field, names in GAUGES.items()}
-    found = metrics_reader.meanings({**gauges, "kv_usage_ratio": USAGE, "open_sessions": (SESSIONS,)})
+    sessions = {"open_sessions": (SESSIONS,), "session_held_tokens": (SESSION_TOKENS,)}
+    found = metrics_reader.meanings({**gauges, "kv_usage_ratio": USAGE, **sessions})
     found |= {name: Meaning(part="engine", field="requests_waiting", adds=("__name__",)) for name in WAITING}
     # The gauge without a priority is the sum over all of them.
     found = {name: replace(meaning, ranks=(*_RANKS, "priority")) for name, meaning in found.items()}
@@ -185,6 +186,7 @@ def _engine(figures: Figures, page: Page, label: str, *, first: bool) -> Engine:
         requests_waiting=_waiting(figures),
         prefix_queries_total=counts["prompt_tokens_total"],
         open_sessions=figures.count((SESSIONS,)),
+        session_held_tokens=figures.count((SESSION_TOKENS,)),
         **counts,
     )
 
