@@ -65,6 +65,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
+    if totals.unjudged:
+        waited = plural(totals.unjudged, "request")
+        how = "`kvdiag doctor` shows what /metrics lacks"
+        return unknown(ID, f"up to {waited} waited while the pool's usage was not reported; {how}")
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
     if any(span.outcome is not None and span.outcome.failed for span in timeline.spans(STEP)):
         return unknown(ID, "concurrent requests of the run failed; fix the cause and repeat `kvdiag run`")
@@ -146,6 +150,8 @@ class _Totals:
     preempted_with_room: int = 0
     queued: bool = False
     most_waiting: int = 0
+    unjudged: int = 0
+    """Most requests that waited while no usage was reported."""
     most_running: int = 0
     highest_usage: float = 0.0
     used: bool = False
@@ -174,6 +180,8 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
             totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
             totals.used = totals.used or engine.kv_usage_ratio is not None
             waiting = max(waiting, _waiting_for_room(engine, facts))
+            if engine.kv_usage_ratio is None:
+                totals.unjudged = max(totals.unjudged, engine.requests_waiting or 0)
             if engine.preemptions_total is None:
                 counts = False
         streak = streak + 1 if waiting else 0

@@ -79,7 +79,7 @@ OTHER = engine(label="9", running=1)
             "suspect",
             id="one full engine beside an empty one",
         ),
-        pytest.param(seen(*[engine(usage=None, running=2, waiting=4)] * 3), Facts(), "ok", id="no pool, no usage"),
+        pytest.param(seen(*[engine(usage=None, running=2, waiting=4)] * 3), Facts(), "unknown", id="no pool, no usage"),
         pytest.param(seen(*[engine(usage=1.0, running=0, waiting=4)] * 3), ONE_POOL, "unknown", id="none runs"),
         *(
             pytest.param(
