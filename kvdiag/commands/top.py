@@ -75,11 +75,12 @@ class Feed:
     """Where views come from, which remember what the ones before showed.
 
     `run` until cancelled keeps `newest` new, which has no trends yet. `before` are the samples from before the view
-    began.
+    began. `contradiction` is why a single frame's figures may be of several servers.
     """
 
     run: Callable[[], Awaitable[None]]
     newest: Callable[[], View]
+    contradiction: Callable[[], Awaitable[str | None]] | None = None
     before: InitVar[tuple[Sample, ...]] = ()
     _points: tuple[Point, ...] = ()
     _newest_at_seconds: float = 0.0
@@ -214,6 +215,8 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
                     break
                 await asyncio.wait((running,), timeout=0.1)
                 view = feed.view()
+            if feed.contradiction is not None and (problem := await feed.contradiction()) is not None:
+                view = replace(view, problem=problem)
         finally:
             await _stopped(running)
     columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH
@@ -299,7 +302,7 @@ async def _sampling(
         return View(snapshot=snapshot, lines=lines, origin="sampled by this command")
 
     try:
-        yield Feed(run=watch.run, newest=newest)
+        yield Feed(run=watch.run, newest=newest, contradiction=watch.contradiction)
     finally:
         await finder.close()
         if agents is not None:

@@ -106,7 +106,10 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
             parts = [f"{in_use}: {plural(sessions, 'streaming session holds', 'streaming sessions hold')} all of them"]
         else:
             keeping = plural(sessions, "streaming session is", "streaming sessions are")
-            status, parts = "unknown", [f"{in_use}, and {keeping} open, which keep theirs; close them and repeat the run"]
+            status, parts = (
+                "unknown",
+                [f"{in_use}, and {keeping} open, which keep theirs; close them and repeat the run"],
+            )
     else:
         parts = [f"no {unit} is in use"]
     # Memory that a GPU never reports is no failure.

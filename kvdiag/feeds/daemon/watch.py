@@ -17,7 +17,7 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.latest import LatestReadings
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import Finder, FoundServer, ServerTracker
-from kvdiag.feeds.live.alternation import Alternation
+from kvdiag.feeds.live.alternation import IN_TURN, Alternation, answer_in_turn
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
@@ -118,6 +118,14 @@ class Watch:
         """Read other agents from now on, or none; those before are closed once nothing reads them any more."""
         self._agents = agents
         self._changed.set()
+
+    async def contradiction(self) -> str | None:
+        """Why a look of seconds may show several servers as one; `None` if it does not."""
+        diagnosis = self._diagnoses.newest
+        restarted = diagnosis is not None and len(diagnosis.lives) > 1
+        if restarted or (self._engine is not None and await answer_in_turn(self._engine)):
+            return IN_TURN
+        return None
 
     def snapshot(self) -> Snapshot:
         """Everything known now; the same value until something changes."""

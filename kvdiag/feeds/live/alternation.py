@@ -4,14 +4,16 @@ A load balancer in front of two servers shows each of them at random. A counter 
 sample it is back at once, above its earlier value; or samples without this engine's metrics stand between samples with
 them. A server that restarts begins at 0 and takes its time to get there: where it does not, as with one long prompt,
 that counts as a change, too, and `MAX_CHANGES` of them are allowed in `WINDOW_SECONDS`. Beyond that every sample is
-refused, until nothing has changed for that long.
+refused, until nothing has changed for that long. A single look is too short for this: `answer_in_turn` reads at once.
 """
 
 from collections import deque
+from itertools import pairwise
 
-from kvdiag.engines.engine import SOURCE, EngineReading
+from kvdiag.engines.engine import SOURCE, EngineClient, EngineReading
 from kvdiag.formatting import format_duration
 from kvdiag.model import Engine, Gap
+from kvdiag.sources.http import Unreadable
 
 WINDOW_SECONDS = 60.0
 """An engine loads its model for seconds to minutes; a small model of llama.cpp's is served again within a second."""
@@ -25,6 +27,28 @@ REASON = (
     f"several servers answer at this address in turn: their metrics changed more than {MAX_CHANGES} times within "
     f"{format_duration(WINDOW_SECONDS)}; give the address of one of them"
 )
+
+IN_TURN = "several servers answer at this address in turn, or the server restarted; give the address of one of them"
+
+READS = 4
+"""One after another: of two servers at random, seven times in eight not all are of the same one."""
+
+
+async def answer_in_turn(engine: EngineClient) -> bool:
+    """Whether a counter fell, or the pool changed, from one read of the server to the next."""
+    adapter = engine.engine
+    try:
+        pages = [await engine.page() for _ in range(READS)]
+    except Unreadable:
+        return False  # the sampler reports why
+    pools = [adapter.parse_pools(page, None, ())[0] for page in pages]
+    engines = [adapter.parse_engines(page)[0] or () for page in pages]
+    counts = [
+        {one.engine: one.prompt_tokens_total or 0 for one in each if one.prompt_tokens_total is not None}
+        for each in engines
+    ]
+    fell = any(after.get(name, count) < count for before, after in pairwise(counts) for name, count in before.items())
+    return fell or len({tuple((pool.engine, pool.total_blocks) for pool in each) for each in pools}) > 1
 
 
 class Alternation:

@@ -1,10 +1,16 @@
 """Several servers that answer at one address, and one server that restarts."""
 
+import asyncio
+from itertools import cycle
+
 import pytest
 
+from kvdiag.commands.connect import Finder
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines.engine import EngineReading
-from kvdiag.feeds.live.alternation import WINDOW_SECONDS, Alternation
+from kvdiag.feeds.live.alternation import WINDOW_SECONDS, Alternation, answer_in_turn
 from kvdiag.model import Engine, Gap
+from tests.fixtures.hostile import Hostile, Peer, reply
 
 ANOTHER_ENGINE: EngineReading = (None, (Gap("engine", "absent", "no such metrics"),))
 DOWN: EngineReading = (None, (Gap("engine", "failed", "cannot connect"),))
@@ -61,3 +67,38 @@ def test_one_server_is_not_refused(readings: list[EngineReading]) -> None:
 def test_changes_are_forgotten_after_a_minute() -> None:
     """Restarts far apart are restarts."""
     assert not any(refused([tokens(1000), tokens(10)] * 9, every_seconds=WINDOW_SECONDS / 2))
+
+
+@pytest.mark.parametrize(
+    ("pages", "found"),
+    [
+        pytest.param(((900, 64), (900, 64)), False, id="one server"),
+        pytest.param(((900, 64), (990, 64)), True, id="counters that fall"),
+        pytest.param(((900, 64), (900, 32)), True, id="another pool"),
+    ],
+)
+def test_reads_that_contradict_each_other_show_several_servers(
+    pages: tuple[tuple[int, int], ...], *, found: bool
+) -> None:
+    """A single frame is too short for what changes within a minute."""
+    answers = cycle(
+        reply(
+            f'vllm:prompt_tokens_total{{engine="0"}} {count}\n'
+            f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{blocks}"}} 1\n'
+        )
+        for count, blocks in pages
+    )
+
+    def metrics(peer: Peer) -> None:
+        next(answers)(peer)
+
+    async def look() -> bool:
+        finder = Finder(server.url, ServerAccess(), own_port=0)
+        try:
+            return await answer_in_turn((await finder.find()).engine)
+        finally:
+            await finder.close()
+
+    models = reply('{"data": [{"id": "m", "owned_by": "vllm"}]}', content_type="application/json")
+    with Hostile({"/metrics/": metrics, "/v1/models": models}) as server:
+        assert found is asyncio.run(look())
