@@ -11,8 +11,10 @@ from typing import Literal, get_args
 from kvdiag.engine_data import engine_data
 from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, WORDINGS, Kind, wordings
 
-ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"]
-"""`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch."""
+ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"]
+"""`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch. `scratch`: a pool next to
+the buffers that were taken at start (ggml-cuda.cu::ggml_cuda_pool_vmm::alloc).
+"""
 
 StartPhase = Literal["load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
 Phase = Literal[StartPhase, ServingPhase]

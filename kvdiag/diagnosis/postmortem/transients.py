@@ -28,7 +28,19 @@ TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset(
-    {"profile", "compute", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"}
+    {
+        "profile",
+        "compute",
+        "warmup",
+        "prefill",
+        "decode",
+        "request",
+        "sampler",
+        "logprobs",
+        "encoder",
+        "wake",
+        "scratch",
+    }
 )
 _NOT_TRANSIENT = {
     "load": "loading the weights",

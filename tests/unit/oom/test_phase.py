@@ -8,6 +8,7 @@ from kvdiag.oom.message import Kind
 from kvdiag.oom.phase import IN_WORDS, SERVING, Phase, phase_of
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+NEXT_LINE = "\n"
 HEAD = "Traceback (most recent call last)\n"
 
 
@@ -27,7 +28,7 @@ def test_every_phase_has_its_words() -> None:
     """Those in which requests are served are named."""
     every = set(get_args(Phase))
     assert every == set(IN_WORDS)
-    assert {"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"} == SERVING
+    assert {"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"} == SERVING
     assert every - SERVING == {"load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"}
 
 
@@ -87,6 +88,8 @@ def test_log_tells_how_far_a_server_had_come(line: str, phase: Phase) -> None:
         ("while capturing", "graph_capture"),
         ("warming up sampler", "warmup"),
         ("during memory profiling", "profile"),
+        ("in function alloc at ", "scratch"),
+        (f"warming up the model{NEXT_LINE}CUDA error: out of memory", "warmup"),
     ],
 )
 def test_what_stands_beside_a_message_tells_its_phase(said: str, phase: Phase) -> None:
