@@ -231,6 +231,9 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
     failure = case.failure
     shortage, split, work = failure.shortage, failure.split, failure.work
     graphs, unit = failure.graphs_captured, shortage.part
+    fits = "max_fitting_model_len"
+    if shortage.kind in {"kv_full", "kv_overrun"}:
+        fits = "tokens_left" if shortage.held_tokens is None else "capacity"
     rows: list[tuple[str, str | int | float | None, str]] = [
         ("process", failure.process or None, "holder"),
         ("rank", failure.rank, ""),
@@ -250,7 +253,7 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("needed", shortage.needed_bytes, "bytes"),
         ("available", shortage.available_bytes, "bytes"),
         ("needed_units" if unit else "needed_tokens", shortage.asked_tokens, unit or "tokens"),
-        ("units_left" if unit else "max_fitting_model_len", shortage.fitting_tokens, unit or "tokens"),
+        ("units_left" if unit else fits, shortage.fitting_tokens, unit or "tokens"),
         ("weights", shortage.weights_bytes, "bytes"),
         ("held_by_failed", shortage.held_tokens, "tokens"),
         ("leaked_at_exit", shortage.leaked_bytes, "bytes"),

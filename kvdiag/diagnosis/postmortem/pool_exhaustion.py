@@ -102,7 +102,10 @@ def judge_concurrency(case: Case, limits: Limits) -> Finding | None:
     if shortage.kind == "retracted":
         summary, status = f"the {what} was full and running requests gave way{counted}", "suspect"
     elif asked is not None and left is not None and left >= asked:
-        summary, status = f"the {what} refused an allocation{short}: another pool of the model was short", "suspect"
+        summary, status = (
+            f"the {what} refused an allocation{short}: whole pages are needed, or another pool was short",
+            "suspect",
+        )
     else:
         few = f"there were too few {slots}" if slots else "the KV pool was too small"
         summary = f"{few} for the requests that ran at once{short}{counted}"

@@ -225,13 +225,15 @@ def _refused(case: Case, limits: Limits) -> Finding:
         remedy = joined(smaller, "load a smaller or further quantized model", "unload other models")
         return _fault(case, f"{needed}{'' if there else ' does not fit'}{there}", remedy)
     if shortage.kind == "prefill":
-        tokens = "" if shortage.asked_tokens is None else f" of {format_count(shortage.asked_tokens)} tokens"
-        summary = f"the trial prefill{tokens} does not fit next to the weights"
         remedy = joined(
             f"lower {case.flag('max_num_batched_tokens')}",
             f"raise {case.flag('tensor_parallel')}",
             "quantize the weights",
         )
+        if shortage.asked_tokens is None:
+            summary = "the trial prefill of the warm-up failed; its log does not show whether for lack of memory"
+            return Finding(MISCONFIGURED, "suspect", summary, evidence(case), remedy=remedy)
+        summary = f"the trial prefill of {format_count(shortage.asked_tokens)} tokens does not fit next to the weights"
         return _fault(case, summary, remedy)
     if foreign(case, limits) is not None:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")

@@ -10,6 +10,7 @@ from kvdiag.diagnosis.postmortem import postmortem
 from kvdiag.feeds.postmortem_inputs import gather
 from kvdiag.model import Diagnosis
 from kvdiag.oom.log import read_failures
+from tests.builders.answers import evidence, finding
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
 INCIDENTS: list[dict[str, Any]] = json.loads((FOLDER / "engines.json").read_text())
@@ -58,3 +59,12 @@ def test_text_is_read_and_judged(text: dict[str, Any], tmp_path: Path) -> None:
     assert text["engine"] == actual.facts.engine_name
     called = [one.id for one in actual.findings if one.status in {"fault", "suspect"}]
     assert called == ([text["verdict"]] if text["status"] != "unknown" else [])
+
+
+@pytest.mark.parametrize("spelling", ["Available", "Avaliable"])
+def test_tokens_that_others_left_are_no_longest_context(spelling: str, tmp_path: Path) -> None:
+    """SGLang names the pool's free tokens at that moment, in its older versions misspelled."""
+    said = next(incident["text"] for incident in INCIDENTS if incident["id"] == "sgl-4602")
+    found = finding(judged(said.replace("Avaliable", spelling), tmp_path), "capacity.concurrency")
+    assert {"needed_tokens": 148, "tokens_left": 2048}.items() <= evidence(found).items()
+    assert "max_fitting_model_len" not in evidence(found)
