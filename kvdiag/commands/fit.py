@@ -54,7 +54,7 @@ def command(model: str | None, options: FitOptions) -> int:
     """Check whether MODEL fits on a GPU, and what would make it fit.
 
     MODEL is a folder, a config.json, a GGUF file, a Hub id, or a name such as llama_70b. With --engine NAME, that
-    engine's own flags are options, too.
+    engine's own flags are options, too: --engine NAME --help lists them.
 
     \b
     kvdiag fit llama_70b --gpu a100 --tp 4 --context 8192 --concurrency 32

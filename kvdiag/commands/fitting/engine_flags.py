@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from kvdiag.commands.options.common import TOKEN_UNITS, TOKENS
-from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, POWER_OF_TWO, check_flag
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, POWER_OF_TWO, allowed, check_flag
 
 META_KEY = "kvdiag.engine_settings"
+_ENGINE_KEY = "kvdiag.engine"
 _SWITCH = {"on": True, "1": True, "off": False, "0": False, "auto": None}
 
 
@@ -24,9 +25,22 @@ class EngineCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the engine's flags out, then let click read the rest."""
-        taken, rest = _taken(_engine(ctx, args), args)
+        ctx.meta[_ENGINE_KEY] = engine = _engine(ctx, args)
+        taken, rest = _taken(engine, args)
         ctx.meta[META_KEY] = taken
         return super().parse_args(ctx, rest)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, then the flags of the engine that --engine names, one line for each setting."""
+        super().format_options(ctx, formatter)
+        engine = ctx.meta.get(_ENGINE_KEY, "")
+        rows: dict[str, tuple[list[str], str]] = {}
+        for flag, (field, kind, *_) in ENGINE_FLAGS.get(engine, {}).items():
+            setting = f"{field} {kind}" if kind == "off" else field
+            rows.setdefault(setting, ([], allowed(engine, flag) or _WANTED.get(kind, "")))[0].append(flag)
+        if rows:
+            with formatter.section(f"Flags of {engine}"):
+                formatter.write_dl([(", ".join(flags), words) for flags, words in rows.values()])
 
 
 def engine_settings() -> Mapping[str, Any]:

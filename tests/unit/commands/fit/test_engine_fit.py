@@ -194,6 +194,15 @@ def test_a_flag_s_bounds(engine: str, flag: str, value: str, capsys: pytest.Capt
     assert flag.lstrip("-") in refusal(capsys, "llama-3.1-8b", "--engine", engine, flag, value, "--offline")
 
 
+def test_the_help_lists_the_engine_s_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help asked with --engine shows all flags of that engine, and none of another."""
+    main(["fit", "--engine", "llamacpp", "--help"])
+    shown = capsys.readouterr().out
+
+    assert [flag for flag in ENGINE_FLAGS["llamacpp"] if flag not in shown] == []
+    assert "--page-size" not in shown
+
+
 def test_the_table_s_bounds() -> None:
     """Every flag's bounds can be read."""
     assert all(allowed(engine, flag) for engine, flags in ENGINE_FLAGS.items() for flag in flags if flags[flag][2:])
