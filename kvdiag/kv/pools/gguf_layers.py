@@ -81,6 +81,9 @@ class _Reader:
             if windowed[index]:
                 k_head, v_head = heads.k_size_windowed, heads.v_size_windowed
             kv_heads = heads.kv[index]
+            for name, count in (("head_count", heads.queries[index]), ("head_count_kv", kv_heads)):
+                if not count and self._architecture not in _KINDS["layers_without_attention"]:
+                    raise self._fields.error(f"attention.{name}", f"is 0 in layer {index}, which keeps K and V")
             layers.append(
                 CellLayer(
                     k_elements=k_head * kv_heads,

@@ -65,6 +65,9 @@ def test_what_is_refused(content: bytes) -> None:
         {"gemma3.block_count": 0},
         {"gemma3.block_count": 100_000},
         {"gemma3.attention.head_count_kv": [2]},
+        {"gemma3.attention.head_count_kv": [0] * 12},
+        {"gemma3.attention.head_count_kv": [2] * 11 + [0]},
+        {"gemma3.attention.head_count": 0},
         {"gemma3.attention.sliding_window": "512"},
     ],
 )
