@@ -21,7 +21,7 @@ from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.families.architecture import text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
-from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.fit.scenario import Scenario, rank_weights
@@ -249,6 +249,7 @@ def _share_plan(
         block_tokens=TGI_BLOCKS.get(flags.get("attention", "")) if options.block_size is None else options.block_size,
         step_tokens=options.max_num_batched_tokens,
         context_tokens=options.context,
+        gpu_name=None if options.gpu is None else gpu_name(options.gpu),
         vocabulary=text_fields(files.config).integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
     )
     demand = fit_inputs.demand_of(

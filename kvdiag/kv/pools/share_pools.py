@@ -12,7 +12,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -33,6 +33,7 @@ _LOGITS_BYTES = 2
 _FIRST_ROUNDING_DOWN = (1,)
 # LMDeploy: the share was of the whole device until 0.2.0, and a number of sequences before 0.1.
 _FIRST_SHARE, _FIRST_SHARE_OF_FREE = (0, 1), (0, 2, 1)
+_FIRST_MORE_REQUESTS = (0, 10)
 _MIN_BLOCKS = 2
 _HIGHER_SHARE = 0.95
 _WIGGLE_RATIO = 0.90
@@ -57,6 +58,7 @@ class ShareSettings:
     wiggle_ratio: float = _WIGGLE_RATIO
     version: tuple[int, ...] | None = None
     vocabulary: int = 0
+    gpu_name: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self)
@@ -81,6 +83,16 @@ class ShareSettings:
         return self.block_tokens or self.kind.block_tokens
 
     @property
+    def running(self) -> int:
+        """The most requests at once; LMDeploy's default goes by the name of the device (utils.py::get_max_batch_size:
+        so since 0.10, with other figures before).
+        """
+        older = self.version is not None and self.version < _FIRST_MORE_REQUESTS
+        known = self.kind.older_requests_by_gpu if older else self.kind.requests_by_gpu
+        by_name = (most for name, most in known.items() if name in (self.gpu_name or ""))
+        return self.max_requests or next(by_name, self.kind.max_requests)
+
+    @property
     def tokens_in_step(self) -> int:
         """The most tokens of one step."""
         return self.step_tokens or self.kind.step_tokens
@@ -100,6 +112,8 @@ class _Kind:
     dtype_flag: str
     parallel_flag: str
     kept_blocks: int
+    requests_by_gpu: Mapping[str, int] = field(default_factory=dict)
+    older_requests_by_gpu: Mapping[str, int] = field(default_factory=dict)
     pool_bytes: Callable[[ShareSettings, int, int, Overheads], int]
 
 
@@ -114,12 +128,11 @@ def _tgi_pool(settings: ShareSettings, total: int, weights: int, overheads: Over
 
 
 def _lmdeploy_pool(settings: ShareSettings, total: int, weights: int, overheads: Overheads) -> int:
-    requests = settings.max_requests or settings.kind.max_requests
     if settings.version is not None and settings.version < _FIRST_SHARE_OF_FREE:
         if settings.version < _FIRST_SHARE:
             raise KvModelError("before LMDeploy 0.1 cache_max_entry_count is a number of sequences", "version")
         return int(total * settings.share_ratio)
-    reserve = (settings.tokens_in_step + 2 * requests) * settings.vocabulary * _LOGITS_BYTES
+    reserve = (settings.tokens_in_step + 2 * settings.running) * settings.vocabulary * _LOGITS_BYTES
     return int((total - weights - overheads.context_bytes - reserve) * settings.share_ratio)
 
 
@@ -254,8 +267,9 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
     needed = ceil_div(demand.context_tokens, block)
     size = max(model.token_bytes) * block
     longest = settings.context_tokens or model.architecture.max_context_tokens or MAX_TOKENS
-    running = settings.max_requests or settings.kind.max_requests
     notes = []
+    if settings.kind.requests_by_gpu and not (settings.gpu_name or settings.max_requests):
+        notes.append("--max-batch-size goes by the name of the GPU: pass --gpu NAME")
     if model.windows:
         notes.append("sliding-window layers are counted as if they kept every token")
     if blocks <= _MIN_BLOCKS:
@@ -278,8 +292,8 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
         ),
         capacity_tokens=blocks * block,
         longest_request_tokens=min(longest, usable * block),
-        max_requests=min(running, usable // needed),
-        max_running_requests=running,
+        max_requests=min(settings.running, usable // needed),
+        max_running_requests=settings.running,
         kv_bytes_per_token=max(model.token_bytes),
         headroom_bytes=(usable - needed * demand.requests) * size,
         gpus=settings.tensor_parallel * settings.pipeline_parallel,

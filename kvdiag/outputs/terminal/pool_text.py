@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
-from kvdiag.kv.pools.engine_plan import TITLES, EnginePlan, EnginePool
+from kvdiag.kv.pools.engine_plan import POOL_TYPES, TITLES, EnginePlan, EnginePool
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented
 from kvdiag.outputs.terminal.fit_text import MARKS, STYLES, WORDS
 
@@ -45,8 +45,11 @@ def _headline(plan: EnginePlan) -> Text:
 def _figures(plan: EnginePlan, origin: str) -> Iterator[tuple[str, str]]:
     yield "model", origin
     groups = "" if plan.groups == 1 else f" on each of {plan.groups} data-parallel ranks"
-    capacity = f"{plural(plan.capacity_tokens // plan.groups, 'token')} of capacity{groups}"
-    yield f"{TITLES[plan.engine]} will report", capacity
+    capacity = plural(plan.capacity_tokens // plan.groups, "token")
+    if plan.engine in POOL_TYPES["reports_capacity"]:
+        yield f"{TITLES[plan.engine]} will report", f"{capacity} of capacity{groups}"
+    else:
+        yield "capacity", capacity
     yield "longest request", plural(plan.longest_request_tokens, "token")
     running = plan.max_running_requests
     limit = "" if running is None else f", of at most {format_count(running)} that the engine runs"

@@ -21,8 +21,11 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "pool": (0, ("llama_70b", *POOL)),
     "pool_of_windows": (0, ("gemma-3-27b", *POOL)),
     "sglang": (0, ("llama_70b", *GPU[1:], "h100", "--tp", "4", "--context", "8192", "--engine", "sglang")),
-    "sglang_fraction": (2, ("llama-3.1-8b", *GPU[1:], "a10", "--engine", "sglang", "--mem-fraction-static", "0.6")),
-    "llamacpp": (2, ("gemma-3-27b", "--engine", "llamacpp", *GPU[1:], "a10", "-c", "65536", "-np", "4")),
+    "sglang_fraction": (
+        2,
+        ("llama-3.1-8b", *GPU[1:], "a10", "--context", "8192", "--engine", "sglang", "--mem-fraction-static", "0.6"),
+    ),
+    "llamacpp": (2, ("gemma-3-27b", "--engine", "llamacpp", *GPU[1:], "a100", "-c", "524288", "-np", "4")),
     "trtllm": (0, ("llama_70b", "--engine", "trtllm", *GPU[1:], "h100", "--tp", "4", "--context", "8192")),
     "tgi": (0, ("llama-3.1-8b", "--engine", "tgi", *GPU[1:], "a10", "--context", "8192", "--attention", "paged")),
     "lmdeploy": (0, ("llama-3.1-8b", "--engine", "lmdeploy", *GPU[1:], "a10", "--context", "8192")),

@@ -72,11 +72,20 @@ def test_lmdeploy_counts_from_what_is_free() -> None:
     newer = plan("lmdeploy", gpu=24 * GIB, vocabulary=32_000)
     older = plan("lmdeploy", gpu=24 * GIB, vocabulary=32_000, share=0.4, version=(0, 2, 0))
 
-    reserve = (8_192 + 2 * 256) * 32_000 * 2
+    reserve = (8_192 + 2 * 128) * 32_000 * 2
     assert newer.capacity_tokens == int((24 * GIB - 13.5 * GIB - reserve) * 0.8) // (64 * 512 << 10) * 64
     assert older.capacity_tokens == int(24 * GIB * 0.4) // (64 * 512 << 10) * 64
     with pytest.raises(KvModelError):
         plan("lmdeploy", gpu=24 * GIB, version=(0, 0, 14))
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "version", "requests"),
+    [("l40s", None, 128), ("h100", None, 1_024), ("a100", None, 384), ("a100", (0, 9, 2), 256), (None, None, 128)],
+)
+def test_lmdeploy_s_requests_by_device(gpu_name: str | None, version: tuple[int, ...] | None, requests: int) -> None:
+    """LMDeploy's default batch by the device's name (utils.py::get_max_batch_size of 0.9.2 and 0.16)."""
+    assert ShareSettings(engine="lmdeploy", gpu_name=gpu_name, version=version).running == requests
 
 
 def test_levers_have_the_engine_s_own_names() -> None:
