@@ -22,7 +22,8 @@ _BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?"""
 class CacheOption:
     """A host cache: whose it is (parts of process names), how its limit is set, and its limit by default.
 
-    `default_bytes` is `None` where the cache is off by default; `media` caches hold images, audio and video, and
+    `unit_bytes` is 0 where the flag counts no bytes: the engine says what they come to. `default_bytes` is `None` where
+    the cache is off by default, or nothing but the engine says; `media` caches hold images, audio and video, and
     nothing of a model that takes text alone; `processes` of one server have each one of their own.
     """
 
@@ -79,7 +80,7 @@ def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
     found: dict[str, HostCache] = {}
     for option in host_caches():
         # The first flag has the last word: variables of the environment are listed last.
-        for flag in reversed(option.flags) if option.may_be_in(command) else ():
+        for flag in reversed(option.flags) if option.unit_bytes and option.may_be_in(command) else ():
             match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(-1|\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
             # -1 is no limit: more than any host has.
             unlimited = match is not None and match[1] == "-1"

@@ -123,11 +123,12 @@ def by_limit(
         return status, f"{summary}; beyond the size limit of {limit.names} ({full})"
     less: Status = "suspect" if status == "fault" else "unknown"
     if limit.exceeds_host:
-        room = format_bytes(limit.host_bytes or 0)
-        return less, f"{summary}; it may be {limit.names} filling, which may take more than the host's {room}"
+        room = f"which may take more than the host's {format_bytes(limit.host_bytes or 0)}; set a smaller limit"
+        return less, f"{summary}; it may be {limit.names} filling, {room}"
     if limit.reported and cached:
         return "ok", f"{subject} grows within the size limit of {limit.names} ({full}): still filling"
-    return less, f"{summary}; it may be {limit.names} filling ({full})"
+    fills = f"{summary}; it may be {limit.names} filling ({full})"
+    return less, fills if limit.reported else f"{fills}; set the limit, and growth beyond it is a leak"
 
 
 def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:

@@ -15,9 +15,6 @@ from kvdiag.sources.prometheus_text import Page
 
 PROCESS_TITLE = re.compile(r"llama[-_]server", re.IGNORECASE)
 
-_BUILD = re.compile(r"b?(\d{2,6})\b")
-"""b11434-0123abc; a build without a number calls itself b0 or b1."""
-
 
 def completion_body(
     *,
@@ -56,8 +53,8 @@ def generated(event: Mapping[str, Any], before: int) -> int:
 
 def parse_version(version: str | None) -> tuple[int, int, int] | None:
     """The build's number as a version, such as 11434.0.0 of "b11434-0123abc"; `None` where it has none."""
-    found = _BUILD.match(version or "")
-    return None if found is None else (int(found[1]), 0, 0)
+    build = slots.build_number(version)
+    return None if build is None else (build, 0, 0)
 
 
 def capabilities(page: Page) -> Capabilities:
@@ -99,6 +96,7 @@ ENGINE = EngineAdapter(
     parse_version=parse_version,
     parse_engines=slots.parse_engines,
     parse_pools=slots.parse_pools,
+    parse_caches=slots.parse_caches,
     program="llama",
     environment=ENVIRONMENT,
     process_title=PROCESS_TITLE,

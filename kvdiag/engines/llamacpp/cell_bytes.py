@@ -26,15 +26,33 @@ def caches(model: CellModel, options: Options, cells: Cells, *, slots: int) -> C
     """All caches of a server; `None` where the options do not give its cells, or part of them is host memory."""
     if options.cache_on_host or (options.device_layers is not None and options.device_layers <= model.depth):
         return None
+    found = _sized(model, options, options.context_tokens or cells.total, slots=slots, unified=cells.unified)
+    return found if found is not None and found.context_tokens == cells.total else None
+
+
+def slot_state_bytes(model: CellModel, options: Options, *, slot_tokens: int) -> tuple[int, int] | None:
+    """What a prompt as long as a slot takes in the prompt cache at most, and what a checkpoint of a slot takes.
+
+    A checkpoint has a slot's windows and states, without the tokens of full attention
+    (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY); a model without either has none. A draft model's part is not known.
+    """
+    one = None if options.drafts else _sized(model, options, slot_tokens, slots=1, unified=False)
+    if one is None:
+        return None
+    partial = {"states"} if options.swa_full else {"states", "sliding window"}
+    return one.bytes, sum(pool.bytes for pool in one.pools if pool.name in partial)
+
+
+def _sized(model: CellModel, options: Options, tokens: int, *, slots: int, unified: bool) -> CellCache | None:
     batches = {name: size for name in ("batch", "ubatch") if (size := getattr(options, name)) is not None}
     try:
-        found = size_cells(
+        return size_cells(
             model,
             CellSettings(
                 **batches,
-                context_size=options.context_tokens or cells.total,
+                context_size=tokens,
                 slots=slots,
-                unified=cells.unified,
+                unified=unified,
                 type_k=options.type_k,
                 type_v=options.type_v,
                 flash_attention=options.flash_attention,
@@ -43,7 +61,6 @@ def caches(model: CellModel, options: Options, cells: Cells, *, slots: int) -> C
         )
     except KvModelError:
         return None
-    return found if found.context_tokens == cells.total else None
 
 
 def is_mixed(cache: CellCache) -> bool:

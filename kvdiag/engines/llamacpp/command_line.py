@@ -22,7 +22,10 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "batch": ("-b", "--batch-size", "LLAMA_ARG_BATCH"),
     "ubatch": ("-ub", "--ubatch-size", "LLAMA_ARG_UBATCH"),
     "device_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS"),
+    "cache_ram": ("-cram", "--cache-ram", "LLAMA_ARG_CACHE_RAM"),
+    "checkpoints": ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS"),
     "model": ("-m", "--model", "LLAMA_ARG_MODEL"),
+    "draft": ("-md", "--model-draft", "--spec-draft-model", "-hfd", "--hf-repo-draft", "LLAMA_ARG_MODEL_DRAFT"),
 }
 _SWITCHES: Mapping[str, Mapping[str, bool]] = {
     "unified": {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False},
@@ -46,16 +49,18 @@ _TRUE, _FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0"
 
 _ON_OFF: Mapping[str, bool | None] = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False), "auto": None}
 
-_CACHE_RAM = "LLAMA_ARG_CACHE_RAM"
 ENVIRONMENT = tuple(
     name
-    for name in (*(name for names in _OPTIONS.values() for name in names), *_VALUED, _CACHE_RAM)
+    for name in (*(name for names in _OPTIONS.values() for name in names), *_VALUED)
     if name.startswith("LLAMA_ARG_")
 )
 """The variables that are read; none of them holds a key."""
 
 PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo)\s")
 """Found in the command line of the server itself."""
+
+DEFAULT_CHECKPOINTS = 32
+"""Context checkpoints of a slot by default (common/common.h: n_ctx_checkpoints; b8210 has 8, b9014 32)."""
 
 _NUMBER = re.compile(r"-?\d{1,12}")
 _TYPE = re.compile(r"[a-z][a-z0-9_]{1,15}")
@@ -81,6 +86,9 @@ class Options:
     cache_on_host: bool = False
     device_layers: int | None = None
     model: str | None = None
+    limits_prompt_cache: bool = False
+    checkpoints: int = DEFAULT_CHECKPOINTS
+    drafts: bool = False
     complete: bool = True
 
 
@@ -129,8 +137,11 @@ def parse_options(commands: Iterable[str]) -> Options | None:
         flash_attention=switched.get("flash_attention"),
         swa_full=bool(switched.get("swa_full")),
         cache_on_host=switched.get("offload") is False,
-        device_layers=_layers(found.get("device_layers")),
+        device_layers=_from_zero(found.get("device_layers")),
         model=found.get("model"),
+        limits_prompt_cache="cache_ram" in found,
+        checkpoints=DEFAULT_CHECKPOINTS if (given := _from_zero(found.get("checkpoints"))) is None else given,
+        drafts="draft" in found,
         complete=NO_ENVIRONMENT not in command,
     )
 
@@ -141,9 +152,10 @@ def _count(text: str | None) -> int | None:
     return number if 0 < number <= MAX_COUNT else None
 
 
-def _layers(text: str | None) -> int | None:
-    """Layers on the devices; `None` for all, auto, and -1."""
-    return int(text) if text and _NUMBER.fullmatch(text) and int(text) >= 0 else None
+def _from_zero(text: str | None) -> int | None:
+    """A number of 0 or more; -1, auto and all stand for the default."""
+    number = int(text) if text and _NUMBER.fullmatch(text) else -1
+    return number if 0 <= number <= MAX_COUNT else None
 
 
 def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained_tokens: int | None) -> Cells | str:

@@ -6,14 +6,16 @@ process a request are in use. Requests beyond the slots wait (`requests_deferred
 wait: all that run fail.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvdiag.engine_memory import host_cache_set_by
 from kvdiag.engines.engine import SOURCE, EngineReading
 from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options, pool_cells
 from kvdiag.engines.metrics_reader import MAX_SERIES, Figures, crowded
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Engine, Gap, KvPool
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Engine, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_text import Page, Series
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ OUTPUT = "llamacpp:slot_output_tokens"
 SLOTS, TRAINED, SLEEPING = "llamacpp:slots", "llamacpp:trained_context_tokens", "llamacpp:sleeping"
 POOL = CELLS, BYTES, MIXED = "llamacpp:cells", "llamacpp:cache_bytes", "llamacpp:caches_mixed"
 """Of the server: made from /props, /v1/models and the command line."""
+
+PROMPT_CACHE, ONE_PROMPT, CHECKPOINTS = (
+    "llamacpp:prompt_cache_default_bytes",
+    "llamacpp:largest_prompt_bytes",
+    "llamacpp:checkpoints_limit_bytes",
+)
+"""Limits of host memory: the first where --cache-ram is not given, the second where one prompt may exceed it."""
+
+_HAS_PROMPT_CACHE, _STRICT_LIMIT = 6729, 10075
+"""Builds from which there is a prompt cache (PR 16391), and from which no prompt exceeds its limit (PR 25070)."""
 
 RUNNING, DEFERRED = "llamacpp:requests_processing", "llamacpp:requests_deferred"
 COUNTERS: Mapping[str, Sequence[str]] = {
@@ -55,6 +67,12 @@ class Slot:
     tokens: int | None
     output_tokens: int | None
     context_tokens: int | None
+
+
+def build_number(version: object) -> int | None:
+    """The number of a build, such as 11434 of "b11434-0123abc"; a build without one calls itself b0 or b1."""
+    found = re.match(r"b?(\d{2,6})\b", version) if isinstance(version, str) else None
+    return None if found is None else int(found[1])
 
 
 def slots_of(answer: object) -> tuple[Slot, ...]:
@@ -135,7 +153,42 @@ def server_page(props: object, models: object, options: Options | None, model: "
         if cache is not None:
             page[BYTES] = (Series({}, float(cache.bytes)),)
             page[MIXED] = (Series({}, float(is_mixed(cache))),)
-    return page
+    return {**page, **_host_limits(page, options, model, build_number(props.get("build_info")))}
+
+
+def _host_limits(page: Page, options: Options | None, model: "CellModel | None", build: int | None) -> Page:
+    """What the server's caches may take of the host beyond the limits on its command line, as far as that is known.
+
+    Checkpoints of a model whose file cannot be read may take any size.
+    """
+    slots, context = (round(lines[0].value) if (lines := page.get(name)) else 0 for name in (SLOTS, CONTEXT))
+    if options is None or not options.complete or not slots or not context:
+        return {}
+    from kvdiag.engines.llamacpp.cell_bytes import slot_state_bytes  # noqa: PLC0415 - for this engine alone
+
+    prompt, checkpoint = (model and slot_state_bytes(model, options, slot_tokens=context)) or (0, MAX_BYTES)
+    limits = {CHECKPOINTS: slots * options.checkpoints * checkpoint}
+    # A build without a number has /props of 2026.
+    if not options.limits_prompt_cache and (SLEEPING in page if build is None else build >= _HAS_PROMPT_CACHE):
+        limits[PROMPT_CACHE] = host_cache_set_by("--cache-ram").default_bytes or 0
+    if build is None or build < _STRICT_LIMIT:
+        limits[ONE_PROMPT] = prompt
+    return {name: (Series({}, float(min(size, MAX_BYTES - 1))),) for name, size in limits.items() if size}
+
+
+def parse_caches(page: Page) -> tuple[HostCache, ...]:
+    """The limits of host memory that no option sets."""
+    options = {
+        PROMPT_CACHE: ("--cache-ram", "--cache-ram, by default"),
+        ONE_PROMPT: ("--ctx-size", "--ctx-size"),
+        CHECKPOINTS: ("--ctx-checkpoints", "--ctx-checkpoints"),
+    }
+    return tuple(
+        HostCache(name=host_cache_set_by(option).name, flag=flag, limit_bytes=round(line.value))
+        for name, (option, flag) in options.items()
+        for line in page.get(name, ())
+        if 0 < line.value < MAX_BYTES
+    )
 
 
 def model_meta(models: object) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def _slots(data: bytes) -> None:
         page = {**server_page(found, found, options), **slots_page(slots_of(found))}
         llamacpp.ENGINE.parse_engines(page)
         llamacpp.ENGINE.parse_pools(page, None, [f"llama-server {_text(data)}"])
+        llamacpp.ENGINE.parse_caches(page)
         weights_bytes(found)
         # The path of its model is the server's word, too.
         model_file(_text(data), (os.getpid(),))
