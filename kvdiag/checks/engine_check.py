@@ -99,10 +99,15 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     return Check("engine.processes", "pass", found)
 
 
-def others(servers: Mapping[str, str]) -> Check:
-    """Name the other servers on this host, by their addresses."""
-    listed = ", ".join(f"{url} ({server})" for url, server in servers.items())
-    return Check("engine.others", "pass", f"not checked: {listed}; kvdiag watches one server: name it by --url")
+def others(servers: Mapping[str, tuple[str, Check]]) -> Check:
+    """Name the other servers on this host by their addresses, each with what it is and the check of its series."""
+    listed = [
+        f"{url} ({server})" if check.outcome == "pass" else f"{url} ({server}: {check.found})"
+        for url, (server, check) in servers.items()
+    ]
+    found = f"{', '.join(listed)}; kvdiag watches one server: name it by --url"
+    fixes = [f"{url}: {check.fix}" for url, (_, check) in servers.items() if check.fix]
+    return Check("engine.others", "warn" if fixes else "pass", found, "; ".join(fixes) or None)
 
 
 def clock(date: str | None, now_seconds: float) -> Check:

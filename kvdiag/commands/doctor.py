@@ -106,8 +106,10 @@ async def _look(
         async with connect.open_client(address, known) as client:
             server, drill = await _engine(connect.without_credentials(address), HttpReader(client))
     gpus = await _gpus(address, drill=drill)
+    beside = [url for url in here if url != address]
     if len(here) > 1:
-        server.append(engine_check.others({url: found for url, found in here.items() if url != address}))
+        found = await asyncio.gather(*map(_series, beside))
+        server.append(engine_check.others({url: (here[url], check) for url, check in zip(beside, found, strict=True)}))
     return [*gpus, *server, *await _agents(agent_dir), *await _prometheus(history)]
 
 
@@ -176,6 +178,16 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         engine_check.clock(None if whole is None else whole.date, now_seconds),
     ]
     return checks, identity.server_header == connect.DRILL_HEADER
+
+
+async def _series(url: str) -> Check:
+    """What another server on this host reports."""
+    async with connect.open_client(url, ServerAccess()) as client:
+        source = await recognise(HttpReader(client))
+        try:
+            return engine_check.series(source.engine, await source.page(), "")
+        except Unreadable as error:
+            return engine_check.series(source.engine, None, str(error))
 
 
 async def _answer(http: HttpReader, path: str, names: tuple[str, ...]) -> tuple[Answer | None, float]:

@@ -14,11 +14,14 @@ import pytest
 
 from kvdiag.engines import recognise
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import free_port
+from tests.integration.llamacpp.conftest import Start
 from tests.integration.llamacpp.served_gguf import PROGRAM
 from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.bad_input.refusals import call
 
 
 @pytest.fixture
@@ -88,6 +91,16 @@ def test_test_steps_are_for_the_models_own_server(ollama: str) -> None:
     result = kvdiag("run", "--url", ollama)
     assert 3 == result.code
     assert "kvdiag doctor" in result.stderr
+
+
+def test_doctor_lists_every_engine_of_this_host(llama: Start, ollama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama.cpp server without --metrics next to Ollama: the second is named with what it misses."""
+    server = llama("-c", "512")
+    monkeypatch.setattr(host, "PORTS", (int(ollama.rpartition(":")[2]), server.port))
+    checks = {check["id"]: check for check in json.loads(call("doctor", "--output", "json").stdout)["checks"]}
+    assert ollama in checks["engine.answers"]["found"]
+    assert f"{server.url} (llama.cpp" in checks["engine.others"]["found"]
+    assert ("warn", True) == (checks["engine.others"]["outcome"], "--metrics" in checks["engine.others"]["fix"])
 
 
 def test_doctor_prints_the_address_of_a_models_own_server(ollama: str) -> None:

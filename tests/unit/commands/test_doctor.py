@@ -67,7 +67,7 @@ def test_without_a_server_that_fails_and_the_others_are_skipped(capsys: pytest.C
 def test_every_server_on_this_host_is_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is checked, the others are named with their addresses; so does the refusal of a run without --url."""
+    """One is checked, the others are named with address and missing series; the refusal of a run lists all."""
     models = {"/v1/models": reply_json({"data": [{"id": "tiny", "owned_by": "vllm"}]}), "/metrics/": reply("vllm:x 1")}
     front = {"/v1/models": reply_json({"data": [{"id": "big", "owned_by": "nvidia"}]}), "/metrics": reply("")}
     with Hostile({}) as nothing, Hostile(models) as one, Hostile(front) as other:
@@ -76,7 +76,9 @@ def test_every_server_on_this_host_is_listed(
         _, checks = doctor(capsys)
         refusal = call("run").stderr
     assert one.url in checks["engine.answers"]["found"]
-    assert all(part in checks["engine.others"]["found"] for part in (f"{other.url} (Dynamo", "front end", "big)"))
+    assert all(part in checks["engine.others"]["found"] for part in (f"{other.url} (Dynamo", "front end", "big"))
+    assert "warn" == checks["engine.others"]["outcome"]
+    assert f"{other.url}: " in checks["engine.others"]["fix"]
     assert f"{one.url} (vLLM, tiny)" in refusal
     assert other.url in refusal
     assert nothing.url not in refusal
