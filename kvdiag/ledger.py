@@ -185,14 +185,21 @@ def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
 
 
 def _engine_only(sample: Sample, facts: Facts) -> tuple[LedgerLine, ...]:
-    """The pool as the engine reports it: in use by requests, and free (cached prefixes count as free)."""
+    """The pool as the engine reports it: in use by requests, and free (cached prefixes count as free), or whole."""
     lines: list[LedgerLine] = []
     usage = {engine.engine: engine.kv_usage_ratio for engine in sample.engines or ()}
     for pool in facts.pools:
         size, whole, ratio = block_bytes(facts, pool), pool_bytes(facts, pool), usage.get(pool.engine)
-        if whole is None or size is None or ratio is None:
+        if whole is None or ratio is None:
             continue
-        held, provenance, detail = pool.used_blocks(ratio) * size[0], whole[1], f"engine {pool.engine}"
+        provenance, detail = whole[1], f"engine {pool.engine}"
+        if size is None:
+            # Windows and states are among its bytes: what a block in use takes is not known.
+            lines.append(
+                LedgerLine(gpu=None, component="kv_pool", bytes=whole[0], provenance=provenance, detail=detail)
+            )
+            continue
+        held = pool.used_blocks(ratio) * size[0]
         lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, provenance=provenance, detail=detail))
         free = whole[0] - held
         detail = f"{detail}: {_free_detail(pool)}"

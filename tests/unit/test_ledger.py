@@ -178,6 +178,13 @@ def test_an_engine_that_reports_no_usage_hides_no_other() -> None:
     ]
 
 
+def test_a_pool_whose_blocks_differ_is_shown_whole() -> None:
+    """Windows and states are among its bytes: what the blocks in use take of them is not known."""
+    of = replace(SERVER, pools=(replace(pool("0"), mixed=True),))
+    found = ledger(Sample(at_seconds=1.0, engines=(engine(usage=0.5),)), of)
+    assert [("kv_pool", POOL_BYTES)] == [(line.component, line.bytes) for line in found]
+
+
 def test_without_a_device_the_engine_alone_is_reported() -> None:
     """No GPU in sight: what requests hold of each pool and what is free of it, as the engine reports."""
     found = ledger(Sample(at_seconds=1.0, engines=(engine(usage=0.25),)), SERVER)

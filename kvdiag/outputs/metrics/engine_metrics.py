@@ -16,7 +16,9 @@ STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
 
 def engine_figures(newest: Sample, facts: Facts) -> Figures:
     """The engines' KV pools and requests."""
-    pools = bounded(facts.pools) if newest.engines else []
+    # A model that was unloaded has no pool any more, though the facts are read again only with the next model.
+    running = {one.engine for one in newest.engines or ()}
+    pools = [pool for pool in bounded(facts.pools) if pool.engine in running]
     sizes = {pool.engine: size[0] for pool in pools if (size := pool_bytes(facts, pool)) is not None}
     blocks = {pool.engine: block[0] for pool in pools if (block := block_bytes(facts, pool)) is not None}
     engines = [((one.engine,), one) for one in bounded(newest.engines)]

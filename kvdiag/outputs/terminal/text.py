@@ -119,6 +119,8 @@ def _figures(model: Served) -> RenderableType:
 
 def _cost(facts: Facts, pool: KvPool) -> str:
     """What a block costs: by the model's config, or by what the engine's own arithmetic makes of the pool."""
+    if pool.mixed:
+        return f"differs with the context: windows or states are cached besides {facts.capabilities.unit}s"
     model, size = served(facts, pool), block_bytes(facts, pool)
     if size is None or not pool.bytes_computed:
         return _cost_model(model)

@@ -7,6 +7,7 @@ findings, then the memory. Names and texts come from outside: `plain` is how the
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from rich.text import Text
 
@@ -155,7 +156,9 @@ def _fitting(forms: Sequence[list[Text]], rows: int) -> list[Text]:
 def _title(view: View, room: Room) -> Text:
     facts, newest = view.snapshot.facts, view.snapshot.newest
     title = Text("kvdiag top", style="bold")
-    for part in (facts.url, engine_of(facts), facts.model):
+    # A path begins with the same folders for every model.
+    model = PurePath(facts.model).name if facts.model and facts.model.startswith("/") else facts.model
+    for part in (facts.url, engine_of(facts), model):
         if part:
             title.append("  ").append(plain(part))
     shows_time = newest.at_seconds and room.columns >= NARROW_COLUMNS

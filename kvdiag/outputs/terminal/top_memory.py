@@ -247,7 +247,8 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
     if engine.requests_running is None and engine.requests_waiting is None:
         requests.append(NOT_REPORTED, style="not bold magenta")
     elif pool is not None and pool.max_concurrency and room.columns >= NARROW_COLUMNS:
-        requests.append(f"pool holds {format_number(pool.max_concurrency)} full-length requests", style="not bold dim")
+        held = format_number(pool.max_concurrency)
+        requests.append(f"pool holds {held} full-length request{'' if held == '1' else 's'}", style="not bold dim")
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
 
 

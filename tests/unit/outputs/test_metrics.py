@@ -145,6 +145,12 @@ def test_a_server_that_is_down_is_not_ok(down: bool, status: str) -> None:
     assert down != any(value for (_, status), value in named(known, "kvdiag_finding").items() if status == "ok")
 
 
+def test_the_pool_of_an_engine_that_is_gone_has_no_series() -> None:
+    """Ollama has unloaded its model: the facts still list the pool, the newest sample does not."""
+    newest = replace(NEWEST, engines=(replace(engine(), engine="none", asleep=True),))
+    assert {} == named(replace(snapshot(), newest=newest), "kvdiag_kv_pool_bytes")
+
+
 def test_promtool_has_nothing_to_say() -> None:
     """The names keep Prometheus's conventions."""
     try:

@@ -89,6 +89,15 @@ def screen(shown: View, columns: int = 80, rows: int | None = 24, *, ascii_only:
     return file.getvalue().removesuffix("\n").split("\n")
 
 
+def test_a_model_that_is_a_path_is_named_by_its_file() -> None:
+    """llama.cpp names a model by its path, whose beginning is that of every model."""
+    shown = view()
+    path = replace(shown.snapshot.facts, model="/srv/models/very/deep/folder/tiny.gguf")
+    title = screen(with_snapshot(shown, facts=path))[0]
+    assert "tiny.gguf" in title
+    assert "/srv" not in title
+
+
 def eight_gpus(*, used_bytes: int = 70 * GIB) -> View:
     """Eight GPUs, the first of them cut into three slices, the last one out of reach."""
     cut = [
