@@ -214,7 +214,7 @@ class EngineAdapter:
     """How long finished requests were, all engines together; `None` where the page does not say."""
 
     program: str
-    """Part of the command line of the server's own processes."""
+    """Part of the command line of the server's own processes; empty where the listener and its children are all."""
 
     environment: tuple[str, ...] = ()
     """Environment variables of those processes that set an option as the command line does; none holds a key."""

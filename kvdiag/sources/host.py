@@ -81,7 +81,8 @@ def find_server(url: str, server_program: str) -> tuple[tuple[int, ...] | None, 
     """Process ids of the server listening at `url`: listener, parents of the same program, all their children.
 
     The API server listens; engine cores and workers are its children, with several API servers the children of one
-    launcher. `server_program` stands in the command lines of the engine's own processes.
+    launcher. `server_program` stands in the command lines of the engine's own processes; where it
+    is empty, no parent of the listener counts.
     """
     parts = urlsplit(url)
     if not is_local(parts.hostname or ""):
@@ -135,7 +136,7 @@ def _listener(hostname: str, port: int) -> psutil.Process | None:
 def _launcher(listener: psutil.Process, server_program: str) -> psutil.Process:
     """The listener, or what started it: by the same interpreter, the engine's own launcher, or MPI for its ranks."""
     top = listener
-    for parent in listener.parents():
+    for parent in listener.parents() if server_program else ():
         adjacent = parent == top.parent() and _same_program(parent, top, server_program)
         if adjacent or _starts(parent, server_program):
             top = parent

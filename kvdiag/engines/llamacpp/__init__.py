@@ -97,7 +97,8 @@ ENGINE = EngineAdapter(
     parse_engines=slots.parse_engines,
     parse_pools=slots.parse_pools,
     parse_caches=slots.parse_caches,
-    program="llama",
+    # One process; its parent (llama-swap, the router) may have started others with other settings.
+    program="",
     environment=ENVIRONMENT,
     process_title=PROCESS_TITLE,
     # ghcr.io/ggml-org/llama.cpp:server-cuda-b11434

@@ -175,12 +175,14 @@ def test_the_environment_shows_the_pool(llama: Start) -> None:
 
 
 def test_the_environment_limits_the_prompt_cache(llama: Start) -> None:
-    """LLAMA_ARG_CACHE_RAM is its limit; the command line has the last word."""
-    limits = [
-        [cache.limit_bytes for cache in facts_of(llama(*args, LLAMA_ARG_CACHE_RAM="16")).host_caches or ()]
-        for args in ((), ("-cram", "32"))
-    ]
-    assert [[16 << 20], [32 << 20]] == limits
+    """LLAMA_ARG_CACHE_RAM is its limit; the command line has the last word; without either it is the default."""
+
+    def limits(*args: str, **environ: str) -> dict[str, int]:
+        return {cache.flag: cache.limit_bytes for cache in facts_of(llama(*args, **environ)).host_caches or ()}
+
+    assert 16 << 20 == limits(LLAMA_ARG_CACHE_RAM="16")["LLAMA_ARG_CACHE_RAM"]
+    assert 32 << 20 == limits("-cram", "32", LLAMA_ARG_CACHE_RAM="16")["-cram"]
+    assert 8 << 30 == limits()["--cache-ram, by default"]
 
 
 def test_doctor_names_the_flag_that_turns_metrics_on(llama: Start) -> None:

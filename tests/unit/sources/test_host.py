@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvdiag.engines.llamacpp import ENGINE
 from kvdiag.model import Gap, HostProcess
 from kvdiag.sources.host import SOURCE, commands, find_server, limit_bytes, read
 from tests.builders.answers import containing
@@ -57,6 +58,14 @@ def test_launcher_of_another_program_belongs_to_the_server(
         launcher = psutil.Process(server.pids[0]).ppid()
         actual = find_server(f"http://127.0.0.1:{server.port}", program)
     assert (tuple(sorted((launcher, *server.pids))), ()) == actual
+
+
+def test_a_server_of_one_process_has_no_launcher(tmp_path: Path) -> None:
+    """llama-swap and llama.cpp's router start several servers: the others and their options are not this server's."""
+    copied = shutil.copy(Path(shutil.which("sh") or "").resolve(), tmp_path / "llama-swap")
+    with listening(SERVER, "llama-server", starter=str(copied)) as server:
+        actual = find_server(f"http://127.0.0.1:{server.port}", ENGINE.program)
+    assert (tuple(sorted(server.pids)), ()) == actual
 
 
 def test_command_lines_are_read() -> None:
