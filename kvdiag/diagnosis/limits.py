@@ -367,7 +367,7 @@ class Limits:
     outside_torch_ratio: float = 0.5
     """Share of the device that a failed process uses, from which it is the engine's own if torch has nothing of it."""
 
-    torch_trace_ratio: float = 0.01
+    torch_trace_ratio: float = 0.03
     """Share of a process's memory that torch reserves at most, where an engine allocates past it (public threads)."""
 
     # Alerts

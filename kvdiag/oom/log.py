@@ -11,7 +11,7 @@ users' requests are no evidence. Pure.
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -19,6 +19,7 @@ from kvdiag.engine_data import engine_data
 from kvdiag.oom.account import Account, Work
 from kvdiag.oom.message import (
     ANCHORS,
+    CUT,
     MAX_MESSAGE_CHARACTERS,
     WARNINGS,
     Kind,
@@ -81,6 +82,11 @@ _PREFIX = re.compile(
     r"(?:.{0,120}?\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]{1,3}"
     r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)"
 )
+_WRAPPER = re.compile(
+    r"""(?m)^\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] |^\{"log": ?\""""
+    r"""|(?:\\r)?(?:\\n)?", ?"stream": ?"std(?:out|err)"[^\n]{0,200}\}\r?$"""
+)
+"""Around each line: the CRI's time and stream, Docker's json-file."""
 ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
 """Lines that quote what users write, who may write anything."""
@@ -131,20 +137,22 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
     """The first out-of-memory failure in a log, with its line; `None` where there is none."""
     lines = _lines(text)
     streams = _streams(lines)
-    found = [
-        (stream.line_at(position), kind, position, stream, whole, end)
-        for stream in streams.values()
-        for whole in ["\n".join(stream.parts)]
-        for kind, position, end in _messages(whole)
-    ]
+    wholes = [(stream, "\n".join(stream.parts)) for stream in streams.values()]
+    found: list[tuple[int, Kind, int, _Stream, str, int]] = []
+    for anchors in (ANCHORS, CUT):
+        found = found or [
+            (stream.line_at(position), kind, position, stream, whole, end)
+            for stream, whole in wholes
+            for kind, position, end in _messages(whole, anchors)
+        ]
     if not found:
         return None
     found.sort(key=lambda one: (one[1] in WARNINGS, one[0]))
     line, kind, position, stream, whole, end = found[0]
-    shortage = parse_shortage(kind, _message(whole, kind, position, end))
+    shortage = parse_shortage(kind, *_message(whole, kind, position, end))
     if own := next((one for one in found[1:] if one[3] is stream and _raised_from(whole, position, *one[1:3])), None):
         line, kind, position, stream, whole, end = own
-        shortage = _filled(parse_shortage(kind, _message(whole, kind, position, end)), shortage)
+        shortage = _filled(parse_shortage(kind, *_message(whole, kind, position, end)), shortage)
     if kind == "kv_full":
         shortage = _held(shortage, whole, position)
     phase, phase_source = phase_of(whole, kind, position, lines[:line])
@@ -213,7 +221,10 @@ def _filled(own: Shortage, cause: Shortage) -> Shortage:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines, those that a JSON logger or a repr has put into one among them; users' own words left out."""
+    """The lines without what a container's runtime puts around them, those that a JSON logger or a repr has put into
+    one among them; users' own words left out.
+    """
+    text = _WRAPPER.sub("", text)
     if "\\n" in text:
         text = text.replace("\\r", "").replace("\\n", "\n")
     lines = []
@@ -258,11 +269,11 @@ def _rank(name: str) -> int | None:
     return int(found[1] or found[2]) if found else None
 
 
-def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
+def _messages(text: str, anchors: Sequence[tuple[Kind, re.Pattern[str]]]) -> Iterator[tuple[Kind, int, int]]:
     """Kind, beginning and end of each message, in order. Where two anchors name one message, the telling one counts."""
     begins = sorted(
         (found.start(), found.end(), kind)
-        for kind, pattern in ANCHORS
+        for kind, pattern in anchors
         for found in islice(pattern.finditer(text), MAX_WARNINGS if kind in WARNINGS else None)
     )[: 4 * MAX_FAILURES]
     kept: list[tuple[int, int, Kind]] = []
@@ -304,19 +315,15 @@ def _recovers(text: str, stop: int, following: int) -> bool:
     return any(one.search(text, stop, min(following, stop + RECOVERY_CHARACTERS)) for one in _RECOVERED)
 
 
-def _message(text: str, kind: Kind, start: int, end: int) -> str:
-    """A message, with what libraries say of the device and the size just before it, or what leads up to a kill."""
+def _message(text: str, kind: Kind, start: int, end: int) -> tuple[str, str]:
+    """A message with what libraries say of the device and the size on its line, and the lines that led up to it."""
     if kind == "host":
         before = text[max(0, start - HOST_CHARACTERS) : start]
-        return "\n".join(
-            (
-                text[start : min(end, start + KILL_CHARACTERS)],
-                *(m[0] for p in _BEFORE_A_KILL if (m := _last(p, before))),
-            )
-        )
+        lead = "\n".join(m[0] for p in _BEFORE_A_KILL if (m := _last(p, before)))
+        return text[start : min(end, start + KILL_CHARACTERS)], lead
     begin = text.rfind("\n", 0, start) + 1 if kind in {"driver", "library", "buffer", "kv_lost"} else start
-    lead = (m[0] for pattern in _BEFORE.get(kind, ()) if (m := _last(pattern, text[:start])))
-    return "\n".join((text[begin:end], *lead))
+    lead = "\n".join(m[0] for pattern in _BEFORE.get(kind, ()) if (m := _last(pattern, text[:start])))
+    return text[begin:end], lead
 
 
 def _work(lines: list[str], line: int) -> Work | None:

@@ -146,17 +146,21 @@ def wordings(table: str) -> list[Any]:
     return [*(row for engine in _ENGINES for row in engine.get(table, ())), *WORDINGS.get(table, ())]
 
 
-ANCHORS: tuple[tuple[Kind, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in wordings("anchors")
+ANCHORS, CUT = (
+    tuple((kind, re.compile(pattern.replace(" ", r"\s+"))) for kind, pattern in wordings(table))
+    for table in ("anchors", "cut")
 )
 """Where a message of each kind begins. Hints that engines print beforehand ("If out-of-memory error occurs …") and
-what they print of their memory when all is well match none of them. A blank stands for any whitespace.
+what they print of their memory when all is well match none of them. A blank stands for any whitespace. `CUT` is what
+stands above a message whose own lines are missing, because the log ends before them.
 """
 
 
-def parse_shortage(kind: Kind, text: str) -> Shortage:
-    """The figures of one message that begins as an anchor of `kind` does; a little before it may stand in `text`."""
+def parse_shortage(kind: Kind, text: str, lead: str = "") -> Shortage:
+    """The figures of one message that begins as an anchor of `kind` does, and of the lines that led up to it."""
     text = text[:MAX_MESSAGE_CHARACTERS]
+    message = " ".join(text.split())[:400]
+    text = f"{lead}\n{text}" if lead else text
     # A message may be wrapped between words, or in the middle of one, which only shows without any blanks.
     spaced, squeezed = " ".join(text.split()), "".join(text.split())
     known: dict[str, Any] = {}
@@ -182,7 +186,7 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
     known = _possible(known)
     if kind == "torch" and "allowed_bytes" in known and known.get("free_bytes", 0) >= known.get("asked_bytes", 2**63):
         kind = "limit"
-    return Shortage(kind=kind, message=spaced[:400], **known)
+    return Shortage(kind=kind, message=message, **known)
 
 
 def _squeezed(pattern: str) -> re.Pattern[str]:

@@ -9,6 +9,8 @@ Misconfigured: refusals to start, limits below the device, impossible sizes, and
 start, unless other processes had their memory.
 """
 
+import math
+import re
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -25,6 +27,7 @@ from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Finding
 from kvdiag.oom.message import Shortage
 
+_ON_THE_HOST = re.compile(r"(?i)cpu_buffer_type|CPU(?:_\w{1,20})? buffer")
 FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
 
 
@@ -53,7 +56,8 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
         least = max(limits.foreign_suspect_bytes, limits.foreign_fault_ratio * (total or 0), shortage.short_bytes or 0)
         return Foreign(size_bytes=others, sure=True) if others >= least else None
     reserved, free = shortage.reserved_bytes, shortage.free_bytes
-    if total is None or free is None or reserved is None or shortage.process_bytes is not None:
+    listed = shortage.process_bytes is not None or "memory in use" in shortage.message  # with sizes no device has: WSL
+    if total is None or free is None or reserved is None or listed:
         return None
     rest = total - free - reserved - limits.context_bytes
     enough = rest > max(limits.unlisted_bytes, limits.unlisted_ratio * total)
@@ -189,17 +193,32 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     found = foreign(case, limits)
     if found is not None and found.sure:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
+    if shortage.kind == "buffer" and _ON_THE_HOST.search(shortage.message):
+        smaller = "load a smaller or further quantized model"
+        if failure.phase != "load":
+            smaller = lower_fraction(case, None)
+        remedy = joined(smaller, "add host memory", _layers(case, "raise"))
+        return _fault(case, f"{asked_for(case)}: the host's memory is too small, not the GPU's", remedy)
     if failure.phase == "load":
         # The pool does not exist yet, so the memory fraction takes nothing from the weights.
         short = shortage.short_bytes
         remedy = joined(
+            _layers(case, "lower"),
             f"split the weights over more GPUs ({case.flag('tensor_parallel')})",
             "quantize them",
             None if short is None else f"free {format_bytes(short)} plus what is still to load",
         )
         return _fault(case, f"{asked_for(case)}: the weights do not fit on this device", remedy)
+    if (shortage.asked_bytes or 0) > (shortage.total_bytes or math.inf):
+        sizes = f"lower {case.flag('max_num_seqs')} or {case.flag('max_model_len')}, by which it is sized"
+        return _fault(case, f"{asked_for(case)}: more than the whole device has", joined(sizes))
     summary = f"{asked_for(case)}: the allocations at start leave too little free memory"
     return _fault(case, summary, joined(lower_fraction(case, shortage.short_bytes)))
+
+
+def _layers(case: Case, change: str) -> str | None:
+    """The change of how many layers the device takes, where the engine can keep some on the host."""
+    return f"{change} {case.flag('device_layers')}" if "device_layers" in case.flags else None
 
 
 def outside_torch(case: Case, limits: Limits) -> int | None:
@@ -225,15 +244,17 @@ def _refused(case: Case, limits: Limits) -> Finding:
         remedy = joined(smaller, "load a smaller or further quantized model", "unload other models")
         return _fault(case, f"{needed}{'' if there else ' does not fit'}{there}", remedy)
     if shortage.kind == "prefill":
+        whole = shortage.part == "total tokens"
         remedy = joined(
-            f"lower {case.flag('max_num_batched_tokens')}",
+            f"lower {case.flag('blocks_override' if whole else 'max_num_batched_tokens')}",
             f"raise {case.flag('tensor_parallel')}",
             "quantize the weights",
         )
         if shortage.asked_tokens is None:
             summary = "the trial prefill of the warm-up failed; its log does not show whether for lack of memory"
             return Finding(MISCONFIGURED, "suspect", summary, evidence(case), remedy=remedy)
-        summary = f"the trial prefill of {format_count(shortage.asked_tokens)} tokens does not fit next to the weights"
+        what = "KV pool" if whole else "trial prefill"
+        summary = f"the {what} of {format_count(shortage.asked_tokens)} tokens does not fit next to the weights"
         return _fault(case, summary, remedy)
     if foreign(case, limits) is not None:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")

@@ -27,6 +27,8 @@ CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmen
 TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
+_FOR_MEMORY = re.compile(r"(?i)oom(?!killed\W{1,4}false)|out of memory|memory (?:used|pressure)|low on memory")
+"""What says of a kill that memory ran out."""
 _TRANSIENT = frozenset(
     {
         "profile",
@@ -223,7 +225,7 @@ def judge_host_growth(case: Case, limits: Limits) -> Finding | None:
         asked = "" if shortage.asked_bytes is None else f" of {format_bytes(shortage.asked_bytes)}"
         said = f"an allocation{asked} of host memory failed"
         return Finding(HOST, "fault", said, evidence(case), remedy=_more_memory(case, limits))
-    if not re.search(r"(?i)oom|out of memory|memory (?:used|pressure)|low on memory", shortage.message):
+    if not _FOR_MEMORY.search(shortage.message):
         summary = (
             f"{who} was killed by signal 9; the kernel's log or `kubectl describe pod` says whether memory ran out"
         )
