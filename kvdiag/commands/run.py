@@ -251,7 +251,8 @@ async def _show_pool(url: str, options: RunOptions) -> None:
     async with connect(url, options.access) as (client, server):
         facts, engine = server.facts, server.engine.engine
         if not facts.pools and facts.model is not None:
-            await Requests(client, facts.model, engine=engine).measure(REFRESH_PROMPT_TOKENS, 1)
+            requests = Requests(client, facts.model, engine=engine, capabilities=facts.capabilities)
+            await requests.measure(REFRESH_PROMPT_TOKENS, 1)
             late = facts.capabilities.on_completion
             with suppress(TimeoutError, Unreadable):
                 async with asyncio.timeout(LATE_GAUGES_SECONDS if late else GAUGES_SECONDS):

@@ -44,7 +44,14 @@ from kvdiag.diagnosis.rules.isolation_prefix_cache import ISOLATION as ISOLATION
 from kvdiag.diagnosis.rules.isolation_prefix_cache import probed, timing
 from kvdiag.diagnosis.rules.isolation_prefix_cache import verdict as isolation_verdict
 from kvdiag.diagnosis.rules.leak_device import leak_of_cycles
-from kvdiag.diagnosis.timeline_queries import floor_within, gap_reason, open_sessions, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import (
+    floor_within,
+    gap_reason,
+    kept_by_requests,
+    open_sessions,
+    server_devices,
+    server_uuids,
+)
 from kvdiag.formatting import format_bytes, format_count, format_number, plural
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import (
@@ -192,20 +199,22 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
     shown = facts.capabilities.returns
     # Cycles in between whose load was not observed may have leaked as well: their requests count.
     between = later[later.index(judged[0]) : later.index(judged[-1]) + 1]
-    requests = sum(span.outcome.completed + span.outcome.refreshes for span in between if span.outcome)
-    loads = plural(requests, "request")
+    outcomes = [span.outcome for span in between if span.outcome]
+    requests = sum(outcome.completed + outcome.refreshes for outcome in outcomes)
+    by_each = kept_by_requests(kept, outcomes, facts, limits)
     unit = facts.capabilities.unit
     if not shown:
         sentence = f"{sentence}; this engine's metrics do not show lost {unit}s; step 4 tests for them"
     elif kept > 0:
         status = "fault"
-        kept_each = format_number(kept / max(requests, 1))
-        sentence = f"{plural(kept, unit)} not released after {loads}, {kept_each} each; {sentence}"
+        each_blocks = by_each.each_blocks
+        kept_each = "" if each_blocks is None else f", {by_each.at_least}{format_number(each_blocks)} each"
+        sentence = f"{plural(kept, unit)} not released after {by_each.requests}{kept_each}; {sentence}"
     elif kept < 0:
         # Blocks in use before the step were released: other requests held them.
         sentence = f"all {unit}s released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
-        sentence = f"all {unit}s released (detection limit 1 {unit} over {loads} after warm-up); {sentence}"
+        sentence = f"all {unit}s released (detection limit 1 {unit} over {by_each.requests} after warm-up); {sentence}"
     if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
         status = "fault"
         each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_request"))

@@ -27,6 +27,7 @@ from kvdiag.diagnosis.timeline_queries import (
     most_requests,
     own_blocks,
     samples_needed,
+    small_request_blocks,
     tokens_taken,
     under_load,
     whole_load,
@@ -48,7 +49,9 @@ class LoadPeak:
     held_blocks: int
     filled_ratio: float | None
     ahead_blocks: int = 0
-    """Blocks that the tokens need at the next look, where the engine's figures may be ahead of our streams."""
+    """Blocks that the tokens need at the next look, where the engine's figures may be ahead of our streams; or with
+    those that small requests left in use meanwhile.
+    """
 
     @property
     def excess_blocks(self) -> int:
@@ -60,13 +63,23 @@ class LoadPeak:
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> LoadPeak | None:
     """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
     samples = [sample for sample in whole_load(timeline, span, facts) if _decodes(sample, span, facts)]
+    left = _left_by_small_requests(timeline, facts, span, floor_blocks, limits)
     peaks = []
     for sample, after in zip_longest(samples, samples[1:]):
         held, counted = own_blocks(sample, facts, limits), tokens_taken(timeline, span, sample)
         peak = None if held is None else _at(sample, facts, held - floor_blocks, len(samples), counted)
         if peak is not None:
-            peaks.append(replace(peak, ahead_blocks=_blocks_ahead(span, after, facts)))
+            ahead_blocks = peak.expected.most_blocks + left if left else _blocks_ahead(span, after, facts)
+            peaks.append(replace(peak, ahead_blocks=ahead_blocks))
     return max(peaks, key=lambda peak: peak.held_blocks, default=None)
+
+
+def _left_by_small_requests(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> int:
+    """The most blocks that the small requests which make gauges move have left in use before a load's end."""
+    if span.outcome is None or not span.outcome.refreshes:
+        return 0
+    kept = (floor_after(timeline, facts, span, limits) or 0) - floor_blocks
+    return max(min(kept, span.outcome.refreshes * small_request_blocks(facts, limits)), 0)
 
 
 def _blocks_ahead(span: Span, after: Sample | None, facts: Facts) -> int:
@@ -286,9 +299,13 @@ def _failures(outcome: Outcome, reason: str) -> str:
 
 
 def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
-    """The most blocks in use at any time of a span's load, prefill included, beyond the floor before it."""
+    """The most blocks in use at any time of a span's load, prefill included, beyond the floor before it.
+
+    Without those that small requests left in use meanwhile.
+    """
     floor = floor_before(timeline, facts, span, limits)
     if floor is None or span.release_seconds is None:
         return None
     held = [own_blocks(sample, facts, limits) for sample in under_load(timeline, span)]
-    return max((blocks - floor for blocks in held if blocks is not None), default=None)
+    left = _left_by_small_requests(timeline, facts, span, floor, limits)
+    return max((max(blocks - floor - left, 0) for blocks in held if blocks is not None), default=None)

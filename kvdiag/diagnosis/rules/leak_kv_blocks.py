@@ -37,6 +37,7 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     held_blocks,
     idle_floors,
+    kept_by_requests,
     open_sessions,
 )
 from kvdiag.formatting import (
@@ -48,7 +49,7 @@ from kvdiag.formatting import (
     format_ratio,
     plural,
 )
-from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Sample, Timeline
+from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Outcome, Sample, Timeline
 
 ID = "leak.kv_blocks"
 PROBE = "isolation"
@@ -75,7 +76,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     held, before = last.blocks or 0, first.blocks or 0
     if intervals[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
         return unknown(ID, "the pool had not settled at the last sample; sample the idle server for a few seconds more")
-    requests = _requests_between(timeline, first, last)
+    outcomes = _outcomes_between(timeline, first, last)
+    requests = None if outcomes is None else sum(one.requests for one in outcomes)
     counted = ("requests including warm-up", "kvdiag") if timeline.marks else ("requests", "engine")
     evidence: tuple[Evidence, ...] = (
         Evidence("idle_intervals", len(floors), "intervals", "engine"),
@@ -99,9 +101,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "unknown", summary, evidence),)
     size = block_bytes(facts)
     amount = f" ({format_bytes(held * size)})" if size is not None else ""
-    rate = f"; +{format_number((held - before) / requests)} per request" if requests and held > before else ""
+    by_each = kept_by_requests(held - before, outcomes or (), facts, limits)
+    each = by_each.each_blocks
+    rate = "" if each is None else f"; {by_each.at_least}+{format_number(each)} per request"
     total = sum(pool.usable_blocks for pool in facts.pools)
-    left = None if not requests or held <= before else round((total - held) * requests / (held - before))
+    left = None if each is None else round((total - held) / each)
     evidence += (
         Evidence("leaked", None if size is None else held * size, "bytes", "engine"),
         Evidence("leaked_ratio", held / total, "ratio", "engine"),
@@ -284,18 +288,20 @@ def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
     return floor.at_seconds - min(held, default=floor.at_seconds)
 
 
-def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
+def _outcomes_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> Sequence[Outcome] | None:
     """Requests between two floors: kvdiag's own if it sent any, else all that the engines counted as finished."""
     if not timeline.marks:
         counts = [_finished(timeline, floor.at_seconds) for floor in (first, last)]
-        return None if counts[0] is None or counts[1] is None else counts[1] - counts[0]
-    return sum(
-        span.outcome.requests
+        if counts[0] is None or counts[1] is None:
+            return None
+        return [Outcome(completed=max(counts[1] - counts[0], 0), failed=0, prompt_tokens=0, generated_tokens=0)]
+    return [
+        span.outcome
         for span in timeline.spans()
         if span.outcome is not None
         and span.release_seconds is not None
         and first.at_seconds < span.release_seconds <= last.at_seconds
-    )
+    ]
 
 
 def _finished(timeline: Timeline, at_seconds: float) -> int | None:

@@ -229,7 +229,10 @@ class Requests:
                             request.first_token_seconds = taken_seconds
                         request.decode_seconds = taken_seconds - request.first_token_seconds
                     if request.generated_tokens >= max_tokens:
-                        break  # the engine frees its blocks with the last token, before the rest is read
+                        # The engine frees its blocks with the last token, before the rest is read.
+                        self._open.discard(request)
+                        if not self._capabilities.on_completion:
+                            break  # there the gauges move when the response was read to its end
                     # A stream that has always more to read would never let the sampler have a turn.
                     await asyncio.sleep(0)
         if not request.generated_tokens:

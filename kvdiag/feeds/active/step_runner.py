@@ -261,7 +261,8 @@ class ActiveFeed(MarkedRun):
                     raise KvdiagError(f"a completion of {prompt} tokens failed: {reason}")
                 return None
             speed = measured
-            outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)
+            small = int(self.sampler.facts.capabilities.on_completion)
+            outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output, refreshes=small)
             self._mark(WARMUP, cycle, "release", outcome=outcome)
             self._mark(WARMUP, cycle, "end")
         return speed

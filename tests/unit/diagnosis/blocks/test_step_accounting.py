@@ -97,6 +97,18 @@ def test_late_engine_may_be_ahead_of_a_busy_client() -> None:
     assert 0 == getattr(measure(seen(*samples), KNOWN, SPAN, 0, DEFAULT_LIMITS), "ahead_blocks", None)
 
 
+def test_blocks_that_small_requests_left_are_not_of_the_load() -> None:
+    """They end during the load: what they can have left of the blocks in use after it is allowed, and no more."""
+    timeline = seen(*(under_load(at, 80) for at in (21.0, 22.0)), *(idle(at, 13) for at in (31.0, 32.0, 33.0)))
+    late = replace(KNOWN, capabilities=Capabilities(on_completion=True))
+    whole = Timeline(samples=(idle(10.0, 3), idle(11.0, 3), *timeline.samples))
+    for small, excess in ((0, 13), (3, 7), (9, 3)):
+        span = replace(SPAN, outcome=replace(OUTCOME, refreshes=small))
+        peak = measure(timeline, late, span, 1, DEFAULT_LIMITS)
+        assert peak is not None
+        assert (excess, 64 + excess) == (peak.excess_blocks, highest_blocks(whole, late, span, DEFAULT_LIMITS))
+
+
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))

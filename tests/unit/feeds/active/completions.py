@@ -9,7 +9,8 @@ import httpx2
 
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import Requests
-from kvdiag.model import Outcome, Workload
+from kvdiag.model import Capabilities, Outcome, Workload
+from kvdiag.model.capabilities import ALL
 from tests.builders.answers import containing
 from tests.fixtures.hostile import head
 
@@ -33,11 +34,16 @@ def with_client(url: str, work: Callable[[httpx2.AsyncClient], Awaitable[T]]) ->
     return asyncio.run(run())
 
 
-def offered(url: str, workload: Workload, *, silence_seconds: float = LONG_SECONDS) -> Outcome:
+def offered(
+    url: str, workload: Workload, *, silence_seconds: float = LONG_SECONDS, capabilities: Capabilities = ALL
+) -> Outcome:
     """The outcome of a workload."""
-    return with_client(
-        url, lambda client: Requests(client, MODEL, silence_seconds=silence_seconds, engine=ENGINE).offer(workload)
-    )
+
+    def offer(client: httpx2.AsyncClient) -> Awaitable[Outcome]:
+        requests = Requests(client, MODEL, engine=ENGINE, capabilities=capabilities, silence_seconds=silence_seconds)
+        return requests.offer(workload)
+
+    return with_client(url, offer)
 
 
 def one(max_tokens: int = 4) -> Workload:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, MAX_ERROR_CHARACTERS, MAX_EVENT_BYTES
-from kvdiag.model import Outcome, Workload
+from kvdiag.model import Capabilities, Outcome, Workload
 from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
 from tests.unit.feeds.active.completions import MODEL, STREAM, chunk, event, failure, offered, one
@@ -42,6 +42,14 @@ def test_tokens_are_counted(answer: Answer, max_tokens: int, tokens: int) -> Non
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=max_tokens))
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=tokens) == actual
+
+
+@pytest.mark.parametrize(("on_completion", "tokens"), [(False, 4), (True, 5)])
+def test_gauges_that_an_end_moves_need_the_stream_read_to_its_end(on_completion: bool, tokens: int) -> None:
+    """A server whose response is left at its last token does not count it as ended (trtllm-serve's collector)."""
+    with Hostile(raw(STREAM, chunk(4), chunk(5), b"data: [DONE]\n\n")) as server:
+        actual = offered(server.url, one(max_tokens=4), capabilities=Capabilities(on_completion=on_completion))
+    assert tokens == actual.generated_tokens
 
 
 LONG_TEXT = "out of memory " * 1000
