@@ -12,7 +12,7 @@ from kvdiag.model import Facts, LedgerLine, Sample, without_mig_parents
 OWN = ("kv_pool", "kv_held", "kv_free", "weights", "server_other")
 """Ledger lines that only the server's devices have."""
 
-UNKNOWN = "unknown: the size of the KV pool in bytes is not known; run kvdiag where it can read the model's config.json"
+UNKNOWN = "unknown: the size of the KV pool in bytes is not known; run kvdiag where it can read the model's files"
 
 REUSABLE = ("torch_releasable", "torch_unused")
 
@@ -32,8 +32,8 @@ def pool_pressure(sample: Sample) -> float | None:
 def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict[str | None, float | None]:
     """The pressure on each of the server's devices by its UUID; the key `None` is for devices that are not observed.
 
-    `max(pool's usage, (used - reusable) / total)`, where reusable are the pool's free bytes, or without a
-    pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and the
+    `max(pool's usage, (used - reusable) / total)`, where reusable are the pool's free bytes, or where the engine shows
+    no pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and the
     used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full; so
     too where the driver does not answer. Devices that may not be the server's are left out.
     """
@@ -48,7 +48,7 @@ def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict
         if memory is None or not any(name in sizes for name in OWN):
             continue
         observed = True
-        free = _reusable(sizes, usage, pooled=bool(facts.pools))
+        free = _reusable(sizes, usage, pooled=bool(facts.pools) or usage is not None)
         if free is not None:
             share = min(max(memory.used_bytes - free, 0) / memory.total_bytes, 1.0)
             found[device.uuid] = max(share, usage or 0.0)

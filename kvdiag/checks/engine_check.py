@@ -60,7 +60,7 @@ def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     found = plural(ours, f"{engine.title} metric")
     # What no server of this engine can report, however it is started: not known while series are missing.
     can = engine.capabilities(page)
-    able = {"KV usage": can.usage, f"{can.unit}s in use": can.blocks, "sleep": can.sleep}
+    able = {"KV usage": can.usage, f"{can.unit}s in use": can.blocks}
     if lacking := [what for what, has in able.items() if not has and not missing]:
         found += f"; {engine.title} does not report {' or '.join(lacking)}: verdicts that need it are unknown"
     if missing:

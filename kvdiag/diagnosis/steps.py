@@ -260,9 +260,12 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     Linear growth never exceeds its end: a duplicate or a leak on the way shows as an overshoot even where the end is
     right. Windowed layers hold a prefill chunk on top of their window, so only their end is judged.
     """
-    result = _with_refill(judge_load("long_context", timeline, facts, limits), timeline, facts)
+    load = judge_load("long_context", timeline, facts, limits)
     span = last_span(timeline, "long_context")
-    if result.status == "unknown" or span is None or span.workload is None or refused(span) is not None:
+    if span is None or span.workload is None or span.outcome is None:
+        return load
+    result = _with_refill(load, timeline, facts)
+    if load.status == "unknown" or refused(span) is not None:
         return result
     finished = [span.workload.tokens_per_request] * span.workload.requests
     highest, most = highest_blocks(timeline, facts, span, limits), blocks_needed(finished, facts)
@@ -286,6 +289,8 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
 def _with_refill(result: StepResult, timeline: Timeline, facts: Facts) -> StepResult:
     """The result, with what the load proves of the pool where lost cells do not show."""
     found = None if facts.capabilities.returns else refilled(timeline, facts)
+    if found is not None and result.status == "unknown" and (refusal := found.refusal(facts)) is not None:
+        return replace(result, status="fault", summary=refusal)
     if found is None or result.status != "ok":
         return result
     unit = facts.capabilities.unit

@@ -18,7 +18,7 @@ class Capabilities(Checked):
     never released stay visible in the usage. `reserved`: the usage counts what a request may need at most, from
     admission to end. `waits`: a request for which the pool has no room waits; if not, all requests that run fail.
     `late_seconds`: while idle, usage and request counts may be this old. `on_completion`: they move only when a
-    request ends, and show the step before. `sleep`: it reports whether it sleeps. `salt`: a cache salt with each
+    request ends, and show the step before. `salt`: a cache salt with each
     request keeps tenants' prefixes apart. `forces_length`: a request can demand an exact number of output tokens.
     `renewed_seconds`: usage and request counts are renewed only once in so long, under load, too. `late_tokens`: while
     requests decode, usage may be this many tokens of each behind. `linear`: the pool counts every token of a request
@@ -36,7 +36,6 @@ class Capabilities(Checked):
     renewed_seconds: float = 0.0
     on_completion: bool = False
     linear: bool = False
-    sleep: bool = True
     salt: bool = True
     forces_length: bool = True
 

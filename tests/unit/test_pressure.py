@@ -73,6 +73,12 @@ def test_with_a_pool_of_unknown_bytes_only_what_is_certain_is_reported(
     assert {GPU: pressure} == seen(engine(usage=usage), used_bytes=used_bytes, known=unsized)
 
 
+def test_a_share_of_a_pool_without_a_size_is_a_pool() -> None:
+    """LMDeploy reports its usage alone: the pool's free bytes are not in use, however many they are."""
+    unsized = replace(facts(World()), pools=())
+    assert {GPU: None} == seen(engine(usage=0.0), known=unsized)
+
+
 def test_devices_that_may_be_anybodys_are_left_out() -> None:
     """Where the server's processes are on no device, only its pool is listed."""
     assert {None: 0.5} == seen(engine(usage=0.5), own=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.timeline_queries import beside_others, most_requests, pool_tokens, under_load, whole_load
+from kvdiag.formatting import format_count, plural
 from kvdiag.model import Facts, Span, Timeline
 
 WAITING_SAMPLES = 8
@@ -30,6 +31,15 @@ class Refill:
     def unproven_tokens(self) -> int:
         """The most that can be lost."""
         return max(self.pool_tokens - self.proven_tokens, 0)
+
+    def refusal(self, facts: Facts) -> str | None:
+        """What a refused load shows; `None` without one, or where other traffic may have used the pool."""
+        if self.refused_tokens is None or facts.forced:
+            return None
+        unit = facts.capabilities.unit
+        load, pool = plural(self.refused_tokens, "token"), plural(self.pool_tokens, unit)
+        lost = format_count(max(self.pool_tokens - self.refused_tokens, 0) + 1)
+        return f"a load of {load} found no room in a pool of {pool}: at least {lost} {unit}s are not released"
 
 
 def refilled(timeline: Timeline, facts: Facts) -> Refill | None:

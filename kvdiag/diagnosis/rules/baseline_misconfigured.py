@@ -52,7 +52,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, status, summary, evidence),)
     if missing:
         return unknown(ID, f"the longest request fits the pool, but the memory fraction was not checked: {missing}")
-    return (Finding(ID, "ok", "pool, context length and memory fraction match the device", evidence),)
+    known = {
+        "context length": None not in (pool.capacity_tokens, facts.max_model_len_tokens),
+        "memory fraction": pool.memory_fraction_ratio is not None,
+    }
+    checked = ["pool", *(name for name, is_known in known.items() if is_known)]
+    matching = " and ".join(filter(None, (", ".join(checked[:-1]), checked[-1])))
+    return (Finding(ID, "ok", f"{matching} {'match' if checked[1:] else 'matches'} the device", evidence),)
 
 
 def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
@@ -75,6 +76,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not worked and totals.most_running <= 1:
         how = "run the test steps (`kvdiag run`), or sample under load"
         return unknown(ID, f"no two requests ran at the same time; {how}")
+    if (refusal := _refusal(timeline, facts)) is not None:
+        return (refusal,)
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
         return (Finding(ID, "ok", f"no request waited for KV {unit}s; {paused}", evidence),)
@@ -116,10 +119,22 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
     if totals.most_running < least:
         how = "run the test steps (`kvdiag run`), or sample under load"
         return unknown(ID, f"no two requests ran at the same time; {how}")[0]
+    if (refusal := _refusal(timeline, facts)) is not None:
+        return refusal
     summary = (
         f"at most {format_ratio(totals.highest_usage)} of the pool was in use, and no request failed for lack of it"
     )
     return Finding(ID, "ok", summary, evidence)
+
+
+def _refusal(timeline: Timeline, facts: Facts) -> Finding | None:
+    """The finding where requests of the run had no room because lost units take it: more room is no remedy."""
+    found = None if facts.capabilities.returns else refilled(timeline, facts)
+    if found is None or found.refusal(facts) is None:
+        return None
+    unit = facts.capabilities.unit
+    reason = f"requests had no room because {unit}s are not released; fix leak.kv_blocks and repeat `kvdiag run`"
+    return unknown(ID, reason)[0]
 
 
 def _highest_of_others(timeline: Timeline) -> float:

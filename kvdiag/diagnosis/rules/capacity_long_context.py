@@ -4,14 +4,21 @@ Decided in this order: a single request that ran out of memory, a pool smaller t
 has the whole pool and makes no progress are faults; a long request that completed is ok.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, samples_needed, whole_load
+from kvdiag.diagnosis.timeline_queries import (
+    pool_tokens,
+    readings_of,
+    renewed,
+    samples_needed,
+    under_load,
+    whole_load,
+)
 from kvdiag.formatting import format_bytes, format_count, format_duration
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
 
 ID = "capacity.long_context"
 STEP = "long_context"
@@ -58,13 +65,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and span.outcome is not None
         and span.outcome.completed
         and not span.outcome.failed
-        and len(whole_load(timeline, span, facts)) >= samples_needed(facts, limits)
+        and len(_observed(timeline, span, facts)) >= samples_needed(facts, limits)
     ]
     if not worked or worked[0].workload is None:
         if failed:
             reason = f"the request of {format_count(failed[0][0])} tokens failed because free memory is fragmented"
             return unknown(ID, f"{reason}; remove the fragmentation and repeat `kvdiag run`")
-        how = "see what step 4 lacks" if timeline.spans(STEP) else "run the test steps (`kvdiag run`)"
+        how = "see step 4" if timeline.spans(STEP) else "run the test steps (`kvdiag run`)"
         return unknown(ID, f"no long request was observed to complete; {how}")
     tokens = worked[0].workload.prompt_tokens
     evidence = (
@@ -73,6 +80,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("capacity", capacity, "tokens", "engine"),
     )
     return (Finding(ID, "ok", f"a request with a prompt of {format_count(tokens)} tokens completed", evidence),)
+
+
+def _observed(timeline: Timeline, span: Span, facts: Facts) -> Sequence[Sample]:
+    """The samples in which the one request of a span ran, or any of several that fill the pool."""
+    if span.workload is not None and span.workload.requests == 1:
+        return whole_load(timeline, span, facts)
+    return [one for one in renewed(under_load(timeline, span), facts) if one.load and one.load.resident_tokens]
 
 
 def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:

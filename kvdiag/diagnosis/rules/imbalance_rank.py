@@ -42,6 +42,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if (uneven := _uneven_pools(timeline, facts, limits)) is not None:
         return (uneven,)
     own = assigned_uuids(timeline, facts)
+    if len(own) == 1 and server_devices(newest_devices(timeline), own):
+        return (Finding(ID, "ok", "one GPU visible: nothing to balance"),)
     floors = idle_floors(timeline, facts, limits)
     readings = [floor.devices for floor in reversed(floors) if floor.devices]
     if own and not readings and (busy := _busy(timeline, own, facts, limits)) is not None and not facts.pools[1:]:
@@ -55,8 +57,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ranks = next((known for each in every if len(known := [one for one in each if one]) >= len(own)), None)
     if ranks is None:
         return unknown(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
-    if len(ranks) == 1:
-        return (Finding(ID, "ok", "one GPU visible: nothing to balance"),)
     if len(facts.pools) > 1:
         which = f"which GPU belongs to which of the {len(facts.pools)} engines is not known"
         return unknown(ID, f"{which}; ranks can be compared only where a server runs one engine")

@@ -149,10 +149,8 @@ def _by_filling(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
         Evidence("tokens_refused", found.refused_tokens, "tokens", "kvdiag"),
     )
     pool = plural(found.pool_tokens, unit)
-    if found.refused_tokens is not None and not facts.forced:
-        lost = format_count(max(found.pool_tokens - found.refused_tokens, 0) + 1)
-        refused = f"a load of {plural(found.refused_tokens, 'token')} found no room in a pool of {pool}"
-        return Finding(ID, "fault", f"{refused}: at least {lost} {unit}s are not released", evidence)
+    if (refusal := found.refusal(facts)) is not None:
+        return Finding(ID, "fault", refusal, evidence)
     unproven = plural(found.unproven_tokens, unit)
     if found.unproven_tokens <= limits.unproven_ratio * found.pool_tokens:
         filled = f"a load filled {format_count(found.proven_tokens)} of {pool} again after all others had ended"

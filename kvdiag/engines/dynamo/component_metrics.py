@@ -48,7 +48,7 @@ def meanings() -> dict[str, Meaning]:
 
 def capabilities(page: Page) -> Capabilities:
     """A worker reports usage and blocks, a front end blocks alone."""
-    return Capabilities(usage=USAGE in page, blocks=TOTAL_BLOCKS in page or CARD_BLOCKS in page, sleep=False, salt=True)
+    return Capabilities(usage=USAGE in page, blocks=TOTAL_BLOCKS in page or CARD_BLOCKS in page, salt=True)
 
 
 def parse_engines(page: Page) -> EngineReading:

@@ -66,7 +66,6 @@ def capabilities(page: Page) -> Capabilities:
         blocks=has_slots,
         returns=False,
         waits=False,
-        sleep=slots.SLEEPING in page,
         salt=False,
     )
 

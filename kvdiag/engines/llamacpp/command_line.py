@@ -56,8 +56,8 @@ ENVIRONMENT = tuple(
 )
 """The variables that are read; none of them holds a key."""
 
-PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo)\s")
-"""Found in the command line of the server itself."""
+PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo|drill)\s")
+"""Found in the command line of the server itself, or of `kvdiag drill`."""
 
 DEFAULT_CHECKPOINTS = 32
 """Context checkpoints of a slot by default (common/common.h: n_ctx_checkpoints; b8210 has 8, b9014 32)."""

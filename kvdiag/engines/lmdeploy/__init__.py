@@ -62,7 +62,6 @@ def capabilities(page: Page) -> Capabilities:
         late_seconds=LATE_SECONDS,
         renewed_seconds=RENEWED_SECONDS,
         returns=bool(configured) and {"False"} == set(configured),
-        sleep=metrics.SLEEPING in page,
         salt=False,
     )
 

@@ -118,7 +118,6 @@ def capabilities(page: Page) -> Capabilities:
         late_seconds=0.0 if LOADS_USED in page else IDLE_LATE_SECONDS,
         late_tokens=min(late_tokens, MAX_COUNT),
         linear=True,
-        sleep=False,
     )
 
 

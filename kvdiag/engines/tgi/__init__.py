@@ -84,7 +84,6 @@ ENGINE = EngineAdapter(
         blocks=metrics.CAPACITY in page,
         returns=False,
         reserved=True,
-        sleep=False,
         salt=False,
         forces_length=False,
     ),

@@ -20,7 +20,7 @@ def capabilities(page: Page) -> Capabilities:
     """What its metrics show: nothing of the pool without iteration statistics, and all of it late."""
     usage = any(name in page for name in (*metrics.NEEDED_NAMES["KV usage"], metrics.TRITON_BLOCKS))
     blocks = metrics.MAX_BLOCKS in page or metrics.TRITON_BLOCKS in page
-    return Capabilities(usage=usage, blocks=blocks, on_completion=True, sleep=False)
+    return Capabilities(usage=usage, blocks=blocks, on_completion=True)
 
 
 class TrtllmClient(OpenAIClient):

@@ -73,7 +73,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     workload, notes = admitted(longer, facts)
     longer_by = f"repeated with {workload.max_tokens:,} output tokens per request, so that they last longer"
     note = f"{longer_by}: in the first attempt, no sample had all requests running"
-    return replace(planned, workload=workload, notes=(*notes, note))
+    return replace(planned, workload=workload, notes=(*dict.fromkeys((*planned.notes, *notes)), note))
 
 
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:

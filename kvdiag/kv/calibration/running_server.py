@@ -60,7 +60,7 @@ class Served:
 def served(facts: Facts, pool: KvPool) -> Served | str:
     """The model of the engine that has this pool; or why there is none, as a clause."""
     if facts.model_config is None:
-        return "the model's config.json is not readable from here; run kvdiag where the model's files are"
+        return "the model's files are not readable from here; run kvdiag where they are"
     if facts.max_model_len_tokens is None:
         return "the server does not report max_model_len; check its /v1/models"
     # What is not looked at must not divide the cache.

@@ -11,8 +11,8 @@ from tests.quality.corpus.incident import SERVER, WORKER, Record, Shape, kv_pool
 from tests.quality.corpus.recording import NOT_UP, Gpu, Holder, HostMemory, Pages, Recording, serving
 from tests.quality.corpus.tape import GIB, MIB, Tape, Track, capped, highest, running_total, scaled, total
 
-SGLANG = Capabilities(unit="token", late_seconds=31.0, sleep=False)
-TRTLLM = Capabilities(on_completion=True, sleep=False)
+SGLANG = Capabilities(unit="token", late_seconds=31.0)
+TRTLLM = Capabilities(on_completion=True)
 
 
 def _named(recording: Recording, engine_name: str, **facts: Any) -> Recording:

@@ -10,7 +10,7 @@ from tests.quality.corpus.incident import SERVER, Shape, kv_pool, server
 from tests.quality.corpus.recording import Gpu, Holder, HostMemory, Pages, Recording, serving, standard_series
 from tests.quality.corpus.tape import GIB, MIB, Tape, Track, capped, running_total, scaled, total
 
-LLAMA = Capabilities(unit="cell", usage=False, blocks=False, returns=False, sleep=False, salt=False)
+LLAMA = Capabilities(unit="cell", usage=False, blocks=False, returns=False, salt=False)
 TOKENS = 262_144
 
 

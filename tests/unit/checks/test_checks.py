@@ -25,7 +25,7 @@ REAL = parse_page((SCRAPES / "vllm-0.32.0-cpu-tp2-idle.prom").read_text())
 FOLDER = Path("/shared/published")
 GAP = Gap(source="nvml", kind="failed", reason="the driver is gone; reboot")
 UNFILTERED = replace(ENGINE, polled_metrics=())
-WITHOUT_BLOCKS = replace(ENGINE, capabilities=lambda _: Capabilities(blocks=False, sleep=False))
+WITHOUT_BLOCKS = replace(ENGINE, capabilities=lambda _: Capabilities(blocks=False))
 SERVER = Identity(version="0.32.0", model="m", root=None, max_model_len_tokens=None, server_header=None)
 BUSY = device(processes=(process(7, GIB),))
 

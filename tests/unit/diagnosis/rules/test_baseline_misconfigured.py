@@ -209,6 +209,14 @@ def test_every_figure_that_was_looked_at_is_shown() -> None:
     ] == rows(actual)
 
 
+def test_only_what_was_compared_is_said_to_match() -> None:
+    """The memory fraction of an engine that has none is not among it."""
+    for fraction in (0.9, None):
+        known = replace(SERVER, pools=(pool(memory_fraction_ratio=fraction),))
+        found = at_idle(device(processes=(process(100, 20 * GIB),)), of=known)
+        assert ("ok", fraction is not None) == (found.status, "memory fraction" in found.summary)
+
+
 def test_figures_that_are_not_reported_are_shown_as_missing() -> None:
     """A pool sized by hand, or without a fraction, has no budget; a driver that reports no share has `None`."""
     bare = unlisted(70 * GIB, reserved=None)

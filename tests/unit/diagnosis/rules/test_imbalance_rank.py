@@ -189,6 +189,12 @@ def test_idle_gpus_get_their_status(devices: Sequence[Device], of: Facts, status
     assert status == at_idle(*devices, of=of).status
 
 
+def test_one_gpu_has_nothing_to_balance_at_any_time() -> None:
+    """Not even where its server was never idle, or its usage is not reported."""
+    busy = Sample(at_seconds=1.0, devices=(rank(0, GIB),), engines=(BUSY,))
+    assert "ok" == only(judge, Timeline(samples=(busy,)), SERVER).status
+
+
 def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
     """Compared with the middle of the others, of two the higher; 2 GiB are 1,024 blocks of 16 tokens."""
     actual = at_idle(

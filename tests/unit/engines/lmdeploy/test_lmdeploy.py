@@ -40,7 +40,7 @@ def test_the_pool_s_size_is_nowhere() -> None:
     """Blocks cannot be counted: the gap says where the size is printed."""
     assert ((), (Gap(SOURCE, "absent", containing("startup log")),)) == parse_pools(scrape(PAGE), "0.18.0", ())
     shown = ENGINE.capabilities(scrape(PAGE))
-    assert (True, False, False, False) == (shown.usage, shown.blocks, shown.salt, shown.sleep)
+    assert (True, False, False) == (shown.usage, shown.blocks, shown.salt)
 
 
 @pytest.mark.parametrize(("caching", "how"), [("False", "startup log"), ("True", "--enable-prefix-caching")])

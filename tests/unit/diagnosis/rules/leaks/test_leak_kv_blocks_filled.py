@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.capacity_concurrency import judge as queued
+from kvdiag.diagnosis.rules.capacity_long_context import judge as longest
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.diagnosis.steps import LONG_CONTEXT
 from kvdiag.model import Capabilities, Finding, Status, Workload
@@ -76,6 +78,24 @@ def test_requests_that_wait_though_they_fit_prove_what_is_lost() -> None:
     rest = [sample for sample in waiting.samples if sample.at_seconds >= waiting.spans("long_context")[0].begin_seconds]
     mixed = replace(waiting, samples=(*first, *rest))
     assert "fault" == only(judge, mixed, replace(facts(of), capabilities=CELLS)).status
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_lost_cells_leave_no_line_that_says_otherwise(waits: bool) -> None:
+    """The step that found no room is a fault, and whether requests beyond the pool wait is open until it is fixed."""
+    of = world(failing={"long_context": FULL})
+    known = replace(facts(of), capabilities=replace(CELLS, waits=waits))
+    timeline = run(of)
+    step = LONG_CONTEXT.judge(timeline, known, DEFAULT_LIMITS)
+    assert ("fault", "unknown") == (step.status, only(queued, timeline, known).status)
+
+
+def test_long_requests_that_completed_are_observed_one_by_one() -> None:
+    """Those that fill a pool need not all have run at the same time."""
+    of = replace(world(), resident_at_once=3)
+    of = replace(of, workloads={"long_context": Workload(requests=4, prompt_tokens=3968, max_tokens=128)})
+    known = replace(facts(of), capabilities=CELLS)
+    assert "ok" == only(longest, run(of), known).status
 
 
 def test_nothing_is_known_of_an_idle_pool_that_hides_or_delays() -> None:
