@@ -33,9 +33,9 @@ def pressures(sample: Sample, facts: Facts, lines: Sequence[LedgerLine]) -> dict
     """The pressure on each of the server's devices by its UUID; the key `None` is for devices that are not observed.
 
     `max(pool's usage, (used - reusable) / total)`, where reusable are the pool's free bytes, or where the engine shows
-    no pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and the
-    used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full; so
-    too where the driver does not answer. Devices that may not be the server's are left out.
+    no pool the allocator's free bytes. Where the pool's size in bytes is unknown, pressure lies between its usage and
+    the used share of the device: `None`, unless both are about the same, the pool is filling, or the device is full;
+    so too where the driver does not answer. Devices that may not be the server's are left out.
     """
     usage = pool_pressure(sample)
     if facts.engine_name is None:

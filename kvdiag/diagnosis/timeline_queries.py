@@ -12,7 +12,7 @@ from itertools import chain, groupby, pairwise, takewhile
 from typing import Literal, NamedTuple
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import format_number, plural
+from kvdiag.formatting import plural
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
 from kvdiag.model import (
     MAX_COUNT,
