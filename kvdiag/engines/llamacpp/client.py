@@ -17,7 +17,7 @@ from typing import Any
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
 from kvdiag.engines.llamacpp.cell_bytes import read_cells
-from kvdiag.engines.llamacpp.command_line import ENVIRONMENT, Options, parse_options
+from kvdiag.engines.llamacpp.command_line import ENVIRONMENT, Options, parse_options, runners_of
 from kvdiag.engines.llamacpp.slots import (
     PROCESSING,
     RUNNING,
@@ -75,8 +75,7 @@ class LlamaClient(OpenAIClient):
         models = self._http.decode(answer)
         props = await self._props()
         if props.get("role") == "router":
-            why = "this is llama.cpp's router of several models: give the address of one model's server"
-            raise Unreadable("refused", f"{why} (--port in its processes' command lines)")
+            raise Unreadable("refused", await self._router())
         entries = models.get("data") if isinstance(models, dict) else None
         first = entries[0] if isinstance(entries, list) and entries else None
         if not isinstance(first, dict):
@@ -94,6 +93,13 @@ class LlamaClient(OpenAIClient):
             server_header=answer.server,
             weights_bytes=weights_bytes(models),
         )
+
+    async def _router(self) -> str:
+        """Why a router is not read, and the addresses of its models' servers where they are on this host."""
+        _, commands = await server_processes(self._http.base_url, self.engine.program)
+        loaded = ", ".join(one.address for one in runners_of(commands))
+        where = loaded or "none is loaded or visible; they are its child processes, --port in their command lines"
+        return f"this is llama.cpp's router of several models: give the address of one model's server ({where})"
 
     def see(self, models: object, commands: Sequence[str], cells: CellModel | None = None) -> None:
         """Take the answer of /v1/models, the command lines of the server's processes, and its model as they are."""

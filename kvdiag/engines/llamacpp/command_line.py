@@ -8,7 +8,9 @@ its environment variable. `kvdiag.sources.host` puts the variables in front of a
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
+from kvdiag.engines.metrics_reader import MAX_LABEL_CHARACTERS
 from kvdiag.model import MAX_COUNT
 from kvdiag.sources.host import NO_ENVIRONMENT
 
@@ -61,6 +63,12 @@ PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo|drill)\s")
 
 DEFAULT_CHECKPOINTS = 32
 """Context checkpoints of a slot by default (common/common.h: n_ctx_checkpoints; b8210 has 8, b9014 32)."""
+
+_PORT = re.compile(r"\s--port[ =](\d{1,5})\b")
+_MODEL = re.compile(r"\s(?:-m|--model)[ =](\S{1,512})")
+_DIGEST = re.compile(r"sha256-([0-9a-f]{12})")
+MAX_RUNNERS = 64
+"""Ollama loads three a GPU by default (OLLAMA_MAX_LOADED_MODELS), a router four (--models-max)."""
 
 _NUMBER = re.compile(r"-?\d{1,12}")
 _TYPE = re.compile(r"[a-z][a-z0-9_]{1,15}")
@@ -207,3 +215,33 @@ def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained
 
 def _padded(tokens: int) -> int:
     return -(-tokens // _CELLS_MULTIPLE) * _CELLS_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """The server of one model that another process started: its port, the model's file, and its command line."""
+
+    port: int
+    model: str
+    command: str
+
+    @property
+    def file_label(self) -> str:
+        """A short name of its model's file."""
+        digest = _DIGEST.search(self.model)
+        return digest[1] if digest else PurePath(self.model).name[:MAX_LABEL_CHARACTERS] or str(self.port)
+
+    @property
+    def address(self) -> str:
+        """Its model and where it answers, on this host."""
+        return f"{self.file_label} at http://127.0.0.1:{self.port}"
+
+
+def runners_of(commands: Iterable[str]) -> tuple[Runner, ...]:
+    """The models' servers among the command lines of Ollama's processes, or of a router's."""
+    found = {}
+    for command in commands:
+        port, model = _PORT.search(command), _MODEL.search(command)
+        if port is not None and model is not None and 0 < int(port[1]) < 2**16:
+            found[int(port[1])] = Runner(port=int(port[1]), model=model[1], command=command)
+    return tuple(found.values())[:MAX_RUNNERS]

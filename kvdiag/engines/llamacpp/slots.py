@@ -177,17 +177,17 @@ def _host_limits(page: Page, options: Options | None, model: "CellModel | None",
 
 
 def parse_caches(page: Page) -> tuple[HostCache, ...]:
-    """The limits of host memory that no option sets."""
+    """The limits of host memory that no option sets; of several servers the largest, since each is of one process."""
     options = {
         PROMPT_CACHE: ("--cache-ram", "--cache-ram, by default"),
         ONE_PROMPT: ("--ctx-size", "--ctx-size"),
         CHECKPOINTS: ("--ctx-checkpoints", "--ctx-checkpoints"),
     }
+    known = {name: [line.value for line in page.get(name, ()) if 0 < line.value < MAX_BYTES] for name in options}
     return tuple(
-        HostCache(name=host_cache_set_by(option).name, flag=flag, limit_bytes=round(line.value))
+        HostCache(name=host_cache_set_by(option).name, flag=flag, limit_bytes=round(max(known[name])))
         for name, (option, flag) in options.items()
-        for line in page.get(name, ())
-        if 0 < line.value < MAX_BYTES
+        if known[name]
     )
 
 

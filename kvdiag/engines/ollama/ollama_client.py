@@ -47,7 +47,7 @@ class OllamaClient(OpenAIClient):
         models = loaded_models(await self._http.json("/api/ps"))
         contexts = [one.context_tokens for one in models if one.context_tokens]
         await self.page()
-        addresses = [f"{runner.file_label} at http://127.0.0.1:{runner.port}" for runner, _ in self._runners]
+        addresses = [runner.address for runner, _ in self._runners]
         return Identity(
             version=shown_text(version.get("version")) if isinstance(version, dict) else None,
             model=models[0].name if models else None,

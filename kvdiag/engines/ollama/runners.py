@@ -5,14 +5,13 @@ are read as llama.cpp's; its port stands in its command line alone. Each child i
 name where one loaded model alone has its context, else by the file that it serves.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from kvdiag.engines.engine import SOURCE, EngineReading
 from kvdiag.engines.llamacpp import slots
+from kvdiag.engines.llamacpp.command_line import MAX_RUNNERS, Runner, runners_of
 from kvdiag.engines.metrics_reader import MAX_LABEL_CHARACTERS, split_by_engine
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Engine, Gap, KvPool
 from kvdiag.sources.prometheus_text import Page, Series
@@ -24,15 +23,8 @@ SIZE, SIZE_VRAM, CONTEXT = "ollama:model_bytes", "ollama:model_device_bytes", "o
 PORT = "ollama:runner_port"
 """The port of a runner, as its value."""
 
-MAX_MODELS = 64
-"""Ollama loads three a GPU by default (OLLAMA_MAX_LOADED_MODELS)."""
-
 NONE_LOADED = "none"
 """The label of the engine that stands for a server without a loaded model."""
-
-_PORT = re.compile(r"\s--port[ =](\d{1,5})\b")
-_MODEL = re.compile(r"\s(?:-m|--model)[ =](\S{1,512})")
-_DIGEST = re.compile(r"sha256-([0-9a-f]{12})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +37,11 @@ class Loaded:
     context_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
-    """The server of one model: its port on this host, the model's file, and its command line."""
-
-    port: int
-    model: str
-    command: str
-
-    @property
-    def file_label(self) -> str:
-        """A short name of its model's file."""
-        digest = _DIGEST.search(self.model)
-        return digest[1] if digest else PurePath(self.model).name[:MAX_LABEL_CHARACTERS] or str(self.port)
-
-
 def loaded_models(answer: object) -> tuple[Loaded, ...]:
     """The models of a decoded answer of /api/ps; an entry without a name is left out."""
     entries = answer.get("models") if isinstance(answer, dict) else None
     found = []
-    for entry in (entries if isinstance(entries, list) else [])[:MAX_MODELS]:
+    for entry in (entries if isinstance(entries, list) else [])[:MAX_RUNNERS]:
         name = entry.get("name") if isinstance(entry, dict) else None
         if isinstance(name, str) and name:
             size, device, context = (entry.get(key) for key in ("size", "size_vram", "context_length"))
@@ -81,16 +58,6 @@ def loaded_models(answer: object) -> tuple[Loaded, ...]:
 
 def _within(value: object, most: int) -> int | None:
     return value if type(value) is int and 0 <= value < most else None
-
-
-def runners_of(commands: Iterable[str]) -> tuple[Runner, ...]:
-    """The models' servers among the command lines of Ollama's processes."""
-    found = {}
-    for command in commands:
-        port, model = _PORT.search(command), _MODEL.search(command)
-        if port is not None and model is not None and 0 < int(port[1]) < 2**16:
-            found[int(port[1])] = Runner(port=int(port[1]), model=model[1], command=command)
-    return tuple(found.values())[:MAX_MODELS]
 
 
 def loaded_page(models: Sequence[Loaded]) -> Page:

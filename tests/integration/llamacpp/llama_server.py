@@ -1,12 +1,17 @@
 """llama.cpp's own C++ HTTP server from the wheel `xllamacpp`, with llama-server's arguments and environment.
 
 Runs in the environment of `llama_env`, as a program of its own: the command line is what llama-server's would be. It
-serves until its standard input closes, so that it never outlives the tests.
+serves until its standard input closes, so that it never outlives the tests. With TEST_LEAK_BYTES in its environment it
+leaks: so many bytes of its process with each load cycle, at least.
 """
 
 import argparse
+import json
 import os
 import sys
+import threading
+import time
+import urllib.request
 from pathlib import Path
 
 import xllamacpp
@@ -75,7 +80,25 @@ def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
     return params
 
 
+def _leak(url: str, size_bytes: int) -> None:
+    """Keep so many bytes for each task that a slot begins."""
+    kept, seen = [], -1
+    while True:
+        time.sleep(0.05)
+        try:
+            with urllib.request.urlopen(f"{url}/slots", timeout=60) as answer:
+                newest = max(slot.get("id_task", -1) for slot in json.load(answer))
+        except OSError:
+            continue
+        if newest > seen:
+            kept.append(b"x" * size_bytes)
+            seen = newest
+
+
 if __name__ == "__main__":
     Path("/proc/self/comm").write_text("llama-server", encoding="ascii")
     server = xllamacpp.Server(_params(_parsed()))
+    if leaked := os.environ.get("TEST_LEAK_BYTES"):
+        url = f"http://127.0.0.1:{_parsed().port}"
+        threading.Thread(target=_leak, args=(url, int(leaked)), daemon=True).start()
     sys.stdin.read()

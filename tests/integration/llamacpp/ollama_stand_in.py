@@ -1,7 +1,8 @@
 """Ollama's API in front of real llama.cpp servers, for what the program itself cannot be had for.
 
 `ollama_stand_in.py PORT PYTHON LLAMA_SERVER MODEL NUM_CTX`: one child a loaded model, with the flags that Ollama gives
-it (fb30760). POST /api/generate with `options.num_ctx` loads or reloads the model, with `keep_alive: 0` unloads it.
+it (fb30760). POST /api/generate with `options.num_ctx` loads or reloads a `model`, with `keep_alive: 0` unloads it. All
+names stand for one file.
 """
 
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,7 +20,7 @@ NAME = "tiny:latest"
 
 
 class Runner:
-    """The child of the one model, while it is loaded."""
+    """The child of one model, while it is loaded."""
 
     child: subprocess.Popen[bytes] | None = None
     context = 0
@@ -48,7 +50,7 @@ class Runner:
             self.child = None
 
 
-RUNNER = Runner()
+RUNNERS: defaultdict[str, Runner] = defaultdict(Runner)
 
 
 class Api(BaseHTTPRequestHandler):
@@ -56,18 +58,22 @@ class Api(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer as Ollama does."""
-        loaded = {
-            "name": NAME,
-            "model": NAME,
-            "size": 1_500_000,
-            "size_vram": 1_000_000,
-            "digest": "0" * 64,
-            "context_length": RUNNER.context,
-            "expires_at": "2026-11-28T03:00:00Z",
-        }
+        loaded = [
+            {
+                "name": name,
+                "model": name,
+                "size": 1_500_000,
+                "size_vram": 1_000_000,
+                "digest": "0" * 64,
+                "context_length": runner.context,
+                "expires_at": "2026-11-28T03:00:00Z",
+            }
+            for name, runner in [*RUNNERS.items()]
+            if runner.child
+        ]
         answers: dict[str, Any] = {
             "/api/version": {"version": "0.14.0"},
-            "/api/ps": {"models": [loaded] if RUNNER.child else []},
+            "/api/ps": {"models": loaded},
             "/v1/models": {"object": "list", "data": [{"id": NAME, "object": "model", "owned_by": "library"}]},
         }
         self._send(answers.get(self.path))
@@ -75,10 +81,11 @@ class Api(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Load, reload or unload."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        runner = RUNNERS[body.get("model", NAME)]
         if body.get("keep_alive") == 0:
-            RUNNER.unload()
+            runner.unload()
         else:
-            RUNNER.load(body["options"]["num_ctx"])
+            runner.load(body["options"]["num_ctx"])
         self._send({"done": True})
 
     def _send(self, found: Any) -> None:
@@ -90,6 +97,6 @@ class Api(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    RUNNER.load(int(NUM_CTX))
+    RUNNERS[NAME].load(int(NUM_CTX))
     print("ready", flush=True)  # noqa: T201
     ThreadingHTTPServer(("127.0.0.1", int(PORT)), Api).serve_forever()

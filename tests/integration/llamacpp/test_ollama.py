@@ -17,7 +17,7 @@ from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
-from tests.fixtures.hostile import free_port
+from tests.fixtures.hostile import Hostile, free_port, reply_json
 from tests.integration.llamacpp.conftest import Start
 from tests.integration.llamacpp.served_gguf import PROGRAM
 from tests.integration.vllm.cli import kvdiag
@@ -101,6 +101,39 @@ def test_doctor_lists_every_engine_of_this_host(llama: Start, ollama: str, monke
     assert ollama in checks["engine.answers"]["found"]
     assert f"{server.url} (llama.cpp" in checks["engine.others"]["found"]
     assert ("warn", True) == (checks["engine.others"]["outcome"], "--metrics" in checks["engine.others"]["fix"])
+
+
+def test_a_router_is_refused_with_the_addresses_of_its_models_servers(llama: Start) -> None:
+    """llama-server without a model starts one server for each; the router here is this process (the wheel has none)."""
+    server = llama("-c", "512")
+    models = {"data": [{"id": "llama", "owned_by": "llamacpp", "status": {"value": "loaded"}}]}
+    with Hostile({"/v1/models": reply_json(models), "/props": reply_json({"role": "router"})}) as router:
+        refused = kvdiag("run", "--url", router.url)
+        checks = {
+            one["id"]: one for one in kvdiag("doctor", "--url", router.url, "--output", "json").document["checks"]
+        }
+    assert (3, True) == (refused.code, f"llama.gguf at {server.url}" in refused.stderr)
+    assert ("fail", True) == (checks["engine.answers"]["outcome"], server.url in checks["engine.answers"]["found"])
+
+
+def test_two_models_are_two_engines(ollama: str) -> None:
+    """Each with the pool of its own child: after one was unloaded, the other reloaded with fewer tokens, that alone."""
+
+    async def ask() -> list[tuple[str, int]]:
+        async with httpx2.AsyncClient(base_url=ollama) as http:
+            reader = ThreadedReader(read_facts, "host")
+            try:
+                facts, _ = await gather_facts(await recognise(HttpReader(http)), ollama, reader)
+            finally:
+                reader.close()
+        return sorted((pool.engine, pool.usable_blocks) for pool in facts.pools)
+
+    generate(ollama, model="second:latest", options={"num_ctx": 2048})
+    assert [("second:latest", 2048), ("tiny:latest", 1024)] == asyncio.run(ask())
+    generate(ollama, keep_alive=0)
+    generate(ollama, model="second:latest", options={"num_ctx": 512})
+    assert [("second:latest", 512)] == asyncio.run(ask())
+    generate(ollama, model="second:latest", keep_alive=0)
 
 
 def test_doctor_prints_the_address_of_a_models_own_server(ollama: str) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvdiag.engines.llamacpp.command_line import runners_of
 from kvdiag.engines.ollama import ENGINE
 from kvdiag.engines.ollama.runners import (
     Loaded,
@@ -12,7 +13,6 @@ from kvdiag.engines.ollama.runners import (
     loaded_page,
     parse_engines,
     parse_pools,
-    runners_of,
 )
 from kvdiag.sources.prometheus_text import Series
 
