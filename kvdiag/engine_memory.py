@@ -60,6 +60,11 @@ def allocates_by_torch(engine_name: str | None) -> bool:
     return bool(_engines().get(engine_name or "", {}).get("allocates_by_torch"))
 
 
+def runs_torch(engine_name: str | None) -> bool:
+    """Whether torch may be in an engine's processes, and so the agent; assumed where the engine is not known."""
+    return bool(_engines().get(engine_name or "", {}).get("runs_torch", True))
+
+
 def sized_by_trial_run(engine_name: str | None) -> bool:
     """Whether an engine sizes its KV pool by a trial run of its largest step; assumed where it is not known."""
     return bool(_engines().get(engine_name or "", {}).get("sized_by_trial_run", True))

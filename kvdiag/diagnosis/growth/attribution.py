@@ -17,7 +17,7 @@ from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
-from kvdiag.engine_memory import allocates_by_torch
+from kvdiag.engine_memory import allocates_by_torch, runs_torch
 from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import Device, Evidence, Facts, Finding, GrowthFigures, Memory, Timeline, cuda_uuid
 from kvdiag.stats import clear_rate
@@ -31,6 +31,8 @@ AGENT_FIRST = (
     "torch's allocator or something else holds the memory. A smaller pool leaves more headroom until it is found."
 )
 
+NO_TORCH = Finding(TORCH, "ok", "this engine allocates without torch")
+
 SERVER_PROCESS, HIDDEN_PROCESS = "the server's process", "process not visible"
 
 
@@ -41,6 +43,8 @@ def likely_and_other(engine_name: str | None) -> tuple[str, str]:
 
 def undecided(growth: Finding, facts: Facts) -> tuple[Finding, Finding]:
     """Growth that NVML alone shows, as findings of torch and of the rest: under the likelier id, without a culprit."""
+    if not runs_torch(facts.engine_name):
+        return NO_TORCH, replace(growth, id=NON_TORCH)
     likely, other = likely_and_other(facts.engine_name)
     called = replace(
         growth,

@@ -19,6 +19,8 @@ from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 CONTAINER = "container"
 """How the host memory of a whole container is called where its processes are not reported."""
 
+READABLE = "run kvdiag on the server's host, as its user, where the limit is readable"
+
 MEDIA = ("vision_config", "audio_config", "visual", "thinker_config", "mm_vision_tower")
 """Parts of a config.json by which a model takes more than text."""
 
@@ -128,7 +130,7 @@ def by_limit(
     if limit.reported and cached:
         return "ok", f"{subject} grows within the size limit of {limit.names} ({full}): still filling"
     fills = f"{summary}; it may be {limit.names} filling ({full})"
-    return less, fills if limit.reported else f"{fills}; set the limit, and growth beyond it is a leak"
+    return less, fills if limit.reported else f"{fills}; {READABLE}"
 
 
 def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:

@@ -38,6 +38,7 @@ from kvdiag.diagnosis.reserved_memory import (
 )
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
+from kvdiag.engine_memory import runs_torch
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_holder, plural
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
@@ -67,6 +68,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not readings and judged_failures:
         last_failure = judged_failures[-1][1]
         return unknown(ID, f"{last_failure.figures}: {last_failure.reason}")
+    if not readings and not runs_torch(facts.engine_name):
+        return (Finding(ID, "ok", "this engine allocates each buffer whole, without torch"),)
     if not readings:
         hidden = "torch's free blocks are visible only inside the server's process; run the agent in it"
         return unknown(ID, f"no allocation failed, and {hidden} (`kvdiag agent`)")

@@ -14,7 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, device_growth, filling, torch_growth, undecided
+from kvdiag.diagnosis.growth.attribution import (
+    NO_TORCH,
+    NON_TORCH,
+    TORCH,
+    device_growth,
+    filling,
+    torch_growth,
+    undecided,
+)
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import (
     CYCLES,
@@ -28,6 +36,7 @@ from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import NO_DEVICES, first_devices, gap_reason
+from kvdiag.engine_memory import runs_torch
 from kvdiag.formatting import format_bytes, format_duration, format_holder
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
@@ -39,7 +48,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours.
 
     Until hours were observed, what would exhaust a device within the hour is unknown with that sentence, never healthy.
+    An engine without torch has no leak of it.
     """
+    found = _judge(timeline, facts, limits)
+    return found if runs_torch(facts.engine_name) else tuple(NO_TORCH if one.id == TORCH else one for one in found)
+
+
+def _judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     # A run's cycles decide what they can; without any, hours of samples do.
     if not timeline.marks:
         over_hours = torch_growth(timeline, facts, limits) or device_growth(timeline, facts, limits)

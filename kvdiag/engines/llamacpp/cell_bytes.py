@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvdiag.engines.llamacpp.command_line import Cells, Options
 from kvdiag.errors import KvdiagError, KvModelError
-from kvdiag.kv.pools.cell_cache import CellCache, CellSettings, size_cells
+from kvdiag.kv.pools.cell_cache import PER_CELL, CellCache, CellSettings, size_cells
 from kvdiag.kv.pools.cell_model import CellModel
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.sources.gguf_file import read_gguf
@@ -44,12 +44,12 @@ def slot_state_bytes(model: CellModel, options: Options, *, slot_tokens: int) ->
 
 
 def _sized(model: CellModel, options: Options, tokens: int, *, slots: int, unified: bool) -> CellCache | None:
-    batches = {name: size for name in ("batch", "ubatch") if (size := getattr(options, name)) is not None}
+    given = {name: size for name in ("batch", "ubatch", "draft_tokens") if (size := getattr(options, name)) is not None}
     try:
         return size_cells(
             model,
             CellSettings(
-                **batches,
+                **given,
                 context_size=tokens,
                 slots=slots,
                 unified=unified,
@@ -57,6 +57,7 @@ def _sized(model: CellModel, options: Options, tokens: int, *, slots: int, unifi
                 type_v=options.type_v,
                 flash_attention=options.flash_attention,
                 swa_full=options.swa_full,
+                spec_type=options.spec_type,
             ),
         )
     except KvModelError:
@@ -65,4 +66,4 @@ def _sized(model: CellModel, options: Options, tokens: int, *, slots: int, unifi
 
 def is_mixed(cache: CellCache) -> bool:
     """Whether there are windows or states in addition to the cells, so that a cell has no size of its own."""
-    return not {pool.name for pool in cache.pools} <= {"KV", "indexer"}
+    return not {pool.name for pool in cache.pools} <= set(PER_CELL)

@@ -24,6 +24,8 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "batch": ("-b", "--batch-size", "LLAMA_ARG_BATCH"),
     "ubatch": ("-ub", "--ubatch-size", "LLAMA_ARG_UBATCH"),
     "device_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS"),
+    "spec_type": ("--spec-type", "LLAMA_ARG_SPEC_TYPE"),
+    "draft_tokens": ("--spec-draft-n-max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
     "cache_ram": ("-cram", "--cache-ram", "LLAMA_ARG_CACHE_RAM"),
     "checkpoints": ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS"),
     "model": ("-m", "--model", "LLAMA_ARG_MODEL"),
@@ -97,6 +99,8 @@ class Options:
     limits_prompt_cache: bool = False
     checkpoints: int = DEFAULT_CHECKPOINTS
     drafts: bool = False
+    spec_type: str = "none"
+    draft_tokens: int | None = None
     complete: bool = True
 
 
@@ -149,7 +153,9 @@ def parse_options(commands: Iterable[str]) -> Options | None:
         model=found.get("model"),
         limits_prompt_cache="cache_ram" in found,
         checkpoints=DEFAULT_CHECKPOINTS if (given := _from_zero(found.get("checkpoints"))) is None else given,
-        drafts="draft" in found,
+        drafts="draft" in found or "draft" in found.get("spec_type", ""),
+        spec_type=found.get("spec_type", "none"),
+        draft_tokens=_from_zero(found.get("draft_tokens")),
         complete=NO_ENVIRONMENT not in command,
     )
 

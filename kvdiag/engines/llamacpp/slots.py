@@ -315,6 +315,8 @@ def _slot_context(page: Page) -> int | None:
 def _cells(page: Page, options: Options | None) -> Cells | str:
     figures = Figures(page, "0", [])
     slots, context = figures.count((SLOTS,)), _slot_context(page)
+    if not slots and RUNNING in page:
+        return "llama.cpp's metrics show neither slots nor cells; run `kvdiag serve` next to the server"
     if not slots or not context or context > MAX_COUNT // slots:
         return "the server does not report its slots; check GET /props of llama.cpp's server"
     return pool_cells(options, slots=slots, slot_tokens=context, trained_tokens=figures.count((TRAINED,)))

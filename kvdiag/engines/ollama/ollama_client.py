@@ -13,10 +13,10 @@ import httpx2
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
 from kvdiag.engines.llamacpp.cell_bytes import read_cells
 from kvdiag.engines.llamacpp.client import LlamaClient, server_processes
+from kvdiag.engines.llamacpp.command_line import Runner, runners_of
 from kvdiag.engines.ollama.runners import (
     PORT,
     Loaded,
-    Runner,
     distinct,
     joined,
     label_of,
@@ -24,7 +24,6 @@ from kvdiag.engines.ollama.runners import (
     loaded_models,
     loaded_page,
     parse_engines,
-    runners_of,
 )
 from kvdiag.engines.openai_client import OpenAIClient, shown_text
 from kvdiag.model import Gap

@@ -28,8 +28,14 @@ _STATE_ELEMENT_BYTES = 4
 _CONTEXT_BYTES = GIB * 45 // 100
 # Live buffers of a layer's graph per token of a batch, in hidden sizes of F32: residual, norm, Q, K, V, feed-forward.
 _HIDDEN_COPIES = 12
+PER_CELL = ("KV", "indexer", "draft KV")
+"""The caches of which each token of the context has a row."""
+
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """common/arg.cpp::kv_cache_types"""
+
+_ROLLS_BACK = ("draft-mtp", "draft-eagle3", "draft-dflash")
+"""common/common.h::need_n_rs_seq: with these each state has a copy for every drafted token (b9849)."""
 
 _CHEAPER = {"f32": "f16", "f16": "q8_0", "bf16": "q8_0", "q8_0": "q4_0"}
 
@@ -50,6 +56,8 @@ class CellSettings:
     kv_offload: bool = True
     fit: bool | None = None
     slot_size: int | None = None
+    spec_type: str = "none"
+    draft_tokens: int = 3
 
     def __post_init__(self) -> None:
         check_settings("llamacpp", self)
@@ -57,6 +65,12 @@ class CellSettings:
         for flag, name in (("cache_type_k", self.type_k), ("cache_type_v", self.type_v)):
             if name not in CACHE_TYPES:
                 raise KvModelError(f"{flag} is {name[:40]!a}: pass one of {', '.join(CACHE_TYPES)}", flag)
+
+    @property
+    def state_copies(self) -> int:
+        """How often each slot's states are kept, to be rolled back to behind a drafted token."""
+        rolls_back = any(kind in _ROLLS_BACK for kind in self.spec_type.split(","))
+        return 1 + self.draft_tokens if rolls_back else 1
 
     @property
     def is_auto(self) -> bool:
@@ -117,10 +131,13 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
                 name="states",
                 unit="slot",
                 units=slots,
-                bytes=row * model.state_layers * slots,
+                bytes=row * model.state_layers * slots * settings.state_copies,
                 layers=model.state_layers,
             )
         )
+    if model.draft_layers and "draft-mtp" in settings.spec_type.split(","):
+        drafting = replace(settings, type_k="f16", type_v="f16")
+        pools.append(_rows("draft KV", list(model.draft_layers), model, drafting, cells, streams))
     trained = model.trained_tokens or cells
     return CellCache(
         streams=streams,
@@ -223,7 +240,7 @@ def _plan(
     check_range("gpus", gpus, 1, model.depth)
     slots = settings.slot_count
     rows = [pool for pool in cache.pools if pool.unit == "cell"]
-    per_token = sum(pool.bytes / (pool.units * pool.streams) for pool in rows if pool.name in ("KV", "indexer"))
+    per_token = sum(pool.bytes / (pool.units * pool.streams) for pool in rows if pool.name in PER_CELL)
     together = cache.slot_tokens if cache.streams > 1 else cache.context_tokens
     held = slots if cache.streams > 1 or not rows else min(slots, together // demand.context_tokens)
     fits = held if demand.context_tokens <= cache.slot_tokens else 0

@@ -37,6 +37,7 @@ class CellModel:
     `widest_v_elements` pads every V without flash attention (llama-kv-cache.cpp, TAG_V_CACHE_VARIABLE). `latent` models
     keep K alone. `index_elements` is the lightning indexer's row in each of `index_layers` layers. A state layer keeps
     `conv_elements` and `recurrent_elements` per slot in F32 (llama-hparams.cpp::n_embd_r, n_embd_s).
+    `draft_layers` (nextn) predict further tokens, in a cache of their own, where speculation uses them.
     """
 
     architecture: str
@@ -51,6 +52,7 @@ class CellModel:
     conv_elements: int = 0
     recurrent_elements: int = 0
     flash_attention: bool = True
+    draft_layers: tuple[CellLayer, ...] = ()
     depth: int = 1
     attention_heads: int = 0
     hidden_size: int = 0

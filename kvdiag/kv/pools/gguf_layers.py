@@ -53,6 +53,19 @@ class _Heads:
     v_size_windowed: int
 
 
+def _layer(heads: _Heads, index: int, *, windowed: bool = False, latent: bool = False) -> CellLayer:
+    k_head, v_head = heads.k_size, heads.v_size
+    if windowed:
+        k_head, v_head = heads.k_size_windowed, heads.v_size_windowed
+    return CellLayer(
+        k_elements=k_head * heads.kv[index],
+        v_elements=0 if latent else v_head * heads.kv[index],
+        k_head_elements=k_head,
+        v_head_elements=0 if latent else v_head,
+        windowed=windowed,
+    )
+
+
 class _Reader:
     """One header, with the keys of its architecture."""
 
@@ -77,22 +90,11 @@ class _Reader:
         for index in range(self._depth_all):
             if not self._keeps_rows(index, states):
                 continue
-            k_head, v_head = heads.k_size, heads.v_size
-            if windowed[index]:
-                k_head, v_head = heads.k_size_windowed, heads.v_size_windowed
-            kv_heads = heads.kv[index]
-            for name, count in (("head_count", heads.queries[index]), ("head_count_kv", kv_heads)):
+            for name, count in (("head_count", heads.queries[index]), ("head_count_kv", heads.kv[index])):
                 if not count and self._architecture not in _KINDS["layers_without_attention"]:
                     raise self._fields.error(f"attention.{name}", f"is 0 in layer {index}, which keeps K and V")
-            layers.append(
-                CellLayer(
-                    k_elements=k_head * kv_heads,
-                    v_elements=0 if latent else v_head * kv_heads,
-                    k_head_elements=k_head,
-                    v_head_elements=0 if latent else v_head,
-                    windowed=windowed[index],
-                )
-            )
+            layers.append(_layer(heads, index, windowed=windowed[index], latent=latent))
+        drafts = [] if latent else [_layer(heads, index) for index in range(self._depth, self._depth_all)]
         rows = [
             (heads.v_size_windowed if windowed[index] else heads.v_size) * heads.kv[index]
             for index in range(self._depth_all)
@@ -112,6 +114,7 @@ class _Reader:
             conv_elements=conv,
             recurrent_elements=recurrent,
             flash_attention=self._architecture not in _KINDS["no_flash_attention"],
+            draft_layers=tuple(drafts),
             depth=self._depth_all,
             attention_heads=heads.queries[0],
             hidden_size=self._fields.integer("embedding_length", high=_MAX_SIZE),

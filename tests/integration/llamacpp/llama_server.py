@@ -2,11 +2,10 @@
 
 Runs in the environment of `llama_env`, as a program of its own: the command line is what llama-server's would be. It
 serves until its standard input closes, so that it never outlives the tests. With TEST_LEAK_BYTES in its environment it
-leaks: so many bytes of its process with each load cycle, at least.
+leaks: so many bytes of its process with each prompt token; needs --metrics.
 """
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -80,19 +79,20 @@ def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
     return params
 
 
-def _leak(url: str, size_bytes: int) -> None:
-    """Keep so many bytes for each task that a slot begins."""
-    kept, seen = [], -1
+def _leak(url: str, token_bytes: int) -> None:
+    """Keep so many bytes for each prompt token that the server has processed."""
+    kept, seen = [], 0
     while True:
-        time.sleep(0.05)
+        time.sleep(0.2)
         try:
-            with urllib.request.urlopen(f"{url}/slots", timeout=60) as answer:
-                newest = max(slot.get("id_task", -1) for slot in json.load(answer))
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+                page = answer.read().decode()
         except OSError:
             continue
-        if newest > seen:
-            kept.append(b"x" * size_bytes)
-            seen = newest
+        tokens = int(page.partition("\nllamacpp:prompt_tokens_total ")[2].split()[0])
+        if tokens > seen:
+            kept.append(b"x" * token_bytes * (tokens - seen))
+            seen = tokens
 
 
 if __name__ == "__main__":

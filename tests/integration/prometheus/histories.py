@@ -321,6 +321,27 @@ def engines_of_two() -> Iterator[str]:
     yield from openmetrics.vllm(timeline, two, server("two-engines"))
 
 
+def llamacpp() -> Iterator[str]:
+    """llama.cpp's servers under load, which report no pool: healthy, a growing host, a growing device."""
+    for pod, host, card_rate in (("llama-0", 0.0, 0.0), ("llama-1", 2000.0, 0.0), ("llama-2", 0.0, 2000.0)):
+        own = server("llamacpp", pod, port=8080, container="llama-server")
+        node = {"job": "kubelet", "instance": "node-7:10250", "namespace": "llamacpp", "pod": pod}
+        yield from openmetrics.dcgm(
+            on(watched(leak_mb_per_hour=card_rate), f"GPU-{pod}"), exporter("llamacpp", pod, node=f"node-{pod}")
+        )
+        for number, sample in enumerate(watched(leak_mb_per_hour=host).samples):
+            used = sample.devices[0].memory.used_bytes if sample.devices and sample.devices[0].memory else 0
+            figures = {
+                "prompt_tokens_total": 2048 * number,
+                "tokens_predicted_total": 100 * number,
+                "requests_processing": number % 3,
+                "requests_deferred": 0,
+            }
+            for name, value in figures.items():
+                yield line(f"llamacpp:{name}", own, value, sample.at_seconds)
+            yield line("container_memory_rss", {**node, "container": "llama-server"}, used, sample.at_seconds)
+
+
 WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
     {
         one.__name__: one
@@ -345,6 +366,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             pageless,
             down,
             engines_of_two,
+            llamacpp,
         )
     }
 )

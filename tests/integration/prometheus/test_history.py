@@ -272,3 +272,12 @@ def test_a_refused_selector_is_one_clear_line(history: str, diagnose: Diagnose) 
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
     assert "query rejected" in said.stderr
     assert "missing closing )" in said.stderr
+
+
+def test_llamacpp_shows_growth_of_memory(history: str, diagnose: Diagnose) -> None:
+    """Its metrics have no pool: a growing device is the server's, without torch; a growing host may be its cache."""
+    found = {one["subject"]["pod"]: one for one in whole(diagnose, history, '{namespace="llamacpp"}')["replicas"]}
+    assert [["unknown", "ok", "ok", "ok"]] == [statuses(found["llama-0"], *LEAKS)]
+    assert ["unknown", "ok", "ok", "unknown"] == statuses(found["llama-1"], *LEAKS)
+    assert ["unknown", "ok", "fault", "ok"] == statuses(found["llama-2"], *LEAKS)
+    assert "kvdiag serve" in reasons(found["llama-0"])

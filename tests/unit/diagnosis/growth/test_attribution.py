@@ -12,6 +12,7 @@ from kvdiag.diagnosis.growth.attribution import (
     device_growth,
     others_growth,
     torch_growth,
+    undecided,
     unused_growth,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -262,3 +263,12 @@ def test_room_is_the_least_that_is_told_of_the_device() -> None:
     torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
     assert 40 * GIB == evidence(torch)["room"]
+
+
+def test_growth_on_an_engine_without_torch_has_one_verdict() -> None:
+    """llama.cpp has no torch to separate from, and no agent could: the growth is outside it."""
+    grown = Finding(NON_TORCH, "fault", "it grows")
+    torch, non_torch = undecided(grown, Facts(engine_name="llamacpp"))
+    assert ("ok", grown) == (torch.status, non_torch)
+    torch, non_torch = undecided(grown, Facts(engine_name="vllm"))
+    assert ("fault", NON_TORCH, "unknown") == (torch.status, torch.or_id, non_torch.status)

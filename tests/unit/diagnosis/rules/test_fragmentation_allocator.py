@@ -366,3 +366,9 @@ def test_of_equal_leftovers_one_is_named_always_the_same() -> None:
     assert "Worker 100" == evidence(left(10, 10))["process"]
     assert "A 101" == evidence(left(10, 10, titles=("B", "A")))["process"]
     assert "process 101" == evidence(left(10, 10, titles=("B", None)))["process"]
+
+
+def test_an_engine_without_torch_has_no_blocks_of_it() -> None:
+    """llama.cpp's process has no agent to ask."""
+    assert "ok" == of_timeline(Timeline(samples=()), Facts(engine_name="llamacpp")).status
+    assert "unknown" == of_timeline(Timeline(samples=()), Facts(engine_name="sglang")).status

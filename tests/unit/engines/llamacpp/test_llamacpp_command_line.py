@@ -105,3 +105,11 @@ def test_a_value_that_is_no_number_is_the_default(value: str) -> None:
         shown.type_k,
         shown.sleep_idle_seconds,
     )
+
+
+def test_speculation_is_read() -> None:
+    """Drafted tokens multiply the states; an n-gram speculates without a draft model."""
+    found = options("llama-server -m a.gguf --spec-type draft-mtp --spec-draft-n-max 2")
+    assert ("draft-mtp", 2, True) == (found.spec_type, found.draft_tokens, found.drafts)
+    assert not options("llama-server -m a.gguf --spec-type ngram-mod").drafts
+    assert "none" == options("llama-server -m a.gguf").spec_type

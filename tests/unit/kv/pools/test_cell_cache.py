@@ -16,6 +16,7 @@ from tests.unit.kv.pools.recorded_engines import config, recorded, settings_of, 
 MIB = 1 << 20
 HALF_DIGIT = 0.0051
 STARTS = recorded("llamacpp_starts.jsonl")
+PUBLISHED = recorded("llamacpp_published.jsonl")
 VECTORS = vectors("llama.cpp", measured=True)
 EVERY_OTHER = 2
 
@@ -94,6 +95,16 @@ def test_an_architecture(row: dict[str, Any]) -> None:
         assert sum(pool.bytes / MIB for pool in states) == pytest.approx(
             sum(conv + recurrent for _, conv, recurrent in start["states"]), abs=2 * HALF_DIGIT
         )
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=[row["model"] for row in PUBLISHED])
+def test_a_start_in_a_public_log(row: dict[str, Any]) -> None:
+    """Cells and MiB of each cache, and the states', as logs of 2024 to 2026 print them with their command lines."""
+    settings = CellSettings(**settings_of("llamacpp", row["flags"]))
+    cache = size_cells(cells_of_gguf(header(row["architecture"], row["values"])), settings)
+    cells, sizes = zip(*row["printed"], strict=True)
+    assert cells == tuple(pool.units if pool.unit == "cell" else None for pool in cache.pools)
+    assert sizes == pytest.approx(tuple(pool.bytes / MIB for pool in cache.pools), abs=HALF_DIGIT)
 
 
 PLAIN = header(
