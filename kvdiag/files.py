@@ -14,6 +14,9 @@ from typing import IO
 
 CLOSED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 LINK = "it is a symbolic link; give the file itself"
+GZIP_MAGIC = b"\x1f\x8b"
+"""How a compressed log or trace begins."""
+
 FILE_MODE = 0o666
 """Less what the umask takes away, as of any file."""
 

@@ -4,28 +4,31 @@ import contextlib
 import logging
 import select
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import TextIO
 
 
-def _without_rich() -> ModuleType:
-    """Structlog, which imports rich wherever that is there: 6 MiB and 60 ms for tracebacks that kvdiag never logs.
+def import_without(unused: str, module: str) -> ModuleType:
+    """Import a module as if one that it would use were not installed; other modules can still import that one.
 
     A module that stands as `None` among the imported ones is one that there is not (Python's reference, "The import
-    system"); who needs rich imports it afterwards as ever.
+    system").
     """
-    hidden = "rich" not in sys.modules
+    hidden = unused not in sys.modules
     if hidden:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # what the reference says
+        sys.modules[unused] = None  # type: ignore[assignment]  # what the reference says
     try:
-        import structlog  # noqa: PLC0415 - in here alone is rich hidden
+        return import_module(module)
     finally:
         if hidden:
-            del sys.modules["rich"]
-    return structlog
+            del sys.modules[unused]
 
 
-structlog = _without_rich()
+# rich is 6 MiB and 60 ms for tracebacks that kvdiag never logs.
+import_without("rich", "structlog")
+
+import structlog  # noqa: E402 - after the import above
 
 
 class _Stderr:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ import structlog
 
 import kvdiag
 from kvdiag.commands.connect import Finder, agent_reader, base_url, without_credentials
-from kvdiag.commands.logging_setup import configure
+from kvdiag.commands.logging_setup import configure, import_without
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
@@ -39,6 +40,8 @@ from kvdiag.server.web_config import WebConfig, access, lowered, read_web_config
 from kvdiag.sources.worker_thread import DaemonThreadPool
 
 _log = structlog.get_logger()
+
+RELEASE_SECONDS = 60.0
 
 
 @click.command()
@@ -64,15 +67,35 @@ def command(context: click.Context, options: ServeOptions) -> int:
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     # A daemon logs events by default.
     configure(max(1, context.find_root().params.get("verbose") or 0))
-    _share_arena()
+    # mallopt(3), M_ARENA_MAX: a second arena for the other threads is 1 MiB that stays half empty.
+    _allocator("mallopt", -8, 1)
+    _import_for_good()
     daemon = Daemon(options, reread=lambda: reread(context))
     return asyncio.run(daemon.run())
 
 
-def _share_arena() -> None:
-    """Serve all threads of one malloc arena (mallopt(3), M_ARENA_MAX): a second one is 1 MiB that stays half empty."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
-        ctypes.CDLL(None).mallopt(-8, 1)
+def _allocator(call: str, *arguments: int) -> None:
+    """Call the C library's allocator, where that is glibc's."""
+    with contextlib.suppress(AttributeError, OSError):
+        getattr(ctypes.CDLL(None), call)(*arguments)
+
+
+def _release_memory(loop: asyncio.AbstractEventLoop) -> None:
+    """Return free pages to the kernel each minute: 1.2 MiB that a diagnosis needs for a moment only."""
+    gc.collect()
+    _allocator("malloc_trim", 0)
+    loop.call_later(RELEASE_SECONDS, _release_memory, loop)
+
+
+def _import_for_good() -> None:
+    """Import what the first sample needs before the history is loaded, which then uses the memory of import's garbage.
+
+    Where h2 is installed, httpcore2 has 1 MiB of HTTP/2, which no engine speaks.
+    """
+    import_without("h2", "httpcore2")
+    for name in ("anyio._backends._asyncio", "pynvml"):
+        import_module(name)
+    gc.collect()
 
 
 class Daemon:
@@ -126,6 +149,7 @@ class Daemon:
             # Imported modules stay for good: no collection needs to look at them again.
             gc.collect()
             gc.freeze()
+            loop.call_later(RELEASE_SECONDS, _release_memory, loop)
             watching = asyncio.create_task(self._watch.run())
             ending = asyncio.create_task(over.wait())
             await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,6 @@ from kvdiag.engines.engine import EngineAdapter, EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.sources.http import HttpReader, Unreadable
-from kvdiag.sources.log_file import read_long_log
 from kvdiag.sources.prometheus_names import Meaning
 
 ENGINES: tuple[EngineAdapter, ...] = (
@@ -123,6 +122,8 @@ def read_startup_log(path: Path) -> EngineReport:
     Raises:
         KvdiagError: it cannot be read, or no engine prints such a log when it starts.
     """
+    from kvdiag.sources.log_file import read_long_log  # noqa: PLC0415 - the daemon reads no such log
+
     content, whole = read_long_log(path)
     text = content.decode("utf-8", "replace")
     notes = () if whole else ("the log is long: only its beginning and its end were read",)

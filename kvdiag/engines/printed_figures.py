@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from kvdiag.engine_data import engine_data
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
-from kvdiag.oom.log import ANSI
+from kvdiag.oom.message import ANSI
 
 MAX_LINE_CHARACTERS = 16 * 2**10
 """The rest of a line is ignored."""

@@ -21,12 +21,13 @@ from kvdiag.diagnosis.postmortem.case import agree
 from kvdiag.engines import DEFAULT, ENGINES, engine_of_log, flags_of
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
+from kvdiag.files import GZIP_MAGIC
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
 from kvdiag.sources.black_boxes import read_file, read_folder
-from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
+from kvdiag.sources.log_file import read_long_log
 
 Kind = Literal["black box", "trace", "log"]
 PEEK_BYTES = 64 * 2**10

@@ -1,10 +1,18 @@
 """What one source reports about a failure: the engine's log, an agent's black box, a trace, a bare message."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvdiag.model import Allocator, ReservedSplit
 from kvdiag.oom.message import Shortage
-from kvdiag.oom.phase import Phase
+
+ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"]
+"""`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch. `scratch`: a pool next to
+the buffers that were taken at start (ggml-cuda.cu::ggml_cuda_pool_vmm::alloc).
+"""
+
+StartPhase = Literal["load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
+Phase = Literal[StartPhase, ServingPhase]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

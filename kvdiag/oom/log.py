@@ -19,6 +19,7 @@ from kvdiag.engine_data import engine_data
 from kvdiag.oom.account import Account, Work
 from kvdiag.oom.message import (
     ANCHORS,
+    ANSI,
     CUT,
     MAX_MESSAGE_CHARACTERS,
     WARNINGS,
@@ -87,7 +88,6 @@ _WRAPPER = re.compile(
     r"""|(?:\\r)?(?:\\n)?", ?"stream": ?"std(?:out|err)"[^\n]{0,200}\}\r?$"""
 )
 """Around each line: the CRI's time and stream, Docker's json-file."""
-ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
 """Lines that quote what users write, who may write anything."""
 

@@ -10,6 +10,7 @@ whether or not it fits (pytorch#173049) and is never read.
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -137,6 +138,9 @@ class Shortage:
         return sum(size for _, size in self.others) if self.others and self.process_bytes is not None else None
 
 
+ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+"""A terminal's colours, which logs hold."""
+
 WORDINGS: dict[str, Any] = json.loads(resources.files("kvdiag.oom").joinpath("wordings.json").read_bytes())
 _ENGINES = tuple(engine_data("failures.json").values())
 
@@ -164,7 +168,7 @@ def parse_shortage(kind: Kind, text: str, lead: str = "") -> Shortage:
     # A message may be wrapped between words, or in the middle of one, which only shows without any blanks.
     spaced, squeezed = " ".join(text.split()), "".join(text.split())
     known: dict[str, Any] = {}
-    for name, form, pattern, without_blanks in _FIGURES.get(kind, _FIGURES["allocation"]):
+    for name, form, pattern, without_blanks in _figures(kind) or _figures("allocation"):
         found = pattern.search(spaced) or without_blanks.search(squeezed)
         value = None if found is None else _value(form, found)
         if value is not None:
@@ -172,7 +176,7 @@ def parse_shortage(kind: Kind, text: str, lead: str = "") -> Shortage:
     reserved = known.pop("reserved_bytes", None)
     if reserved is not None and reserved >= known.get("allocated_bytes", reserved):
         known.setdefault("unallocated_bytes", reserved - known.get("allocated_bytes", reserved))
-    if kind not in _FIGURES:
+    if not _figures(kind):
         known.update(_processes(spaced, squeezed, known))
     if kind == "kv_lost":
         known["counts"] = pool_counts(text)
@@ -199,13 +203,15 @@ def _figure(field: str, form: str, wording: str) -> tuple[str, str, re.Pattern[s
     return field, form, re.compile(pattern), _squeezed(pattern)
 
 
-_FIGURES: dict[str, tuple[tuple[str, str, re.Pattern[str], re.Pattern[str]], ...]] = {}
-for _table in (WORDINGS["figures"], *(engine.get("figures", {}) for engine in _ENGINES)):
-    for _kind, _rows in _table.items():
-        _FIGURES[_kind] = (*_FIGURES.get(_kind, ()), *(_figure(*_row) for _row in _rows))
-"""Field of `Shortage`, form and wordings of it, by kind; the kinds that are not listed are allocations. torch up to 1.3
-prints what is cached next to what is allocated, vLLM V0 prints plain bytes in its profiling error.
-"""
+@cache
+def _figures(kind: str) -> tuple[tuple[str, str, re.Pattern[str], re.Pattern[str]], ...]:
+    """Field of `Shortage`, form and wordings of it, compiled with the first message of the kind; none of allocations.
+
+    torch up to 1.3 prints what is cached next to what is allocated, vLLM V0 prints plain bytes in its profiling error.
+    """
+    tables = (WORDINGS["figures"], *(engine.get("figures", {}) for engine in _ENGINES))
+    return tuple(_figure(*row) for table in tables for row in table.get(kind, ()))
+
 
 _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
 _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)

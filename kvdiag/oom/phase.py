@@ -6,18 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Literal, get_args
+from typing import get_args
 
 from kvdiag.engine_data import engine_data
+from kvdiag.oom.account import Phase, ServingPhase
 from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, WORDINGS, Kind, wordings
 
-ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"]
-"""`request`: serving, prefill or decode unknown. `kv_growth`: a cache that grows in torch. `scratch`: a pool next to
-the buffers that were taken at start (ggml-cuda.cu::ggml_cuda_pool_vmm::alloc).
-"""
-
-StartPhase = Literal["load", "profile", "compute", "kv_pool", "graph_capture", "warmup", "startup", "wake"]
-Phase = Literal[StartPhase, ServingPhase]
 SERVING: frozenset[Phase] = frozenset(get_args(ServingPhase))
 IN_WORDS: dict[Phase, str] = WORDINGS["phases"]
 

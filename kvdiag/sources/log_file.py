@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvdiag.errors import KvdiagError
+from kvdiag.files import GZIP_MAGIC
 from kvdiag.formatting import format_duration
 from kvdiag.oom.log import MAX_LINE_CHARACTERS, REQUEST_LINE
 from kvdiag.oom.message import ANCHORS
@@ -34,7 +35,6 @@ WHOLE_SECONDS = 600.0
 """For all of a pipe: a writer that keeps sending a little would never end."""
 
 UNOPENED_SECONDS = 2.0
-GZIP_MAGIC = b"\x1f\x8b"
 
 _LITERALS = (
     b"of memory", b"OutOfMemory", b"ALLOC_FAILED", b"NVML_SUCCESS", b"reemptive", b"MemoryAllocation", b"OUT_OF_MEMORY",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from kvdiag.engines.printed_figures import last_start
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
-from kvdiag.oom.log import ANSI
+from kvdiag.oom.message import ANSI
 
 MAX_LINE_CHARACTERS = 4096
 MAX_DEVICES = 256

@@ -15,7 +15,7 @@ from kvdiag.engines.printed_figures import last_start
 from kvdiag.engines.sglang.settings import ARGUMENT_LINE, WORDINGS, parse_settings
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
-from kvdiag.oom.log import ANSI
+from kvdiag.oom.message import ANSI
 
 MAX_LINE_CHARACTERS = 64 * 2**10
 """The line of the arguments has 18,000 in 0.5.23; the rest of a line is ignored."""

@@ -14,7 +14,7 @@ from kvdiag.engines.printed_figures import last_start
 from kvdiag.engines.vllm.settings import WORDINGS, parse_settings
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
-from kvdiag.oom.log import ANSI
+from kvdiag.oom.message import ANSI
 
 MAX_LINE_CHARACTERS = 64 * 2**10
 """The longest line, the engine's config, has 3,400 in 0.32; the rest of a line is ignored."""

@@ -29,7 +29,6 @@ from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, m
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
 from kvdiag.model.codec import from_plain, to_plain
 from kvdiag.sources.bounded_json import decode_object
-from kvdiag.sources.log_file import GZIP_MAGIC
 
 FORMAT = 1
 """Raised when an older kvdiag could read a newer trace wrongly. Added fields alone make an older one refuse by name."""
@@ -217,7 +216,7 @@ def _unpacked(path: Path) -> Iterator[IO[bytes]]:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
         with files.opened(path) as raw:  # something else may have taken its place
-            packed = raw.read(2) == GZIP_MAGIC
+            packed = raw.read(2) == files.GZIP_MAGIC
             raw.seek(0)
             with gzip.open(raw) if packed else raw as file:
                 yield cast("IO[bytes]", file)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+import structlog
 
-from kvdiag.commands.logging_setup import configure, structlog
+from kvdiag.commands.logging_setup import configure
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.unit.sim.client import Client

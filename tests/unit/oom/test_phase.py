@@ -4,8 +4,9 @@ from typing import get_args
 
 import pytest
 
+from kvdiag.oom.account import Phase
 from kvdiag.oom.message import Kind
-from kvdiag.oom.phase import IN_WORDS, SERVING, Phase, phase_of
+from kvdiag.oom.phase import IN_WORDS, SERVING, phase_of
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 NEXT_LINE = "\n"
