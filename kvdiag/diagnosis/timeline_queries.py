@@ -258,6 +258,13 @@ def beside_others(timeline: Timeline, span: Span) -> bool:
     return most_requests(timeline, span, "requests_running") > own
 
 
+def began_busy(timeline: Timeline, span: Span) -> bool:
+    """Whether requests ran in the last sample before a span's load: of others, or of kvdiag that it had given up on."""
+    begin = span.begin_seconds if span.offer_seconds is None else span.offer_seconds
+    before = (sample for sample in reversed(timeline.samples) if sample.engines and sample.at_seconds <= begin)
+    return (next((sample.total("requests_running") for sample in before), 0) or 0) > 0
+
+
 def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
     """The most requests of all clients that ran or waited in so many samples in a row of a span's load.
 

@@ -8,7 +8,14 @@ that cells are lost, and so does one of which requests wait for seconds, where a
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.request_failures import pool_full
-from kvdiag.diagnosis.timeline_queries import beside_others, most_requests, pool_tokens, under_load, whole_load
+from kvdiag.diagnosis.timeline_queries import (
+    began_busy,
+    beside_others,
+    most_requests,
+    pool_tokens,
+    under_load,
+    whole_load,
+)
 from kvdiag.formatting import format_count, plural
 from kvdiag.model import Facts, Span, Timeline
 
@@ -51,19 +58,26 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
     loads = [(span, span.outcome, tokens) for span, tokens in spans if span.outcome and 0 < tokens <= pool]
     if not loads:
         return None
+    slots = min((pool.max_requests for pool in facts.pools if pool.max_requests), default=None)
     proven = [tokens for span, outcome, tokens in loads if not outcome.failed and whole_load(timeline, span, facts)]
     at_once = {span.begin_seconds: most_requests(timeline, span, "requests_running") for span, _, _ in loads}
     most = max(at_once.values())
     refused = [
-        tokens
-        for span, outcome, tokens in loads
-        if (pool_full(outcome) and not beside_others(timeline, span))
+        _at_once(span, slots)
+        for span, outcome, _ in loads
+        if (pool_full(outcome) and not beside_others(timeline, span) and not began_busy(timeline, span))
         or (
             (at_once[span.begin_seconds] < (span.workload.requests if span.workload else 0) <= most)
             and _waits(timeline, span)
         )
     ]
     return Refill(pool_tokens=pool, proven_tokens=max(proven, default=0), refused_tokens=min(refused, default=None))
+
+
+def _at_once(span: Span, slots: int | None) -> int:
+    """The tokens of those requests of a load that the server runs at the same time."""
+    load = span.workload
+    return 0 if load is None else min(load.requests, slots or load.requests) * load.tokens_per_request
 
 
 def _waits(timeline: Timeline, span: Span) -> bool:

@@ -24,9 +24,9 @@ from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import beside_others, gap_reason, pool_tokens, whole_load
+from kvdiag.diagnosis.timeline_queries import began_busy, beside_others, gap_reason, pool_tokens, whole_load
 from kvdiag.formatting import format_ratio, plural
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Span, Timeline
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
@@ -92,7 +92,8 @@ def _all_ran(timeline: Timeline, facts: Facts) -> bool:
 
 def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits: Limits) -> Finding:
     """The finding of an engine whose requests fail, all that run, when the pool has no room for one of them."""
-    full = [span for span in timeline.spans() if span.outcome is not None and pool_full(span.outcome)]
+    refused = [span for span in timeline.spans() if span.outcome is not None and pool_full(span.outcome)]
+    full = [span for span in refused if not _after_given_up(timeline, span)]
     together = [
         span for span in full if span.workload is None or span.workload.requests > 1 or beside_others(timeline, span)
     ]
@@ -121,6 +122,9 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
         return unknown(ID, f"no two requests ran at the same time; {how}")[0]
     if (refusal := _refusal(timeline, facts)) is not None:
         return refusal
+    if len(full) < len(refused):
+        reason = "requests had no room next to one that had no answer in time and still ran; repeat `kvdiag run`"
+        return unknown(ID, reason)[0]
     summary = (
         f"at most {format_ratio(totals.highest_usage)} of the pool was in use, and no request failed for lack of it"
     )
@@ -135,6 +139,12 @@ def _refusal(timeline: Timeline, facts: Facts) -> Finding | None:
     unit = facts.capabilities.unit
     reason = f"requests had no room because {unit}s are not released; fix leak.kv_blocks and repeat `kvdiag run`"
     return unknown(ID, reason)[0]
+
+
+def _after_given_up(timeline: Timeline, span: Span) -> bool:
+    """Whether a load met a request of kvdiag that had no answer in time: the server may work on it for minutes."""
+    earlier = (one for one in timeline.spans() if one.begin_seconds < span.begin_seconds and one.outcome is not None)
+    return began_busy(timeline, span) and any(one.outcome and one.outcome.failed for one in earlier)
 
 
 def _highest_of_others(timeline: Timeline) -> float:

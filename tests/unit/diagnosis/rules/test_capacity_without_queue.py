@@ -72,3 +72,26 @@ def test_a_lone_slot_serves_one_request_at_a_time(running: int, expected: str) -
 def test_a_request_refused_beside_others_proves_no_lost_cells(running: int, expected: str) -> None:
     """Alone, 24 tokens must find room in a pool of 1,600; other requests may use all of it."""
     assert expected == only(lost_cells, loaded(REFUSED, requests=1, running=running), NO_WAIT).status
+
+
+def test_a_load_that_met_a_request_given_up_on_proves_nothing() -> None:
+    """A request without an answer in time still runs when the next load is sent: together they exceed the pool."""
+    late = Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=("no answer in time",))
+    load = loaded(REFUSED)
+    after = Timeline(
+        samples=tuple(replace(one, at_seconds=one.at_seconds + 10.0) for one in load.samples),
+        marks=tuple(replace(one, at_seconds=one.at_seconds + 10.0) for one in load.marks),
+    )
+    busy = Sample(at_seconds=10.2, engines=(holding(90, of=NO_WAIT.pools[0], running=1, waiting=0),))
+    workload = Workload(requests=1, prompt_tokens=80, max_tokens=8)
+    given_up = (
+        Mark(at_seconds=1.0, step="long_context", cycle=0, phase="begin", workload=workload),
+        Mark(at_seconds=2.0, step="long_context", cycle=0, phase="offer"),
+        Mark(at_seconds=6.0, step="long_context", cycle=0, phase="release", outcome=late),
+        Mark(at_seconds=9.0, step="long_context", cycle=0, phase="end"),
+    )
+    met = replace(after, samples=(busy, *after.samples), marks=(*given_up, *after.marks))
+    assert ("unknown", "unknown") == (only(lost_cells, met, NO_WAIT).status, only(judge, met, NO_WAIT).status)
+    idle = replace(busy, engines=(holding(0, of=NO_WAIT.pools[0], running=0, waiting=0),))
+    ended = replace(met, samples=(idle, *after.samples))
+    assert "fault" == only(judge, ended, NO_WAIT).status
