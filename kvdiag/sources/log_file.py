@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, get_args
 
 from kvdiag.errors import KvdiagError
 from kvdiag.files import GZIP_MAGIC
 from kvdiag.formatting import format_duration
 from kvdiag.oom.log import MAX_LINE_CHARACTERS, REQUEST_LINE
-from kvdiag.oom.message import ANCHORS
+from kvdiag.oom.message import ANCHORS, WARNINGS, Kind, wordings
 
 CHUNK_BYTES = 2**20
 HEAD_CHUNKS = 3
@@ -36,12 +36,11 @@ WHOLE_SECONDS = 600.0
 
 UNOPENED_SECONDS = 2.0
 
-_LITERALS = (
-    b"of memory", b"OutOfMemory", b"ALLOC_FAILED", b"NVML_SUCCESS", b"reemptive", b"MemoryAllocation", b"OUT_OF_MEMORY",
-    b"on startup is less", b"for the cache blocks", b"to serve at least", b"To serve at least", b"memory profiling.",
-    b"larger than the maximum", b"exceeds the capacity", b"would exceed allowed", b"graph failed",
-)  # fmt: skip
-"""Every message about device memory contains one of them; this test costs a hundredth of the patterns."""
+_KINDS = frozenset(get_args(Kind)) - WARNINGS - {"host"}
+LITERALS: tuple[str, ...] = tuple(wordings("literals"))
+"""Each message about device memory or the KV pool contains one of them, in any case; this test costs a hundredth of the
+patterns.
+"""
 
 
 def read_long_log(
@@ -148,10 +147,11 @@ def _kept(chunks: Iterator[bytes]) -> tuple[bytes, bool]:
 
 
 def _tells(chunk: bytes) -> bool:
-    if not any(literal in chunk for literal in _LITERALS):
-        return False
     text = chunk.decode("utf-8", "replace")
-    found = chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind != "host")
+    lowered = text.lower()
+    if not any(literal in lowered for literal in LITERALS):
+        return False
+    found = chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind in _KINDS)
     return any(_is_the_servers_own(text, one.start()) for one in found)
 
 

@@ -2,12 +2,17 @@ import contextlib
 import gzip
 import os
 import threading
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.log_file import read_long_log
+from kvdiag.oom.message import ANCHORS, WARNINGS
+from kvdiag.sources.log_file import LITERALS, read_long_log
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 LINE = b"INFO Engine 000: Avg prompt throughput: 612.0 tokens/s, Running: 3 reqs, Waiting: 0 reqs\n"
@@ -17,6 +22,34 @@ QUOTED = b"INFO Received request cmpl-1: prompt: 'CUDA out of memory. Tried to a
 def filler(mebibytes: int) -> bytes:
     """Lines of statistics."""
     return LINE * (mebibytes * 2**20 // len(LINE))
+
+
+def forms(pattern: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """What a parsed pattern can match, in lower case: blanks as one, other variable parts as a zero byte."""
+    parts: list[list[str]] = []
+    for operation, argument in pattern:
+        if operation.name == "LITERAL":
+            parts.append([chr(argument).lower()])
+        elif operation.name == "BRANCH":
+            parts.append([form for branch in argument[1] for form in forms(branch)])
+        elif operation.name == "SUBPATTERN":
+            parts.append(list(forms(argument[3])))
+        elif operation.name == "IN":
+            parts.append(sorted({chr(value).lower() if kind.name == "LITERAL" else "\0" for kind, value in argument}))
+        elif operation.name.endswith("_REPEAT") and argument[0]:
+            space = "CATEGORY_SPACE" in str(argument[2])
+            parts.append([" "] if space else list(forms(argument[2])))
+        elif not operation.name.startswith(("AT", "ASSERT")):
+            parts.append(["\0"])
+    return map("".join, product(*parts))
+
+
+@pytest.mark.parametrize("pattern", [pattern.pattern for kind, pattern in ANCHORS if kind not in WARNINGS | {"host"}])
+def test_every_failure_of_device_memory_is_looked_for_in_a_long_log(pattern: str) -> None:
+    """Whatever a failure's pattern matches contains one of the words by which the middle of a log is searched."""
+    parsed = import_module("re._parser").parse(pattern)
+    missed = [form for form in forms(parsed) if not any(literal in form for literal in LITERALS)]
+    assert not missed
 
 
 @pytest.mark.parametrize("packed", [False, True])
