@@ -87,6 +87,10 @@ class Limits:
     """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
     VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
 
+    stalled_seconds: float = 300.0
+    """Time without a token or a change of usage after which open requests count as stalled: engines end a step that
+    hangs by then (--watchdog-timeout, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), and a pause for new weights is shorter."""
+
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
 

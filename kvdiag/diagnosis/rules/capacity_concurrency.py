@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kvdiag.diagnosis.blocks.refill import refilled
+from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
@@ -66,6 +67,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
+    if (stall := stalled(timeline, facts, limits)) is not None and stall.waiting:
+        return (stall.finding(ID, f"{stall.requests}, although the pool has room"),)
     if totals.unjudged:
         waited = plural(totals.unjudged, "request")
         how = "`kvdiag doctor` shows what /metrics lacks"
@@ -302,8 +305,9 @@ def _capacity_tokens(facts: Facts) -> int | None:
 
 
 def _fits(timeline: Timeline, facts: Facts) -> str:
-    """How many requests of the concurrent step's last attempt the pool holds with all of their tokens, in words."""
-    workload = next((span.workload for span in reversed(timeline.spans(STEP))), None)
+    """How many requests of the concurrent step's largest attempt the pool holds with all of their tokens, in words."""
+    tried = [span.workload for span in timeline.spans(STEP) if span.workload is not None]
+    workload = max(tried, key=lambda one: one.tokens_per_request, default=None)
     if workload is None or not workload.requests or not facts.pools or _capacity_tokens(facts) is None:
         return ""
     tokens = workload.tokens_per_request

@@ -27,6 +27,7 @@ from itertools import takewhile
 from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
 from kvdiag.diagnosis.blocks.refill import refilled
+from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -57,7 +58,17 @@ PROBE = "isolation"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the blocks in use at the end of every idle interval with 0."""
+    """Compare the blocks in use at the end of every idle interval with 0; else look for requests that never end."""
+    found = _judged(timeline, facts, limits)
+    stall = None if found[0].status in ("fault", "suspect") else stalled(timeline, facts, limits)
+    if stall is None or not stall.blocks:
+        return found
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    held = f"{format_count(stall.blocks)} of {plural(total, f'KV {facts.capabilities.unit}')}"
+    return (stall.finding(ID, f"{held} in use by {stall.requests}"),)
+
+
+def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     if not facts.pools:
         return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
     if not facts.capabilities.returns:
@@ -104,6 +115,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     by_each = kept_by_requests(held - before, outcomes or (), facts, limits)
     each = by_each.each_blocks
     rate = "" if each is None else f"; {by_each.at_least}+{format_number(each)} per request"
+    if timeline.marks and requests and held == before:
+        rate = f", all of them since before the run: none was lost in its {plural(requests, 'request')}"
     total = sum(pool.usable_blocks for pool in facts.pools)
     left = None if each is None else round((total - held) / each)
     evidence += (

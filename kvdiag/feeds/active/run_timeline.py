@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from kvdiag.diagnosis.blocks.stall import shows_steps, work
 from kvdiag.diagnosis.timeline_queries import is_idle
 from kvdiag.feeds.active.load_generator import TIMED_OUT, Requests
 from kvdiag.feeds.live.sampling import Sampler, TimelineBuilder
-from kvdiag.formatting import format_ratio, plural
-from kvdiag.model import Mark, Phase, Sample
+from kvdiag.formatting import format_duration, format_ratio, plural
+from kvdiag.model import Facts, Mark, Phase, Sample
 from kvdiag.sources.http import NO_ANSWER
 
 CROWDED_SAMPLES = 3
@@ -37,16 +38,24 @@ def crowded(samples: list[Sample]) -> bool:
     return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
 
 
+STILL_SECONDS = 10.0
+"""Time without any progress, of a load that failed, after which no queue explains it."""
+
 ROOMY_RATIO = 0.5
 """Usage of the pool below which no request waits for room in it: SGLang reserves a request's output, too."""
 
 
-def still_queued(error: str, samples: Sequence[Sample]) -> str:
+def still_queued(error: str, samples: Sequence[Sample], facts: Facts) -> str:
     """Why requests failed: where no answer came while the engine counted requests that wait, they were queued."""
-    newest = next((one for one in reversed(samples) if one.total("requests_waiting")), None)
-    if newest is None or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
+    queued = [one for one in samples if one.total("requests_waiting")]
+    if not queued or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
         return error
+    newest = queued[-1]
     waiting = newest.total("requests_waiting") or 0
+    seconds = newest.at_seconds - queued[0].at_seconds
+    if shows_steps(facts) and seconds >= STILL_SECONDS and work(newest) == work(queued[0]):
+        still = f"no token was processed for {format_duration(seconds)}: the engine hangs or is paused"
+        return f"{plural(waiting, 'request')} still queued, and {still}"
     usages = [one.kv_usage_ratio for one in newest.engines or ()]
     if all(usage is not None and usage < ROOMY_RATIO for usage in usages):
         used = format_ratio(max(usage or 0.0 for usage in usages))

@@ -67,10 +67,23 @@ def _is_late(late_seconds: float) -> bool:
     return late_seconds >= CYCLES_SECONDS / MIN_CYCLES
 
 
-def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
-    """The same step with outputs three times as long, as far as the server accepts that."""
+def fits_together(workload: Workload, facts: Facts) -> bool:
+    """Whether the pool holds all requests of a workload at their full length."""
+    return admitted(workload, facts, together=True)[0] == workload
+
+
+def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep:
+    """The step for its next attempt: with outputs three times as long, as far as the server accepts that.
+
+    Where requests waited because the pool does not hold all of them, they are cut to what it holds together instead.
+    """
+    fits = fits_together(planned.workload, facts)
+    if waited and not fits:
+        workload, notes = admitted(planned.workload, facts, together=True)
+        note = "repeated with shorter requests: in the first attempt, requests waited for room in the pool"
+        return replace(planned, workload=workload, notes=(*notes, note))
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
-    workload, notes = admitted(longer, facts)
+    workload, notes = admitted(longer, facts, together=fits)
     longer_by = f"repeated with {workload.max_tokens:,} output tokens per request, so that they last longer"
     note = f"{longer_by}: in the first attempt, no sample had all requests running"
     return replace(planned, workload=workload, notes=(*dict.fromkeys((*planned.notes, *notes)), note))
@@ -130,11 +143,11 @@ def _held(workload: Workload, facts: Facts, speed: Speed | None) -> Workload:
     return replace(workload, max_tokens=min(max(tokens, MIN_OUTPUT_TOKENS), most))
 
 
-def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
+def admitted(workload: Workload, facts: Facts, *, together: bool = False) -> tuple[Workload, tuple[str, ...]]:
     """The workload cut to the longest request that the server accepts and that its pool can hold.
 
-    Also to as many requests as run at once, where the server reports it; and to what the pool holds of all of them,
-    where requests beyond that fail instead of waiting.
+    Also to as many requests as run at once, where the server reports it; and to what the pool holds of all of them
+    `together`, which is always so where requests beyond that fail instead of waiting.
     """
     workload, fewer = _at_once(workload, facts)
     limits = [(facts.max_model_len_tokens, "the server accepts {} tokens per request")]
@@ -143,9 +156,14 @@ def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...
         for pool in facts.pools
         if pool.sliding_window_tokens is None
     ]
-    if workload.requests > 1 and not facts.capabilities.waits:
-        each = f"the pool holds {{}} tokens for each of {workload.requests} requests, and more would fail"
-        limits += [(pool.usable_blocks // workload.requests * pool.block_tokens, each) for pool in facts.pools]
+    waits = facts.capabilities.waits
+    if workload.requests > 1 and (together or not waits):
+        beyond = "and more would fail" if not waits else "and more would wait"
+        each = f"the pool holds {{}} tokens for each of {workload.requests} requests, {beyond}"
+        # A scheduler reserves up to a block more of each than its tokens fill.
+        limits += [
+            (max(pool.usable_blocks // workload.requests - waits, 0) * pool.block_tokens, each) for pool in facts.pools
+        ]
     known = [(limit, reason) for limit, reason in limits if limit is not None]
     if not known:
         return workload, fewer

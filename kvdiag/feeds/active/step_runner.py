@@ -26,9 +26,9 @@ from kvdiag.feeds.active.run_timeline import (
     still_queued,
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
-from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
+from kvdiag.feeds.active.step_plan import PlannedStep, fits_together, plan, repeated
 from kvdiag.feeds.live.alternation import REASON
-from kvdiag.formatting import format_duration
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
@@ -227,7 +227,9 @@ class ActiveFeed(MarkedRun):
             raise KvdiagError(f"the server's metrics cannot be used: {unreadable}")
         busy = max((sample.open_requests for sample in samples), default=0)
         if busy or samples[0].tokens_total != samples[-1].tokens_total:
-            what = f"{busy} requests run or wait" if busy else "tokens are being generated"
+            what = (
+                plural(busy, "request runs or waits", "requests run or wait") if busy else "tokens are being generated"
+            )
             raise KvdiagError(
                 f"the server has other traffic ({what}), which the steps would count as their own; "
                 "stop it, or pass --force: most steps then become unknown"
@@ -257,7 +259,7 @@ class ActiveFeed(MarkedRun):
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
                 if measured == NO_ANSWER:
                     # Every further request would be waited for as long.
-                    reason = still_queued(measured, self.recorder.since(-RECENT_SAMPLES))
+                    reason = still_queued(measured, self.recorder.since(-RECENT_SAMPLES), self.sampler.facts)
                     raise KvdiagError(f"a completion of {prompt} tokens failed: {reason}")
                 return None
             speed = measured
@@ -269,12 +271,15 @@ class ActiveFeed(MarkedRun):
 
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
         """Run all cycles, and more than planned if the load was not sampled whole; only the last cycles are judged."""
-        seen, cycle = False, 0
+        seen, cycle, first = False, 0, 0
         while cycle < planned.cycles or (not seen and cycle < MAX_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
             if 0 < cycle < MAX_OFFERS and not seen:
-                planned, detail = held_longer(planned, self.sampler.facts), f"{detail} with longer outputs".strip()
+                waited = any(one.total("requests_waiting") for one in self.recorder.since(first))
+                planned = repeated(planned, self.sampler.facts, waited=waited)
+                detail = f"{detail} once more".strip()
             self._tell(number, total, planned.step.title, detail)
+            first = self.recorder.count
             seen = await self._run_cycle(planned, cycle) or seen
             cycle += 1
 
@@ -289,16 +294,17 @@ class ActiveFeed(MarkedRun):
         await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned.workload)
-        errors = tuple(dict.fromkeys(still_queued(error, self.recorder.since(first)) for error in outcome.errors))
+        facts, sampled = self.sampler.facts, self.recorder.since(first)
+        errors = tuple(dict.fromkeys(still_queued(error, sampled, facts) for error in outcome.errors))
         outcome = replace(outcome, errors=errors)
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
         samples = self.recorder.since(first)
-        facts = self.sampler.facts
         whole = [sample for sample in renewed(samples, facts) if sample.sees_whole(planned.workload.requests)]
         enough = len(whole) >= samples_needed(facts, DEFAULT_LIMITS)
-        return outcome.failed > 0 or enough or (cycle > 0 and crowded(samples))
+        is_limited = cycle > 0 and crowded(samples) and fits_together(planned.workload, facts)
+        return outcome.failed > 0 or enough or is_limited
 
     async def _load(self, workload: Workload) -> Outcome:
         return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)

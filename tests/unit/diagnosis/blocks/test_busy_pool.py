@@ -213,6 +213,7 @@ def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() 
 
 def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
     """Minima of a busy server are ok without steps, and unknown in a run of steps, which has idle intervals itself."""
-    busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
+    working = [replace(holding(9, running=1), generation_tokens_total=number) for number in range(241)]
+    busy = [Sample(at_seconds=90.0 * number, engines=(one,)) for number, one in enumerate(working)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]

@@ -22,7 +22,7 @@ from kvdiag.feeds.active.run_timeline import still_queued
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Capabilities, Facts, Sample, Timeline
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -174,7 +174,7 @@ def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple
     samples = [
         Sample(at_seconds=float(at), engines=(engine(waiting=count, usage=0.9),)) for at, count in enumerate(waiting)
     ]
-    found = still_queued(error, samples)
+    found = still_queued(error, samples, Facts())
     assert queued == (containing("8 requests", "queued") == found)
     assert queued or error == found
 
@@ -182,7 +182,22 @@ def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple
 def test_requests_that_wait_beside_an_empty_pool_are_limited_by_their_number() -> None:
     """A server that runs one request at a time lets the others wait: no room in the pool is missing."""
     samples = [Sample(at_seconds=1.0, engines=(engine(waiting=8, usage=0.1),))]
-    assert containing("8 requests", "only 10 %", "limits") == still_queued(NO_ANSWER, samples)
+    assert containing("8 requests", "only 10 %", "limits") == still_queued(NO_ANSWER, samples, Facts())
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "reason"),
+    [(Capabilities(), "hangs"), (Capabilities(reserved=True), "too small")],
+    ids=["every step shows", "figures of requests"],
+)
+def test_requests_behind_an_engine_that_does_nothing_are_not_blamed_on_the_pool(
+    capabilities: Capabilities, reason: str
+) -> None:
+    """A queue that no token of which was processed for half a minute is no matter of the pool's size."""
+    stuck = engine(usage=0.9, running=1, waiting=8)
+    samples = [Sample(at_seconds=10.0 * number, engines=(stuck,)) for number in range(4)]
+    actual = still_queued(NO_ANSWER, samples, Facts(capabilities=capabilities))
+    assert containing("8 requests", reason) == actual
 
 
 def test_failing_requests_are_recorded() -> None:

@@ -15,7 +15,9 @@ from kvdiag.feeds.active.step_plan import (
     MIN_OUTPUT_TOKENS,
     PlannedStep,
     expected_seconds,
+    fits_together,
     plan,
+    repeated,
 )
 from kvdiag.model import Capabilities, Facts, KvPool, Workload
 from tests.builders.answers import containing
@@ -182,3 +184,24 @@ def test_a_pool_that_hides_lost_cells_is_filled(
 def test_late_figures_make_a_run_longer(capabilities: Capabilities, seconds: float) -> None:
     """Each load lasts until its figures are renewed, and the idle time after it until they have caught up."""
     assert seconds == expected_seconds(capabilities)
+
+
+@pytest.mark.parametrize(
+    ("waited", "prompt", "output"), [(True, 378, 125), (False, 2048, 768)], ids=["waited", "too short"]
+)
+def test_a_load_for_which_the_pool_is_too_small_is_cut_to_what_it_holds(waited: bool, prompt: int, output: int) -> None:
+    """Ten requests that waited for room are repeated with the tokens of a tenth of the pool each, a block less."""
+    facts = Facts(max_model_len_tokens=131072, pools=(pool(5040, block_tokens=1),))
+    first = planned("concurrent", facts)
+    again = repeated(first, facts, waited=waited)
+    assert (prompt, output) == (again.workload.prompt_tokens, again.workload.max_tokens)
+    assert again.workload.requests == first.workload.requests
+    assert fits_together(again.workload, facts) is waited
+
+
+def test_a_load_that_fits_is_not_made_one_that_does_not() -> None:
+    """Outputs are held longer only as far as the pool holds all requests together."""
+    facts = Facts(max_model_len_tokens=131072, pools=(pool(25_010, block_tokens=1),))
+    again = repeated(planned("concurrent", facts), facts, waited=False)
+    assert again.workload.max_tokens > BY_ID["concurrent"].workload.max_tokens
+    assert fits_together(again.workload, facts)

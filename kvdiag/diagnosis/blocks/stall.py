@@ -1,0 +1,92 @@
+"""Whether requests are open and the engines do nothing: a hang, a pause, or kernels that are compiled.
+
+Such requests keep their blocks although the gauges call them running, so no idle interval shows them. Judged where each
+step of the engine moves a figure: tokens counted and the usage of the pool have stayed the same for minutes. Where the
+pool is full, requests may wait for each other's blocks, which is a verdict of its own.
+"""
+
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.timeline_queries import held_blocks
+from kvdiag.formatting import format_duration, plural
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Requests that were open at the newest sample, since when nothing moved, and the blocks that they hold."""
+
+    since_seconds: float
+    seconds: float
+    running: int
+    waiting: int
+    blocks: int
+
+    def finding(self, rule_id: str, summary: str) -> Finding:
+        """The finding of a rule, with what to do about it."""
+        evidence = (
+            Evidence("no_progress", self.seconds, "seconds", "engine"),
+            Evidence("blocks_without_progress", self.blocks, "blocks", "engine"),
+            Evidence("running", self.running, "requests", "engine"),
+            Evidence("waiting", self.waiting, "requests", "engine"),
+        )
+        return Finding(
+            rule_id,
+            "suspect",
+            f"{summary}, without a token processed for {format_duration(self.seconds)}: the engine hangs or is paused",
+            evidence,
+            since_seconds=self.since_seconds,
+            likely_cause="The engine is paused, hangs in a step (a kernel, a collective of several ranks, a transfer), "
+            "or compiles kernels for a new shape. Requests whose clients have disconnected are then not aborted "
+            "either, and keep their blocks.",
+            confirm="Send one short request: without an answer, the engine takes no step. A dump of the stacks of its "
+            "scheduler or engine process (py-spy) shows where it hangs.",
+            remedy="Resume the engine if it was paused on purpose. Otherwise restart it: until then none of these "
+            "blocks is released.",
+        )
+
+    @property
+    def requests(self) -> str:
+        """The open requests, in words."""
+        counts = ((self.running, "running"), (self.waiting, "waiting"))
+        return " and ".join(plural(count, f"{state} request") for count, state in counts if count)
+
+
+def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
+    """The stall at the newest sample; `None` where the engines work or are idle, or do not show each step."""
+    if not shows_steps(facts):
+        return None
+    read = (sample for sample in reversed(timeline.samples) if sample.engines is not None)
+    last = next(read, None)
+    blocks = None if last is None else held_blocks(last, facts)
+    if last is None or blocks is None or last.tokens_total is None or not last.open_requests:
+        return None
+    if any((engine.kv_usage_ratio or 0.0) >= limits.pool_full_ratio for engine in last.engines or ()):
+        return None
+    first = last
+    for sample in read:
+        if work(sample) != work(last) or not sample.open_requests:
+            break
+        first = sample
+    seconds = last.at_seconds - first.at_seconds
+    if seconds < limits.stalled_seconds:
+        return None
+    running = last.total("requests_running") or 0
+    return Stall(
+        since_seconds=first.at_seconds,
+        seconds=seconds,
+        running=running,
+        waiting=last.open_requests - running,
+        blocks=blocks,
+    )
+
+
+def shows_steps(facts: Facts) -> bool:
+    """Whether each step of the engine moves its figures."""
+    return not (facts.capabilities.on_completion or facts.capabilities.reserved)
+
+
+def work(sample: Sample) -> tuple[object, ...]:
+    """What each step of an engine moves, where its figures show steps."""
+    return sample.tokens_total, *(engine.kv_usage_ratio for engine in sample.engines or ())

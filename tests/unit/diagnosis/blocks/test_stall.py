@@ -1,0 +1,94 @@
+"""Open requests for which the engine does nothing: how long, what they hold, and what is no stall."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.blocks.stall import Stall, stalled
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules import capacity_concurrency, leak_kv_blocks
+from kvdiag.model import Capabilities, Engine, Facts, Sample, Timeline
+from tests.builders.answers import evidence, only
+from tests.builders.values import NO_ANSWER, holding, pool
+
+SERVED = Facts(pools=(pool(),))
+LIMIT = DEFAULT_LIMITS.stalled_seconds
+IDLE, WORKS, STUCK = holding(0), holding(5, running=1), holding(9, running=1, waiting=2)
+
+
+def over_time(*engines: Engine | None, tick_seconds: float = LIMIT / 4) -> Timeline:
+    """Samples at equal intervals; `None` is one that failed."""
+    samples = [
+        Sample(at_seconds=tick_seconds * number, engines=(one,)) if one else Sample(
+            at_seconds=tick_seconds * number, gaps=(NO_ANSWER,)
+        )
+        for number, one in enumerate(engines)
+    ]  # fmt: skip
+    return Timeline(samples=tuple(samples))
+
+
+def found(engines: Sequence[Engine | None], facts: Facts = SERVED) -> Stall | None:
+    """The stall of these samples."""
+    return stalled(over_time(*engines), facts, DEFAULT_LIMITS)
+
+
+def test_requests_without_progress_are_a_stall() -> None:
+    """The requests, their blocks and the time since the last step; waiting clients may come and go meanwhile."""
+    actual = found([IDLE, WORKS, *[replace(STUCK, requests_waiting=each) for each in (0, 1, 2, 3, 2)]])
+    assert Stall(since_seconds=LIMIT / 2, seconds=LIMIT, running=1, waiting=2, blocks=9) == actual
+
+
+def test_a_read_that_failed_meanwhile_changes_nothing() -> None:
+    """A tick without an answer is no step."""
+    actual = found([STUCK, STUCK, None, STUCK, STUCK])
+    assert actual is not None
+    assert actual.seconds == LIMIT
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        [STUCK] * 4,
+        [replace(STUCK, generation_tokens_total=number) for number in range(9)],
+        [holding(9 + number, running=1) for number in range(9)],
+        [holding(9)] * 9,
+        [STUCK, IDLE, STUCK],
+        [replace(STUCK, prompt_tokens_total=None)] * 9,
+        [replace(STUCK, kv_usage_ratio=None)] * 9,
+        [replace(STUCK, kv_usage_ratio=1.0)] * 9,
+        [None] * 9,
+    ],
+    ids=["short", "tokens", "usage", "nothing open", "idle meanwhile", "no counters", "no usage", "full", "no answer"],
+)
+def test_no_stall(engines: Sequence[Engine | None]) -> None:
+    """Less than the limit, a token or a block, an idle engine, or figures that are not reported."""
+    assert found(engines) is None
+
+
+@pytest.mark.parametrize("late", [Capabilities(on_completion=True), Capabilities(reserved=True)])
+def test_figures_that_do_not_move_with_each_step_show_no_stall(late: Capabilities) -> None:
+    """Gauges that move only when requests begin or end stand still under a long request."""
+    assert found([STUCK] * 9, replace(SERVED, capabilities=late)) is None
+
+
+def test_a_stall_is_suspect_with_the_blocks_that_it_holds() -> None:
+    """Nine blocks of a request that never ends, and what waits behind it although the pool has room."""
+    timeline = over_time(IDLE, IDLE, WORKS, *[STUCK] * 5)
+    held = only(leak_kv_blocks.judge, timeline, SERVED)
+    assert (held.status, evidence(held)["blocks_without_progress"]) == ("suspect", 9)
+    behind = only(capacity_concurrency.judge, timeline, SERVED)
+    assert (behind.status, evidence(behind)["waiting"]) == ("suspect", 2)
+
+
+def test_requests_that_only_wait_hold_nothing() -> None:
+    """A scheduler that admits no request: the queue is suspect, the empty pool is ok."""
+    timeline = over_time(IDLE, IDLE, *[holding(0, waiting=3)] * 5)
+    assert only(leak_kv_blocks.judge, timeline, SERVED).status == "ok"
+    assert only(capacity_concurrency.judge, timeline, SERVED).status == "suspect"
+
+
+def test_a_leak_that_was_observed_before_stands() -> None:
+    """Blocks that stayed in use while idle are a fault, also if the engine hangs after that."""
+    timeline = over_time(holding(7), holding(7), *[STUCK] * 5)
+    assert only(leak_kv_blocks.judge, timeline, SERVED).status == "fault"
