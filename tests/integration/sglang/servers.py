@@ -60,6 +60,17 @@ class Server:
             **{"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "min_tokens": max_tokens, **more},
         )
 
+    def leave(self, prompt_tokens: int, *, after_events: int = 5, first: int = 0) -> None:
+        """Stream a long completion, and disconnect after some of its tokens."""
+        prompt = [300 + (first + place) % 600 for place in range(prompt_tokens)]
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1000, "min_tokens": 1000, "stream": True}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            for _ in range(2 * after_events):  # each event is followed by an empty line
+                answer.readline()
+
     def loads(self) -> list[dict[str, Any]]:
         """What /v1/loads says of each scheduler."""
         found: list[dict[str, Any]] = self.get("/v1/loads")["loads"]
