@@ -46,7 +46,7 @@ def forms(pattern: Iterable[tuple[Any, Any]]) -> Iterator[str]:
 
 @pytest.mark.parametrize("pattern", [pattern.pattern for kind, pattern in ANCHORS if kind not in WARNINGS | {"host"}])
 def test_every_failure_of_device_memory_is_looked_for_in_a_long_log(pattern: str) -> None:
-    """Whatever a failure's pattern matches contains one of the words by which the middle of a log is searched."""
+    """Each form of a failure's pattern contains one of the words by which the middle of a log is searched."""
     parsed = import_module("re._parser").parse(pattern)
     missed = [form for form in forms(parsed) if not any(literal in form for literal in LITERALS)]
     assert not missed
