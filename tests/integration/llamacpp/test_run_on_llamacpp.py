@@ -1,6 +1,8 @@
 """`kvdiag run` and what it is made of against llama.cpp's own server: to the cell."""
 
 import asyncio
+import http.client
+import json
 import re
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Engine, Facts, Outcome, Workload
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.fixtures.hostile import eventually
 from tests.integration.llamacpp.conftest import Start
 from tests.integration.llamacpp.served_gguf import LlamaServer
 from tests.integration.vllm.cli import kvdiag
@@ -108,6 +111,19 @@ def test_a_pool_that_is_too_small_fails_all_that_run(llama: Start) -> None:
     assert ["Context size has been exceeded."] == list(outcome.errors)
     # None of them holds anything any more: a request of the whole context has room.
     assert 1 == offered(server, Workload(requests=1, prompt_tokens=1000, max_tokens=23)).completed
+
+
+def test_a_cancelled_request_gives_back_its_cells(llama: Start) -> None:
+    """The client leaves midway: the slot becomes idle, and a request of the whole context has room."""
+    server = llama("-c", "4096", "-np", "1")
+    body = {"prompt": [300] * 64, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    leaving.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    assert leaving.getresponse().read(1)
+    assert [True] == [one > 0 for one in server.processing()]
+    leaving.close()
+    assert eventually(lambda: not server.processing())
+    assert 1 == offered(server, Workload(requests=1, prompt_tokens=4000, max_tokens=95)).completed
 
 
 def test_erased_slots_keep_nothing(llama: Start, tmp_path: Any) -> None:
