@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from kvdiag.engines.printed_figures import last_start
 from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.formatting import plural
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.oom.message import ANSI
 
@@ -28,12 +29,12 @@ _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
 _BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
 _MODEL = re.compile(r"general\.name {1,40}str {1,20}= (.{1,200})")
 _ARCHITECTURE = re.compile(r"general\.architecture {1,40}str {1,20}= ([\w-]{1,60})")
-_WEIGHTS = re.compile(rf"load_tensors: {{1,20}}([\w.:-]{{1,40}}) (?:model )?buffer size {_SIZE}")
-_KV_BUFFER = re.compile(rf"([\w.:-]{{1,40}}) (?:KV|RS) buffer size {_SIZE}")
-_COMPUTE = re.compile(rf"([\w.:-]{{1,40}}) compute buffer size {_SIZE}")
+_WEIGHTS = re.compile(rf"load_tensors: {{1,20}}([][\w.:-]{{1,60}}) (?:model )?buffer size {_SIZE}")
+_KV_BUFFER = re.compile(rf"([][\w.:-]{{1,60}}) (?:KV|RS) buffer size {_SIZE}")
+_COMPUTE = re.compile(rf"([][\w.:-]{{1,60}}) compute buffer size {_SIZE}")
 _OLD_KV = re.compile(rf"KV self size  {_SIZE}, K \((\w{{1,12}})\).{{1,40}}V \((\w{{1,12}})\)")
 _KV = re.compile(
-    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers, *{_COUNT}(?:/{_COUNT})? seqs\), "
+    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers(?:, *{_COUNT}(?:/ *{_COUNT})? seqs)?\), "
     r"K \((\w{1,12})\): .{1,24}, V \((\w{1,12})\): "
 )
 _SETTINGS = tuple(
@@ -187,7 +188,7 @@ def _report(start: _Start) -> EngineReport:
         notes.append("a buffer could not be allocated: this start failed")
     if slots:
         shared = {"true": " that share one pool", "false": " with a pool each"}.get(unified or "", "")
-        notes.append(f"{slots} slots{shared}")
+        notes.append(f"{plural(int(slots), 'slot')}{shared}")
     if len(context.caches) > 1:
         notes.append(f"{len(context.caches)} caches: the first one's cells are the capacity")
     return EngineReport(

@@ -157,3 +157,27 @@ def test_a_cache_that_did_not_fit_says_its_bytes(asked: str, expected: int) -> N
     """The allocation that failed stands before it."""
     text = f"{asked}\nllama_kv_cache_init: failed to allocate buffer for kv cache\n"
     assert (expected, None) == (failed_pool_bytes(text), failed_pool_bytes(asked))
+
+
+REMOTE = """\
+llama_context: n_ctx         = 4096
+llama_kv_cache_unified: RPC[172.31.110.11:50052] KV buffer size =   800.00 MiB
+llama_kv_cache_unified: RPC[172.31.110.12:50052] KV buffer size =   784.00 MiB
+llama_kv_cache_unified:        CPU KV buffer size =   432.00 MiB
+llama_kv_cache: size = 2016.00 MiB ( 4096 cells, 126 layers, 1/ 1 seqs), K (f16): 1008.00 MiB, V (f16): 1008.00 MiB
+"""
+
+
+def test_servers_of_an_rpc_cluster_are_devices() -> None:
+    """Llama 405B over two of them and the host: all of its 2,016 MiB."""
+    found = parse_log(REMOTE)
+    sizes = {rank.name: rank.pool.nominal_bytes // MIB for rank in found.ranks if rank.pool is not None}
+    assert {"RPC[172.31.110.11:50052]": 800, "RPC[172.31.110.12:50052]": 784, "CPU": 432} == sizes
+    assert (4096, "f16") == (found.tokens, found.settings.kv_dtype)
+
+
+def test_a_cache_of_2025_has_no_sequences() -> None:
+    """Its line ends with the layers."""
+    line = "llama_kv_cache: size = 1024.00 MiB ( 8192 cells, 32 layers), K (q8_0): 512.00 MiB, V (q8_0): 512.00 MiB"
+    found = parse_log(f"llama_kv_cache_unified:        CPU KV buffer size =  1024.00 MiB\n{line}")
+    assert (8192, "q8_0") == (found.tokens, found.settings.kv_dtype)
