@@ -60,15 +60,20 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
     read = (sample for sample in reversed(timeline.samples) if sample.engines is not None)
     last = next(read, None)
     blocks = None if last is None else held_blocks(last, facts)
-    if last is None or blocks is None or last.tokens_total is None or not last.open_requests:
+    if last is None or blocks is None or not last.open_requests:
         return None
     if any((engine.kv_usage_ratio or 0.0) >= limits.pool_full_ratio for engine in last.engines or ()):
         return None
-    first = last
+    # llama.cpp's counters are read less often than its slots, whose output tokens count as well.
+    first, tokens, outputs = last, last.tokens_total, last.total("running_output_tokens")
     for sample in read:
-        if work(sample) != work(last) or not sample.open_requests:
+        counted = sample.tokens_total
+        same = work(sample)[1:] == work(last)[1:] and sample.total("running_output_tokens") == outputs
+        if not same or not sample.open_requests or (None not in (counted, tokens) and counted != tokens):
             break
-        first = sample
+        first, tokens = sample, counted if tokens is None else tokens
+    if tokens is None and outputs is None:
+        return None
     seconds = last.at_seconds - first.at_seconds
     if seconds < limits.stalled_seconds:
         return None

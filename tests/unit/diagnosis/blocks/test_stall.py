@@ -66,6 +66,17 @@ def test_no_stall(engines: Sequence[Engine | None]) -> None:
     assert found(engines) is None
 
 
+def test_a_slot_that_stays_busy_is_a_stall_by_its_own_tokens() -> None:
+    """llama.cpp's counters are missing in most samples: a slot's output tokens, and those counters there are, stand."""
+    slot = replace(STUCK, prompt_tokens_total=None, generation_tokens_total=None, running_output_tokens=7)
+    counted = replace(STUCK, running_output_tokens=7)
+    assert found([slot] * 9) is not None
+    assert found([counted, slot, slot, slot, counted, slot, slot]) is not None
+    assert found([replace(slot, running_output_tokens=number) for number in range(9)]) is None
+    moved = replace(counted, prompt_tokens_total=(counted.prompt_tokens_total or 0) + 1)
+    assert found([slot, slot, slot, moved, slot, counted, slot]) is None
+
+
 @pytest.mark.parametrize("late", [Capabilities(on_completion=True), Capabilities(reserved=True)])
 def test_figures_that_do_not_move_with_each_step_show_no_stall(late: Capabilities) -> None:
     """Gauges that move only when requests begin or end stand still under a long request."""
