@@ -80,6 +80,11 @@ def advice_engine() -> str:
     return next(name for name, engine in _engines().items() if engine.get("advice_has_its_words"))
 
 
+def advice_title() -> str:
+    """That engine's name in texts."""
+    return str(_engines()[advice_engine()]["advice_has_its_words"])
+
+
 def limits_on_command_line(command: str) -> tuple[HostCache, ...]:
     """The caches that a server's command line limits; 0 bytes where it turns one off."""
     found: dict[str, HostCache] = {}

@@ -198,7 +198,8 @@ async def _run(
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
-            progress = stack.enter_context(show_progress(expected_seconds(facts.capabilities) + (options.soak or 0.0)))
+            soak_seconds = 0.0 if soak is None else soak(None).seconds
+            progress = stack.enter_context(show_progress(expected_seconds(facts.capabilities) + soak_seconds))
             agents = agent_reader(options.agent_dir)
             if agents is not None:
                 stack.callback(agents.close)

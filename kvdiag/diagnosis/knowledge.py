@@ -15,7 +15,7 @@ from functools import cache
 from importlib import resources
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engine_memory import advice_engine
+from kvdiag.engine_memory import advice_engine, advice_title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,14 @@ def worded(advice: str, engine_name: str | None) -> str:
     for pattern, its in _words(engine_name):
         advice = pattern.sub(its.replace("\\", r"\\"), advice)
     return advice
+
+
+def with_assumption(advice: str) -> str:
+    """Advice for a failure of an engine that is not known: with whose flags it names, if it names any."""
+    flags = engine_data("flags.json")[advice_engine()].values()
+    if not any(flag in advice for flag in flags):
+        return advice
+    return f"{advice} The flags are {advice_title()}'s: the text does not show which engine failed."
 
 
 @cache

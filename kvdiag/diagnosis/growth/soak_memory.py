@@ -87,7 +87,8 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak:
         Cycle(
             requests=0 if span.workload is None else span.workload.requests,
             repeated=span.workload is not None and span.workload.repeated,
-            problem=disturbance(timeline, span) or (None if floor is not None else "the engine did not become idle"),
+            problem=disturbance(timeline, span, facts)
+            or (None if floor is not None else "the engine did not become idle"),
         )
         for span, floor in zip(spans, floors, strict=True)
     )
@@ -109,7 +110,7 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak:
     return Soak(cycles=cycles, problem=problem, components=tuple(components), blocks_kept=kept)
 
 
-def disturbance(timeline: Timeline, span: Span) -> str | None:
+def disturbance(timeline: Timeline, span: Span, facts: Facts) -> str | None:
     """Why a cycle shows nothing of its own requests, in a clause; `None` where it does."""
     outcome = span.outcome
     if not span.complete:
@@ -118,6 +119,8 @@ def disturbance(timeline: Timeline, span: Span) -> str | None:
         reason = outcome.errors[0] if outcome.errors else "no reason given"
         return f"requests failed: {reason}"
     ours = 0 if span.workload is None else span.workload.requests
+    # One more is the small request that makes the gauges move.
+    ours += facts.capabilities.on_completion if ours else 0
     seen = timeline.between(span.begin_seconds, span.end_seconds or math.inf)
     if other_tokens(timeline, span) or max((sample.open_requests for sample in seen), default=0) > ours:
         return "other traffic"

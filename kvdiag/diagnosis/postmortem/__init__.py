@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
+from kvdiag.diagnosis.knowledge import with_assumption
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem import pool_exhaustion, startup, transients
-from kvdiag.diagnosis.postmortem.case import Case
+from kvdiag.diagnosis.postmortem.case import OF_ANY_ENGINE, Case
 from kvdiag.diagnosis.request_failures import oom_error
 from kvdiag.diagnosis.trust import lowered
 from kvdiag.formatting import format_bytes, format_duration, format_time
@@ -79,7 +80,13 @@ def _findings(case: Case, limits: Limits) -> tuple[Finding, ...]:
         missing += _observed(case)
         own = [Finding(verdict, "unknown", missing) for verdict in UNKNOWN_WITHOUT_FAILURE]
     name = case.engine_name or case.facts.engine_name
-    return _with_the_time_before(tuple(informed(finding, name) for finding in own), case)
+    explained = tuple(informed(finding, name) for finding in own)
+    if name is None and not case.has_report and case.accounts and case.failure.shortage.kind in OF_ANY_ENGINE:
+        explained = tuple(
+            replace(one, remedy=with_assumption(one.remedy or "")) if one.status in ("fault", "suspect") else one
+            for one in explained
+        )
+    return _with_the_time_before(explained, case)
 
 
 def _observed(case: Case) -> str:

@@ -20,6 +20,9 @@ from kvdiag.oom.phase import IN_WORDS
 OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace", "buffer"})
 """Kinds that mean that device memory ran out."""
 
+OF_ANY_ENGINE: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked"})
+"""Those of them that torch or CUDA words, whichever engine runs on it."""
+
 _REFUSALS: frozenset[Kind] = frozenset({"budget", "blocks", "context", "profiling", "model", "component", "prefill"})
 """Kinds that mean that the engine refused to start."""
 

@@ -6,6 +6,7 @@ from itertools import chain, permutations
 from kvdiag.diagnosis.steps import SOAK
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.step_plan import admitted, shortened
+from kvdiag.formatting import format_duration
 from kvdiag.model import Facts, Workload
 
 MIN_SECONDS = 300.0
@@ -31,6 +32,11 @@ LOAD_SHARE = 0.4
 """Share of a cycle that its load may take by the measured speed; in the rest memory is released."""
 
 MIN_PROMPT_TOKENS = 16
+
+RENEWED_MARGIN_SECONDS = 2.0
+"""For some samples of current figures, where the engine's are late: a cycle waits until its tokens were counted, and
+once more until the usage is of the time after them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +68,12 @@ def plan_soak(
     seconds: float, facts: Facts, speed: Speed | None = None, *, cycle_seconds: float | None = None
 ) -> SoakPlan:
     """A soak of so many seconds; `cycle_seconds` makes its cycles as long as that instead, and keeps their number."""
-    pairs = min(max(int(seconds / PAIR_SECONDS), MIN_PAIRS), MAX_PAIRS)
-    length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
+    late_seconds = facts.capabilities.late_seconds
+    wait_seconds = late_seconds + facts.capabilities.renewed_seconds
+    shortest = (wait_seconds + RENEWED_MARGIN_SECONDS) / (1.0 - LOAD_SHARE) if late_seconds else 0.0
+    pair_seconds = max(PAIR_SECONDS, 2 * shortest)
+    pairs = min(max(int(seconds / pair_seconds), MIN_PAIRS), MAX_PAIRS)
+    length = max(seconds / (2 * pairs), shortest) if cycle_seconds is None else cycle_seconds
     most, output_tokens = max(DOSES) * SOAK.workload.requests, admitted(SOAK.workload, facts)[0].max_tokens
     limits = [
         (pool.usable_blocks // most * pool.block_tokens - output_tokens, "the largest load must fit in the pool")
@@ -75,6 +85,10 @@ def plan_soak(
         limits.append((tokens, "the server cannot process more in a cycle"))
     single, notes = shortened(SOAK.workload, facts, limits, least_tokens=MIN_PROMPT_TOKENS)
     repeats = max(pairs // REPEATED_SHARE, MIN_REPEATS)
+    if 2 * pairs * length > seconds and cycle_seconds is None:
+        age = format_duration(late_seconds)
+        longer = f"{format_duration(2 * pairs * length)} instead of {format_duration(seconds)}"
+        notes += (f"{longer}: the engine's figures may be {age} old, and each cycle waits for current ones",)
     idle = replace(single, requests=0, prompt_tokens=0, max_tokens=0)
     doses = [ORDERS[pair // len(DOSES) % len(ORDERS)][pair % len(DOSES)] for pair in range(pairs - repeats)]
     loads = [replace(single, requests=dose * single.requests) for dose in doses]

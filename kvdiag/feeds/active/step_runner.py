@@ -186,13 +186,14 @@ class ActiveFeed(MarkedRun):
             self._tell(number, number, SOAK.title, detail)
             await self._soak_cycle(workload, cycle, soak)
             span = self.recorder.timeline().spans(SOAK.id)[-1]
-            spoilt = spoilt + 1 if disturbance(self.recorder.timeline(), span) else 0
+            spoilt = spoilt + 1 if disturbance(self.recorder.timeline(), span, self.sampler.facts) else 0
             if spoilt >= SPOILT_CYCLES or self.sampler.clock.now_seconds() > latest:
                 return
 
     async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
         """One cycle of the planned length, with a sample of every source at its end."""
-        settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
+        late_seconds = self.sampler.facts.capabilities.late_seconds
+        settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0) + late_seconds
         rest_seconds = self.sampler.clock.now_seconds() + soak.cycle_seconds - settling_seconds
         self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
         self._mark(SOAK.id, cycle, "offer")

@@ -6,7 +6,7 @@ import pytest
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Facts, HostCache, HostProcess, Mark, Outcome, Sample, Timeline, Workload
+from kvdiag.model import Capabilities, Facts, HostCache, HostProcess, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import ANY_TEXT, containing
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
@@ -261,7 +261,18 @@ def cycle(
 def test_cycle_is_disturbed_by_whatever_is_not_its_own(seen: Timeline, expected: str | None) -> None:
     """More requests than ours open at once, our own that failed, an end that never came; what comes later is not it."""
     (span,) = seen.spans()
-    assert expected == disturbance(seen, span)
+    assert expected == disturbance(seen, span, Facts())
+
+
+def test_the_small_request_that_moves_the_gauges_is_no_other_traffic() -> None:
+    """It runs beside a load; in an idle cycle none is sent."""
+    late = Facts(capabilities=Capabilities(on_completion=True))
+    for seen, expected in (
+        (cycle(open_=(2, 1)), None),
+        (cycle(open_=(3, 1)), "other traffic"),
+        (cycle(requests=None, open_=(1, 0)), "other traffic"),
+    ):
+        assert expected == disturbance(seen, seen.spans()[0], late)
 
 
 def test_active_steps_alone_are_no_soak() -> None:

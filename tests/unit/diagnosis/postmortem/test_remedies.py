@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.postmortem import Case
+from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction, scaled
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Facts
@@ -156,3 +156,11 @@ def test_setting_is_scaled_to_what_was_free(
 def test_remedies_are_joined_to_a_sentence(parts: tuple[str | None, ...], expected: str) -> None:
     """The first one first; what is none is left out."""
     assert expected == joined(*parts)
+
+
+@pytest.mark.parametrize(("name", "is_assumed"), [(None, True), ("vllm", False), ("sglang", False)])
+def test_flags_of_an_assumed_engine_are_said_to_be_so(name: str | None, is_assumed: bool) -> None:
+    """torch's own message is that of any engine; a log that an engine wrote has that engine's flags."""
+    found = postmortem(replace(case_with(), engine_name=name, flags={"memory_fraction": "--gpu-memory-utilization"}))
+    remedies = [one.remedy or "" for one in found.findings if one.status in ("fault", "suspect")]
+    assert is_assumed == any("The flags are vLLM's" in remedy for remedy in remedies)

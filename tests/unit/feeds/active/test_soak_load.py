@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.active.load_generator import Speed
-from kvdiag.feeds.active.soak_plan import MAX_PAIRS, MAX_SECONDS, MIN_PROMPT_TOKENS, MIN_SECONDS, plan_soak
+from kvdiag.feeds.active.soak_plan import (
+    LOAD_SHARE,
+    MAX_PAIRS,
+    MAX_SECONDS,
+    MIN_PAIRS,
+    MIN_PROMPT_TOKENS,
+    MIN_SECONDS,
+    plan_soak,
+)
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
-from kvdiag.model import Facts, KvPool
+from kvdiag.model import Capabilities, Facts, KvPool
 from tests.builders.answers import containing, step
 from tests.fixtures.hostile import LONG_SECONDS, Answer, Peer, reply
 from tests.unit.feeds.active.test_active import PAGE, STREAM, page_with, run
@@ -42,6 +50,15 @@ def test_default_soak() -> None:
     assert [16, 8, 4] == [load.requests for load in actual.warmup]
     assert 5 == sum(load.repeated for load in actual.cycles)
     assert (340, 701_760) == (actual.requests, actual.tokens)
+
+
+def test_a_soak_of_late_figures_is_as_long_as_its_cycles_need() -> None:
+    """Each waits until its tokens were counted and the usage is of the time after them; the note says how long."""
+    late = Facts(capabilities=Capabilities(late_seconds=11.0, renewed_seconds=10.0))
+    actual = plan_soak(MIN_SECONDS, late)
+    assert (MIN_PAIRS, True) == (len(actual.cycles) // 2, 21.0 < (1 - LOAD_SHARE) * actual.cycle_seconds < 25.0)
+    assert 1 + len(plan_soak(MIN_SECONDS, Facts()).notes) == len(actual.notes)
+    assert 1800.0 == plan_soak(1800.0, late).seconds
 
 
 @given(lengths, speeds, st.integers(1, 100_000), st.none() | st.integers(64, 200_000))
