@@ -94,6 +94,7 @@ async def _look(
     url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
     own_port = int(LISTEN.rpartition(":")[2])
+    front = None if access.metrics_url is None else url
     url = url if access.metrics_url is None else access.metrics_url
     here = {} if url is not None else await connect.servers_here(own_port)
     address = connect.base_url(url) if url is not None else next(iter((*here, *candidates(own_port))), None)
@@ -104,7 +105,9 @@ async def _look(
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
         async with connect.open_client(address, known) as client:
-            server, drill = await _engine(connect.without_credentials(address), HttpReader(client))
+            server, drill = await _engine(
+                connect.without_credentials(address), HttpReader(client), await _front_page(front, known)
+            )
     gpus = await _gpus(address, drill=drill)
     beside = [url for url in here if url != address]
     if len(here) > 1:
@@ -145,7 +148,18 @@ def _no_server(url: str | None, problem: str) -> list[Check]:
     return [engine_check.answers(url, None, problem), *skipped("no server reachable", *engine_check.AFTER_ANSWERS)]
 
 
-async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
+async def _front_page(url: str | None, access: ServerAccess) -> Page:
+    """The metrics of the server in front of the one that is checked, which may report its pool (Dynamo)."""
+    if url is None:
+        return {}
+    async with connect.open_client(connect.base_url(url), access) as client:
+        try:
+            return await (await recognise(HttpReader(client))).page()
+        except Unreadable:
+            return {}
+
+
+async def _engine(url: str, http: HttpReader, front: Page) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill."""
     source = await recognise(http)
     engine = source.engine
@@ -156,7 +170,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     page: Page | None = None
     problem = ""
     try:
-        page = await source.page()
+        page = {**front, **await source.page()}
     except Unreadable as error:
         problem = str(error)
     whole, _ = await _answer(http, engine.metrics_path, ())

@@ -71,6 +71,8 @@ class IdleFloor:
     blocks: int | None
     devices: tuple[Device, ...] | None
     allocators: tuple[Allocator, ...] | None = None
+    usage_ratio: float | None = None
+    """Of the fullest engine, where the interval's last samples agree."""
 
 
 def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
@@ -146,13 +148,21 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
     devices = [sample.devices for sample in newest_first if sample.devices is not None]
     listed = (each for each in devices if any(device.processes is not None for device in each))
     published = (one.allocators for one in newest_first if one.allocators and published_since(one, begin_seconds))
+    usages = {sample_usage(sample) for sample in interval[-limits.idle_samples :]}
     return IdleFloor(
         begin_seconds=begin_seconds,
         at_seconds=end_seconds,
         blocks=_settled([own_blocks(sample, facts, limits) for sample in interval[-limits.idle_samples :]]),
         devices=next(listed, devices[0] if devices else None),
         allocators=next(published, None),
+        usage_ratio=usages.pop() if len(usages) == 1 else None,
     )
+
+
+def sample_usage(sample: Sample) -> float | None:
+    """The usage of a sample's fullest engine; `None` unless every engine reports it."""
+    usages = [engine.kv_usage_ratio for engine in sample.engines or ()]
+    return max((usage for usage in usages if usage is not None), default=None) if None not in usages else None
 
 
 def own_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:

@@ -38,8 +38,10 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     held_blocks,
     idle_floors,
+    is_idle,
     kept_by_requests,
     open_sessions,
+    sample_usage,
 )
 from kvdiag.formatting import (
     format_bytes,
@@ -70,7 +72,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     if not facts.pools:
-        return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL)
+        found = _by_share(timeline, facts, limits)
+        return unknown(ID, gap_reason(timeline, facts, "engine") or NO_POOL) if found is None else (found,)
     if not facts.capabilities.returns:
         return (_by_filling(timeline, facts, limits),)
     moved = timeline.marks and not timeline.spans(PROBE)
@@ -147,6 +150,37 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"
         return (Finding(ID, "suspect", summary, evidence, growth=growth, since_seconds=since),)
     return (Finding(ID, "fault", summary, evidence, growth=growth, since_seconds=since),)
+
+
+def _by_share(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
+    """The verdict where the engine reports no size of its pool, but the share in use, which is 0 of an idle one.
+
+    Short requests may never show as running where the figures are renewed seldom: what was in use before is therefore
+    the least of all idle samples.
+    """
+    can = facts.capabilities
+    if not can.usage or can.blocks or not can.returns or can.on_completion:
+        return None
+    floors = [one for one in idle_floors(timeline, facts, limits) if one.usage_ratio is not None]
+    idle = [usage for one in timeline.samples if is_idle(one) and (usage := sample_usage(one)) is not None]
+    if not floors or not idle:
+        return None
+    least, held = min(idle), floors[-1].usage_ratio or 0.0
+    evidence = (
+        Evidence("idle_intervals", len(floors), "intervals", "engine"),
+        Evidence("least_usage_while_idle", least, "ratio", "engine"),
+        Evidence("usage_at_last_idle", held, "ratio", "engine"),
+    )
+    if held == 0.0:
+        last = f"no part of the KV pool was in use at the end of {plural(len(floors), 'idle interval')}"
+        return Finding(ID, "ok", last, evidence)
+    share = f"{format_ratio(held)} of the KV pool still in use while idle"
+    if any((floor.usage_ratio or 0.0) > held for floor in floors[-2:]):
+        return Finding(ID, "unknown", f"{share}, but less than before; sample longer to see what is released", evidence)
+    if held > least:
+        grew = f"{share}, {format_ratio(least)} before: requests did not release it"
+        return Finding(ID, "fault", grew, evidence, since_seconds=floors[-1].begin_seconds)
+    return Finding(ID, "suspect", f"{share} since it was first sampled; `kvdiag run` shows whether it grows", evidence)
 
 
 def _by_filling(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
@@ -248,8 +282,11 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
 
 
 def _not_idle(timeline: Timeline, facts: Facts) -> str:
-    answered = any(sample.engines for sample in timeline.samples)
-    reason = None if answered else gap_reason(timeline, facts, "engine")
+    answers = [one for sample in timeline.samples for one in sample.engines or ()]
+    is_reported = any(one.kv_usage_ratio is not None for one in answers)
+    reason = None if is_reported else gap_reason(timeline, facts, "engine")
+    if answers and not is_reported:
+        return reason or "the pool's usage is not reported; `kvdiag doctor` shows what /metrics lacks"
     return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
 
 

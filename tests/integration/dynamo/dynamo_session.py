@@ -79,7 +79,9 @@ def _session(python: str, folder: Path, stack: ExitStack) -> dict[str, object]:
         _answer("/v1/completions", body)
     outcomes["worker"] = _kvdiag("doctor", "--url", WORKER, "--output", "json")
     outcomes["front"] = _kvdiag("doctor", "--url", FRONT, "--output", "json")
-    outcomes["run"] = _kvdiag("run", "--url", FRONT, "--metrics-url", WORKER, "--output", "json")
+    through = ("--url", FRONT, "--metrics-url", WORKER, "--output", "json")
+    outcomes["both"] = _kvdiag("doctor", *through)
+    outcomes["run"] = _kvdiag("run", *through, "--soak", "5m", "--soak-cycle", "3")
     return outcomes
 
 

@@ -46,11 +46,18 @@ def test_doctor_knows_a_worker_before_and_after_its_first_request(outcomes: dict
     assert after["engine.version"]["found"].startswith("vllm, ")
 
 
+def test_doctor_finds_the_pool_that_the_front_end_reports(outcomes: dict[str, Result]) -> None:
+    """A worker's engine shows no size of its pool here; its card at the front end does."""
+    assert "warn" == checks(outcomes["worker"])["engine.series"]["outcome"]
+    assert "pass" == checks(outcomes["both"])["engine.series"]["outcome"]
+
+
 def test_steps_through_the_front_end_are_exact_at_the_worker(outcomes: dict[str, Result]) -> None:
-    """All requests go to the worker that is read, though there are two; every block is released."""
+    """All requests go to the worker that is read, though there are two; every block is released, also in a soak."""
     run = outcomes["run"]
     steps = {step["id"]: step for step in run.document["steps"]}
     assert {"ok"} == {step["status"] for step in steps.values()}, run.not_ok
+    assert "soak" in steps
     concurrent = steps["concurrent"]
     assert concurrent["expected"]["blocks"] == concurrent["measured"]["blocks"], concurrent
     assert "ok" == run.finding("leak.kv_blocks")["status"]

@@ -160,9 +160,10 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
         DEFAULT_LIMITS,
     )
 
-    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=listed) == with_lists
-    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=bare) == without
-    assert IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=None) == none
+    floor = IdleFloor(begin_seconds=1.0, at_seconds=4.0, blocks=3, devices=listed, usage_ratio=3 / 6144)
+    assert floor == with_lists
+    assert replace(floor, devices=bare) == without
+    assert replace(floor, devices=None) == none
     assert fresh is not None
     assert published == fresh.allocators
 

@@ -265,7 +265,7 @@ def test_cycle_is_disturbed_by_whatever_is_not_its_own(seen: Timeline, expected:
 
 
 def test_the_small_request_that_moves_the_gauges_is_no_other_traffic() -> None:
-    """It runs beside a load; in an idle cycle none is sent."""
+    """It runs together with a load; in an idle cycle none is sent."""
     late = Facts(capabilities=Capabilities(on_completion=True))
     for seen, expected in (
         (cycle(open_=(2, 1)), None),

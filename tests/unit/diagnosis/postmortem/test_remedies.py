@@ -160,7 +160,7 @@ def test_remedies_are_joined_to_a_sentence(parts: tuple[str | None, ...], expect
 
 @pytest.mark.parametrize(("name", "is_assumed"), [(None, True), ("vllm", False), ("sglang", False)])
 def test_flags_of_an_assumed_engine_are_said_to_be_so(name: str | None, is_assumed: bool) -> None:
-    """torch's own message is that of any engine; a log that an engine wrote has that engine's flags."""
+    """A message of torch is that of any engine; a log that an engine wrote has that engine's flags."""
     found = postmortem(replace(case_with(), engine_name=name, flags={"memory_fraction": "--gpu-memory-utilization"}))
     remedies = [one.remedy or "" for one in found.findings if one.status in ("fault", "suspect")]
     assert is_assumed == any("The flags are vLLM's" in remedy for remedy in remedies)
