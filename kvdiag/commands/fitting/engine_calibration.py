@@ -14,13 +14,17 @@ from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
+from kvdiag.kv.pools.cell_cache import CellSettings
 from kvdiag.kv.pools.engine_plan import EnginePlan
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
 _CELLS = "llamacpp"
+_NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
+# SGLang prints by how much free memory fell: libraries that load meanwhile are in it, 0.05 to 0.2 GiB in public logs.
+_LIBRARIES_BYTES = GIB // 4
 
 
 def calibrate_engine(model: str | None, report: EngineReport, origin: str, options: FitOptions) -> int:
@@ -40,11 +44,16 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     flags = {**_reported_flags(engine, report), **engine_settings()}
     name, planned, weights = engine_planner(model, chosen, flags)
     plan = planned(chosen)
-    comparisons = tuple(_comparisons(plan, report, weights()))
+    if (step := _step_tokens(plan, report, flags)) is not None:
+        name, planned, weights = engine_planner(model, chosen, {**flags, "ubatch": step, "batch": step})
+        plan = planned(chosen)
+    held = weights()
+    comparisons = tuple(_comparisons(plan, report, held))
     if not comparisons:
         raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
-    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes))
+    notes = () if held or not any(rank.weights for rank in report.ranks) else (_NOT_ALIKE,)
+    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *notes))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":
         print_json(calibration_document(calibration, report, **shown, profile_file=None))
@@ -75,12 +84,34 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
     """The report as the engine's own flags."""
     tokens = report.tokens or 0
     if engine != _CELLS:
-        return {"max_total_tokens": tokens, "max_tokens": tokens}
-    longest = report.settings.max_model_len_tokens or tokens
-    slots = tokens // longest if longest else 1
-    kinds = (report.settings.kv_dtype or "f16").split("/")
+        quantized = {} if report.settings.quantization is None else {"quantization": report.settings.quantization}
+        window = report.settings.window_tokens
+        # SGLang rounds the share down.
+        windows = {} if window is None or not tokens else {"window_ratio": min(1.0, (window + 0.5) / tokens)}
+        return {"max_total_tokens": tokens, "max_tokens": tokens, **quantized, **windows}
+    settings = report.settings
+    parts = tokens // (settings.max_model_len_tokens or tokens or 1)
+    kinds = (settings.kv_dtype or "f16").split("/")
     flags: dict[str, Any] = {"context_size": tokens, "type_k": kinds[0], "type_v": kinds[-1]}
-    return flags | ({"slots": slots, "unified": False} if slots > 1 else {})
+    if settings.slots or parts > 1:
+        flags |= {"slots": settings.slots or parts, "unified": parts <= 1}
+    if (step := settings.max_num_batched_tokens) is not None:
+        flags |= {"ubatch": step, "batch": max(step, CellSettings().batch)}
+    if settings.speculative_tokens:
+        # Whichever the drafter is: its own cache is not compared.
+        flags |= {"spec_type": "draft-eagle3", "draft_tokens": settings.speculative_tokens}
+    return flags
+
+
+def _step_tokens(plan: EnginePlan, report: EngineReport, flags: Mapping[str, Any]) -> int | None:
+    """llama.cpp's -ub by the cells for windows, which hold a step's tokens after each request's window; `None`
+    where the log or the user gives it, or the default fits.
+    """
+    cells = report.settings.window_tokens
+    planned = next((pool.units for pool in plan.pools if pool.name == "sliding window"), None)
+    if plan.engine != _CELLS or cells is None or planned is None or "ubatch" in flags or cells == planned:
+        return None
+    return max(1, CellSettings().ubatch + cells - planned)
 
 
 def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...]) -> Iterator[Comparison]:
@@ -88,12 +119,17 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
     printed = [rank.weights for rank in report.ranks if rank.weights is not None]
     pools = [rank.pool for rank in report.ranks if rank.pool is not None]
     # On a CPU what a start took of the machine is not the weights alone: other processes take and release memory, too.
-    if printed and not (report.settings.is_cpu and plan.engine != _CELLS):
+    if printed and weights and not (report.settings.is_cpu and plan.engine != _CELLS):
         # llama.cpp lists devices that share the model; other engines ranks, each with its own.
-        reported = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
-        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(reported))
+        size = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
+        reported = between(size)
+        if plan.engine == "sglang":
+            reported = replace(reported, low=max(0.0, reported.low - _LIBRARIES_BYTES))
+        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=reported)
     # llama.cpp prints states among its buffers, SGLang in a line of their own.
-    predicted = sum(pool.bytes for pool in plan.pools if plan.engine == _CELLS or pool.unit != "slot")
+    states = plan.engine == _CELLS and report.settings.state_dtype is not None
+    counted = [pool for pool in plan.pools if (states or pool.unit != "slot") and not pool.name.startswith("draft")]
+    predicted = sum(pool.bytes for pool in counted)
     if not pools or not predicted:
         return
     pool = _sum(pools) if plan.engine == _CELLS else min(pools, key=lambda size: size.nominal_bytes)

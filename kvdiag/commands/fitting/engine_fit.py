@@ -24,7 +24,7 @@ from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
-from kvdiag.kv.fit.scenario import Scenario, rank_weights
+from kvdiag.kv.fit.scenario import CountedWeights, Scenario, rank_weights
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
@@ -110,7 +110,7 @@ def engine_planner(
     model: str, options: FitOptions, flags: Mapping[str, Any]
 ) -> tuple[str, Callable[[FitOptions], EnginePlan], Callable[[], tuple[int, ...]]]:
     """Where the model is from, what the engine makes of it with its own `flags` and some options, and its weights of
-    each stage.
+    each stage: none where the engine holds them quantized as neither the model's files nor the options say.
     """
     path = Path(model).expanduser()
     if path.is_file() and is_gguf(path):
@@ -126,6 +126,11 @@ def engine_planner(
     architecture = fit_inputs.architecture_of(files, options)
 
     def weights() -> tuple[int, ...]:
+        source = fit_inputs.weights_of(files, architecture, options)
+        plain = isinstance(source, CountedWeights) and not source.quantization.quantizes and options.weights == "auto"
+        # The config is that of the model before it was made a GGUF file, which is quantized.
+        if plain and (options.engine == "llamacpp" or "quantization" in flags):
+            return ()
         return _weights(files, architecture, options)(options.tp, options.pp, options.tp)
 
     if options.engine == "llamacpp":

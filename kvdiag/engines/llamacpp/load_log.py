@@ -3,7 +3,8 @@
 Pure. Only messages are matched, so that the prefix of time and level (since 2026) and the names of functions, which
 changed with the versions, do not matter. A start has a context for each model: the one with the largest KV cache is the
 served model's, a draft model's is smaller. Of a model with sliding windows two caches are printed, the full one first:
-its cells are the capacity. Of several starts in one file the last that reports its memory counts.
+its cells are the capacity. Recurrent states are a cache of their own, with a copy for each token that may be drafted.
+Of several starts in one file the last that reports its memory counts.
 """
 
 import re
@@ -23,26 +24,40 @@ MAX_CONTEXTS = 64
 _MIB = 1 << 20
 _SIZE = r"= {1,12}(\d{1,9}\.\d{1,4}) MiB"
 _COUNT = r"(\d{1,12})"
+# A device of another machine: RPC[192.0.2.1:50052], since 2025 RPC0[…].
+_DEVICE = r"([\w.:-]{1,40}(?:\[[\w.:-]{1,80}\])?)"
 
 _START = re.compile(r"\bbuild(?:_info)?: (?:b?\d|\d)|llama_model_loader: loaded meta data")
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
+_NEXT_CONTEXT = re.compile(r"llama_context: n_ctx {1,40}=")
+"""The first line of a context at -lv 4."""
 _BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
 _MODEL = re.compile(r"general\.name {1,40}str {1,20}= (.{1,200})")
 _ARCHITECTURE = re.compile(r"general\.architecture {1,40}str {1,20}= ([\w-]{1,60})")
-_WEIGHTS = re.compile(rf"load_tensors: {{1,20}}([][\w.:-]{{1,60}}) (?:model )?buffer size {_SIZE}")
-_KV_BUFFER = re.compile(rf"([][\w.:-]{{1,60}}) (?:KV|RS) buffer size {_SIZE}")
-_COMPUTE = re.compile(rf"([][\w.:-]{{1,60}}) compute buffer size {_SIZE}")
+_WEIGHTS = re.compile(rf"load_tensors: {{1,20}}{_DEVICE} (?:model )?buffer size {_SIZE}")
+_KV_BUFFER = re.compile(rf"{_DEVICE} (?:KV|RS) buffer size {_SIZE}")
+_COMPUTE = re.compile(rf"{_DEVICE} compute buffer size {_SIZE}")
 _OLD_KV = re.compile(rf"KV self size  {_SIZE}, K \((\w{{1,12}})\).{{1,40}}V \((\w{{1,12}})\)")
 _KV = re.compile(
-    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers(?:, *{_COUNT}(?:/ *{_COUNT})? seqs)?\), "
-    r"K \((\w{1,12})\): .{1,24}, V \((\w{1,12})\): "
+    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers(?:, *{_COUNT}(?:/ *{_COUNT})? seqs)?\), {{1,4}}"
+    r"K \((\w{1,12})\): .{1,24}, {1,4}V \((\w{1,12})\): "
 )
+_STATES = re.compile(
+    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers, *{_COUNT} seqs(?: {{1,4}}{_COUNT} rs_seq)?\)(?!, {{1,4}}K )"
+)
+_OLD_CELLS = re.compile(rf"\bkv_size = {_COUNT}\b")
+_WINDOW_CELLS = re.compile(rf"creating {{1,8}}SWA KV cache, size = {{1,8}}{_COUNT} cells")
 _SETTINGS = tuple(
     (
         name,
-        re.compile(rf"(?:llama_context|llama_new_context_with_model|llama_init_from_model): {text} {{0,40}}= {_COUNT}"),
+        re.compile(
+            rf"(?:llama_context\w{{0,8}}|llama_new_context_with_model|llama_init_from_model): {text} {{0,40}}= {_COUNT}"
+        ),
     )
-    for name, text in (("n_ctx", "n_ctx"), ("per_seq", "n_ctx_(?:seq|per_seq)"), ("ubatch", "n_ubatch"))
+    for name, text in (
+        *(("n_ctx", "n_ctx"), ("per_seq", "n_ctx_(?:seq|per_seq)"), ("ubatch", "n_ubatch")),
+        ("seqs", "n_seq_max"),
+    )
 )
 _SLOTS = re.compile(
     rf"initializing(?: slots)?, n_slots = {_COUNT}(?:, n_ctx_slot = {_COUNT}, kv_unified = '(true|false)')?"
@@ -53,13 +68,28 @@ _ASKED = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A cache as its summary prints it: cells of all streams, and its type; of states, the copies of each."""
+
+    cells: int
+    size: PrintedSize | None
+    kind: str = ""
+    seqs: int | None = None
+    streams: int = 1
+    copies: int = 0
+
+
 @dataclass(slots=True)
 class _Context:
     """One context: its caches in the order printed, and the buffers by device."""
 
     settings: dict[str, int] = field(default_factory=dict)
-    caches: list[tuple[int, int, str]] = field(default_factory=list)
-    """Cells of all streams, bytes, and the type of each."""
+    caches: list[_Cache] = field(default_factory=list)
+    states: _Cache | None = None
+    has_states: bool = False
+    old_cells: int = 0
+    window_cells: int = 0
     kv_sizes: dict[str, list[str]] = field(default_factory=dict)
     compute_sizes: dict[str, str] = field(default_factory=dict)
     failed: bool = False
@@ -67,7 +97,14 @@ class _Context:
     @property
     def kv_mib(self) -> float:
         """Its caches on all devices."""
-        return sum(float(size) for sizes in self.kv_sizes.values() for size in sizes)
+        buffers = sum(float(size) for sizes in self.kv_sizes.values() for size in sizes)
+        return buffers or sum(cache.size.nominal_bytes for cache in self.caches if cache.size) / _MIB
+
+    @property
+    def seqs(self) -> int | None:
+        """How many requests it serves at once."""
+        caches = (*self.caches, *((self.states,) if self.states else ()))
+        return self.settings.get("seqs") or next((cache.seqs for cache in caches if cache.seqs), None)
 
 
 @dataclass(slots=True)
@@ -139,14 +176,18 @@ def _take(start: _Start, line: str) -> None:
         newest = start.contexts[-1] if start.contexts else None
         if newest is None or newest.settings or newest.kv_sizes:
             start.contexts.append(_Context())
+    elif start.contexts and start.contexts[-1].kv_sizes and _NEXT_CONTEXT.search(line):
+        start.contexts += [_Context()][: MAX_CONTEXTS - len(start.contexts)]
     _take_context(start, line)
 
 
 def _take_context(start: _Start, line: str) -> None:
     settings = {name: int(found[1]) for name, pattern in _SETTINGS if (found := pattern.search(line)) is not None}
-    buffer, compute, cache, old = (one.search(line) for one in (_KV_BUFFER, _COMPUTE, _KV, _OLD_KV))
+    buffer, compute, cache, old, states, cells, windows = (
+        one.search(line) for one in (_KV_BUFFER, _COMPUTE, _KV, _OLD_KV, _STATES, _OLD_CELLS, _WINDOW_CELLS)
+    )
     if not start.contexts:
-        if not (settings or buffer or compute or cache or old):
+        if not (settings or buffer or compute or cache or old or states or cells or windows):
             return
         start.contexts.append(_Context())
     context = start.contexts[-1]
@@ -154,14 +195,24 @@ def _take_context(start: _Start, line: str) -> None:
     context.failed = context.failed or _FAILED.search(line) is not None
     if buffer is not None:
         _add(context.kv_sizes, buffer[1], buffer[2])
+        context.has_states = context.has_states or " RS buffer" in buffer[0]
     if compute is not None and len(context.compute_sizes) < MAX_DEVICES:
         # Printed again where the graph is reserved again, for another batch: the last is what is used.
         context.compute_sizes[compute[1]] = compute[2]
     if cache is not None:
-        size, cells, _, _, streams, kind_k, kind_v = cache.groups()
-        context.caches.append((int(cells) * int(streams or 1), round(float(size) * _MIB), _kind(kind_k, kind_v)))
+        size, each, _, seqs, streams, kind_k, kind_v = cache.groups()
+        parts = int(streams or 1)
+        context.caches.append(_Cache(int(each) * parts, _size(size), _kind(kind_k, kind_v), int(seqs or 0), parts))
     elif old is not None:
-        context.caches.append((0, round(float(old[1]) * _MIB), _kind(old[2], old[3])))
+        context.caches.append(_Cache(0, _size(old[1]), _kind(old[2], old[3])))
+    elif states is not None:
+        size, each, _, seqs, copies = states.groups()
+        context.states = _Cache(int(each), _size(size), seqs=int(seqs), copies=int(copies or 0))
+        context.has_states = True
+    if cells is not None:
+        context.old_cells = int(cells[1])
+    if windows is not None:
+        context.window_cells = int(windows[1])
 
 
 def _add(sizes: dict[str, list[str]], device: str, size: str) -> None:
@@ -177,7 +228,8 @@ def _report(start: _Start) -> EngineReport:
     context = max(start.contexts, key=lambda one: one.kv_mib, default=_Context())
     slots, slot_context, unified = start.slots or (None, None, None)
     longest = int(slot_context) if slot_context else context.settings.get("per_seq") or context.settings.get("n_ctx")
-    cells = context.caches[0][0] if context.caches else 0
+    cells = (context.caches[0].cells if context.caches else 0) or context.old_cells
+    longest = longest or (cells // context.caches[0].streams if context.caches else None)
     tokens = cells or context.settings.get("n_ctx")
     if not context.caches and context.kv_sizes == {} and unified == "true":
         tokens = longest
@@ -196,10 +248,14 @@ def _report(start: _Start) -> EngineReport:
             version=start.build,
             model=start.model,
             architecture=start.architecture,
-            kv_dtype=context.caches[0][2] if context.caches else None,
+            kv_dtype=context.caches[0].kind if context.caches else None,
             max_model_len_tokens=longest or None,
             max_num_batched_tokens=context.settings.get("ubatch") or None,
             block_size_tokens=1,
+            state_dtype="float32" if context.has_states else None,
+            slots=context.seqs or (int(slots) if slots else None),
+            speculative_tokens=(context.states.copies if context.states else 0) or None,
+            window_tokens=context.window_cells or None,
         ),
         ranks=_ranks(start, context),
         num_blocks=tokens or None,
@@ -213,7 +269,9 @@ def _report(start: _Start) -> EngineReport:
 def _ranks(start: _Start, context: _Context) -> tuple[RankReport, ...]:
     """A report for each device that holds anything; layers' caches lie where the layers are."""
     devices = dict.fromkeys(_device(name) for name in (*start.weights, *context.kv_sizes, *context.compute_sizes))
-    return tuple(
+    summaries = [cache.size for cache in (*context.caches, context.states) if cache is not None and cache.size]
+    together = () if context.kv_sizes or not summaries else (RankReport(name="all devices", pool=_sum(summaries)),)
+    return together + tuple(
         RankReport(
             name=device,
             weights=_size(
@@ -231,6 +289,16 @@ def _ranks(start: _Start, context: _Context) -> tuple[RankReport, ...]:
 def _device(buffer: str) -> str:
     """The device of a buffer's name: CPU_Mapped and CUDA_Host are the host's."""
     return "CPU" if buffer.startswith("CPU") or buffer.endswith("_Host") else buffer.removesuffix("_Split")
+
+
+def _sum(sizes: Iterable[PrintedSize]) -> PrintedSize | None:
+    sizes = list(sizes)
+    try:
+        return PrintedSize(
+            nominal_bytes=sum(size.nominal_bytes for size in sizes), slack_bytes=sum(size.slack_bytes for size in sizes)
+        )
+    except KvModelError:
+        return None
 
 
 def _size(*printed: str) -> PrintedSize | None:

@@ -1,9 +1,9 @@
 """What SGLang prints of its memory while it starts, 0.4 to 0.5.23: text in, values out. Nothing is ever evaluated.
 
 Pure. Only messages are matched; the rank stands in front of them (`[2026-11-22 21:14:12 TP0] …`). "GB" is always 2**30.
-Of several starts in one file the last that reports its memory counts. A rank prints a pool for each kind of layer, and
-one for a drafter: its pool is their sum. The device's memory that `--mem-fraction-static` is a share of is what was
-free before the weights.
+Of several starts in one file the last that reports its memory counts. A rank prints a pool for each kind of layer: its
+pool is their sum. Then come a drafter's weights and pool, which are not the model's: the pool has as many tokens as one
+of the model's. The device's memory that `--mem-fraction-static` is a share of is what was free before the weights.
 """
 
 import re
@@ -22,11 +22,15 @@ MAX_LINE_CHARACTERS = 64 * 2**10
 
 MAX_RANKS = 4096
 MAX_SETTING_LINES = 10_000
+MAX_POOLS = 64
 
 _PREFIX_CHARACTERS = 120
 _NUMBER, _WHOLE = r"(-?\d{1,9}(?:\.\d{1,9})?)", r"(\d{1,15})"
-_RANK = re.compile(r"\[\d{4}-\d{2}-\d{2} [\d:.,]{5,20}((?: [A-Z_]{2,8}\d{1,4})+)\]")
-_INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang")
+_RANK = re.compile(
+    r"\[(?:(?:\d{4}-\d{2}-\d{2} )?[\d:.,]{5,20} )?([A-Z_]{2,8}\d{1,4}(?: [A-Z_]{2,8}\d{1,4}){0,5})\]"
+    r"|\[(gpu(?:_id)?=\d{1,4})\]"
+)
+_INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype")
 _DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
 
 
@@ -38,14 +42,17 @@ _WEIGHTS, _TOTAL, _GRAPHS = (_pattern(WORDINGS[name]) for name in ("weights", "t
 _POOLS = tuple(map(_pattern, WORDINGS["pools"]))
 _BACKED_POOL, _NO_POOL, _TOKENS = (_pattern(WORDINGS[name]) for name in ("backed_pool", "no_pool", "tokens"))
 _POOL_TOKENS = tuple(map(_pattern, WORDINGS["pool_tokens"]))
+_WINDOWS, _BOTH_POOLS = _pattern(WORDINGS["windows"]), _pattern(WORDINGS["both_pools"])
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One scheduler's figures: those of which it prints several are added up."""
+    """One scheduler's figures, in the order printed."""
 
     weights: list[PrintedSize] = field(default_factory=list)
-    pools: list[PrintedSize] = field(default_factory=list)
+    pools: list[tuple[int | None, PrintedSize]] = field(default_factory=list)
+    """Tokens of each, where its line has them."""
+    window_tokens: int | None = None
     graphs: list[PrintedSize] = field(default_factory=list)
     total: PrintedSize | None = None
     tokens: int | None = None
@@ -105,7 +112,7 @@ def _take(start: _Start, line: str) -> None:
     if len(start.lines) < MAX_SETTING_LINES:
         start.lines.append(line)
     prefix = _RANK.search(line[:_PREFIX_CHARACTERS])
-    name = prefix[1].strip() if prefix else ""
+    name = (prefix[1] or prefix[2]).strip() if prefix else ""
     if name not in start.ranks and len(start.ranks) >= MAX_RANKS:
         return
     rank = start.ranks[name]
@@ -115,15 +122,26 @@ def _take(start: _Start, line: str) -> None:
         rank.weights += _sizes(found)
     if found := _GRAPHS.search(line):
         rank.graphs += _sizes(found)
-    if found := _BACKED_POOL.search(line):
+    if found := _WINDOWS.search(line):
+        rank.window_tokens = int(found[1])
+    held = next(filter(None, (pattern.search(line) for pattern in _POOL_TOKENS)), None)
+    if (found := _BACKED_POOL.search(line)) and (size := _sum(_sizes(found))) is not None:
         # What was allocated before is a virtual range of which this is backed by memory.
-        rank.pools = _sizes(found)
-    elif found := next(filter(None, (pattern.search(line) for pattern in _POOLS)), None):
-        rank.pools += _sizes(found)
+        rank.pools = [(None, size)]
+    elif (
+        (found := next(filter(None, (pattern.search(line) for pattern in _POOLS)), None))
+        and (size := _sum(_sizes(found))) is not None
+        and len(rank.pools) < MAX_POOLS
+    ):
+        rank.pools.append((None if held is None else int(held[1]), size))
+    if (found := _BOTH_POOLS.search(line)) and not rank.pools and (size := _size(found[1])) is not None:
+        # The lines of each are not in this log.
+        rank.pools.append((int(found[2]), size))
+        rank.pool_tokens = max(rank.pool_tokens or 0, int(found[2]))
     if found := _TOKENS.search(line):
         rank.tokens = int(found[1])
-    elif found := next(filter(None, (pattern.search(line) for pattern in _POOL_TOKENS)), None):
-        rank.pool_tokens = max(rank.pool_tokens or 0, int(found[1]))
+    elif held is not None:
+        rank.pool_tokens = max(rank.pool_tokens or 0, int(held[1]))
 
 
 def _sizes(found: re.Match[str]) -> list[PrintedSize]:
@@ -169,10 +187,16 @@ def _report(start: _Start) -> EngineReport:
     notes = []
     if len(engines) > 1:
         notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
+    if any(len(named[name].weights) > 1 or _drafters(named[name]) for name in engines[engine]):
+        notes.append("the log has a drafter's weights and pool, too: they are not compared")
     page = settings.block_size_tokens or 1
     held = tokens[engine]
     return EngineReport(
-        settings=replace(settings, block_size_tokens=page),
+        settings=replace(
+            settings,
+            block_size_tokens=page,
+            window_tokens=next(filter(None, (_window(named[name]) for name in engines[engine])), None),
+        ),
         ranks=tuple(_rank(name, named[name]) for name in engines[engine]),
         num_blocks=None if held is None else held // page,
         tokens=held,
@@ -186,13 +210,29 @@ def _tokens(ranks: Iterable[_Rank]) -> int | None:
     return min(counts, default=None)
 
 
+def _window(rank: _Rank) -> int | None:
+    """Tokens of its pool for layers with sliding windows, where its log shows them: the smaller of two pools."""
+    counts = {tokens for tokens, _ in rank.pools if tokens is not None}
+    return rank.window_tokens or (min(counts) if len(counts) > 1 else None)
+
+
+def _drafters(rank: _Rank) -> list[PrintedSize]:
+    """Its pools for a drafter's layers. A model with sliding windows has two of its own, which may have as many
+    tokens.
+    """
+    kinds = 1 if rank.window_tokens is None else 2
+    own = {tokens for tokens, _ in rank.pools[:kinds]}
+    return [size for tokens, size in rank.pools[kinds:] if tokens is not None and tokens in own]
+
+
 def _rank(name: str, rank: _Rank) -> RankReport:
     stage = _STAGE.search(name)
+    drafters = _drafters(rank)
     return RankReport(
         name=name.replace(" ", "_") or "main process",
         stage=int(stage[1]) if stage else None,
-        weights=_sum(rank.weights),
-        pool=_sum(rank.pools),
+        weights=_sum(rank.weights[:1]),
+        pool=_sum(size for _, size in rank.pools if not any(size is one for one in drafters)),
         graphs_actual=_sum(rank.graphs),
         total=rank.total,
     )

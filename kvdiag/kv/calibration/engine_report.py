@@ -93,6 +93,8 @@ class EngineSettings:
     pool_bytes: int | None = None
     blocks_override: int | None = None
     speculative_tokens: int | None = None
+    slots: int | None = None
+    window_tokens: int | None = None
     prefix_caching: bool | None = None
     hybrid_manager: bool | None = None
     async_scheduling: bool | None = None

@@ -105,6 +105,18 @@ def test_a_build_of_2024_says_its_context_alone() -> None:
     assert {"CUDA0": 1024 * MIB} == pools(report)
 
 
+def test_a_build_of_2025_says_its_cells_before_its_pool() -> None:
+    """Its functions had other names for some weeks (public log of February 2025)."""
+    report = parse_log(
+        "0.01.437.821 I llama_context_base: n_ctx         = 2048\n"
+        "0.01.439.202 I init: kv_size = 2048, offload = 1, type_k = 'f16', type_v = 'f16', n_layer = 32\n"
+        "0.01.440.332 I init:      CUDA0 KV buffer size =   640.00 MiB\n"
+        "0.01.440.346 I llama_context_kv_self: KV self size  =  640.00 MiB, K (f16):  320.00 MiB, V (f16): 320.00 MiB\n"
+    )
+
+    assert (report.tokens, report.settings.kv_dtype, [rank.name for rank in report.ranks]) == (2048, "f16", ["CUDA0"])
+
+
 def test_a_pool_for_each_slot_adds_up_and_windows_add_bytes() -> None:
     """Cells are printed for each of four streams; the first cache's are the capacity."""
     report = parse_log(WINDOWS)

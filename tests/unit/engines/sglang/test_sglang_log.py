@@ -9,6 +9,7 @@ import pytest
 from kvdiag.engines.sglang.settings import parallel_ranks
 from kvdiag.engines.sglang.startup_log import failed_pool_bytes, parse_log
 from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.engine_report import GIB, PrintedSize
 
 STARTS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "starts.json").read_text())
 ARGUMENTS = (
@@ -53,6 +54,39 @@ def test_pools_of_both_kinds_of_layers_are_one() -> None:
     assert report.tokens == 375_360
     assert report.ranks[0].pool is not None
     assert report.ranks[0].pool.nominal_bytes == 10 * 2**30
+
+
+def test_the_sum_of_both_kinds_of_layers_counts_where_their_lines_are_missing() -> None:
+    """A cut log has the line of both pools alone."""
+    report = parse_log("SWAKVPool mem usage: 79.94 GB, swa size: 798276, full size: 997846\n")
+
+    assert (report.tokens, report.ranks[0].pool) == (
+        997_846,
+        PrintedSize(nominal_bytes=round(79.94 * GIB), slack_bytes=round(0.005 * GIB)),
+    )
+
+
+@pytest.mark.parametrize("prefix", ["[TP{}] ", "[22:18:22 TP{}] ", "[gpu_id={}] ", "[2026-02-01 00:05:03 DP0 TP{}] "])
+def test_ranks_by_each_prefix(prefix: str) -> None:
+    """Two ranks with a pool each, not one with the pools of two."""
+    line = "KV Cache is allocated. #tokens: 46611, K size: 1.42 GB, V size: 1.42 GB\n"
+
+    report = parse_log("".join(prefix.format(rank) + line for rank in range(2)))
+
+    assert [rank.pool and rank.pool.nominal_bytes for rank in report.ranks] == [2 * round(1.42 * GIB)] * 2
+
+
+def test_a_drafter_of_a_model_with_windows_comes_third() -> None:
+    """Both kinds of layers may have as many tokens, and the drafter has as many as they."""
+    report = parse_log(
+        "Use sliding window memory pool. full_layer_tokens=8192, swa_layer_tokens=8192\n"
+        "SWA KV Cache is allocated. dtype: torch.bfloat16, #tokens: 8192, K size: 3.00 GB, V size: 3.00 GB\n"
+        "Full KV Cache is allocated. dtype: torch.bfloat16, #tokens: 8192, K size: 1.00 GB, V size: 1.00 GB\n"
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 8192, K size: 0.10 GB, V size: 0.10 GB\n"
+    )
+
+    assert [rank.pool and rank.pool.nominal_bytes for rank in report.ranks] == [8 * GIB]
+    assert any("drafter" in note for note in report.notes)
 
 
 def test_last_start_counts() -> None:
