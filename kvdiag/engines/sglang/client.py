@@ -24,6 +24,7 @@ from kvdiag.engines.sglang.metrics import (
     CONTEXT,
     IDLE_LATE_SECONDS,
     LOADS_RUNNING,
+    LOADS_SLOTS,
     LOADS_STEPS,
     LOADS_USED,
     LOADS_WAITING,
@@ -75,6 +76,8 @@ class Rank:
     used_tokens: int
     uncached_tokens: int
     total_tokens: int | None
+    slots: int | None = None
+    """Requests that it runs at once at most."""
     work: tuple[float, ...]
 
     @property
@@ -126,6 +129,7 @@ def _rank(load: object) -> Rank | None:
         used_tokens=used,
         uncached_tokens=_count(load.get("num_waiting_uncached_tokens")) or 0,
         total_tokens=_count(load.get("max_total_num_tokens")),
+        slots=_count(load.get("max_running_requests")),
         work=tuple(float(one) for one in work if isinstance(one, int | float)),
     )
 
@@ -146,6 +150,8 @@ def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank])
             found[LOADS_RUNNING].append(Series(labels, float(running)))
         found[LOADS_WAITING].append(Series(labels, float(rank.waiting)))
         found[LOADS_USED].append(Series(labels, float(rank.used_tokens)))
+        if rank.slots:
+            found.setdefault(LOADS_SLOTS, []).append(Series(labels, float(rank.slots)))
         if rank.total_tokens and not any(engine_label(line) == str(rank.rank) for line in page.get(TOKENS, ())):
             found.setdefault(TOKENS, list(page.get(TOKENS, ()))).append(Series(labels, float(rank.total_tokens)))
     return {**page, **{name: tuple(lines) for name, lines in found.items()}}

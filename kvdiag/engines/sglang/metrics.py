@@ -32,8 +32,8 @@ GAUGES, COUNTERS = NAMES["gauges"], NAMES["counters"]
 WAITING: Sequence[str] = json.loads(pkgutil.get_data(__package__, "names.json") or b"")["waiting"]
 """The queues of the page: of requests that wait, and of those that two servers hand over to each other."""
 
-LOADS_RUNNING, LOADS_WAITING, LOADS_USED = (
-    f"{PREFIX}loads_{name}" for name in ("running_reqs", "waiting_reqs", "used_tokens")
+LOADS_RUNNING, LOADS_WAITING, LOADS_USED, LOADS_SLOTS = (
+    f"{PREFIX}loads_{name}" for name in ("running_reqs", "waiting_reqs", "used_tokens", "max_running_reqs")
 )
 """What /v1/loads reports of each scheduler, as the client writes it into the page."""
 
@@ -84,7 +84,7 @@ _STREAMS = ("is_streaming", "cache_source", "priority")
 
 _READ = (
     *(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names),
-    *(*WAITING, LOADS_WAITING, *USAGE, *CONFIG_NAMES, SESSIONS, SESSION_TOKENS),
+    *(*WAITING, LOADS_WAITING, LOADS_SLOTS, *USAGE, *CONFIG_NAMES, SESSIONS, SESSION_TOKENS),
 )
 
 
@@ -250,6 +250,7 @@ def _pool(figures: Figures, label: str) -> KvPool:
         total_blocks=pages + 1,
         usable_blocks=pages,
         usage_blocks=pages,
+        max_requests=figures.count((LOADS_SLOTS,)) or None,
         pool_bytes=round(gib * 2**30) if gib is not None and 0 < gib < MAX_BYTES / 2**30 else None,
     )
 

@@ -184,9 +184,9 @@ def admitted(workload: Workload, facts: Facts, *, together: bool = False) -> tup
 
 
 def _at_once(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
-    slots = [pool.max_requests for pool in facts.pools]
-    most = sum(filter(None, slots))
-    if not most or None in slots or workload.requests <= most:
+    # All requests of a load are sent to one engine.
+    most = min((pool.max_requests for pool in facts.pools if pool.max_requests), default=0)
+    if not most or workload.requests <= most:
         return workload, ()
     note = f"{workload.requests} requests scaled down to {most}: the server runs {most} at once"
     return replace(workload, requests=most), (note,)

@@ -140,3 +140,11 @@ def test_server_info_has_the_models_folder_and_the_intervals() -> None:
     info = parse_server_info({"model_path": "/models/m", "load_snapshot_publish_interval": 40, "page_size": True})
     assert info is not None
     assert (info.model_path, dict(info.figures)) == ("/models/m", {"sglang:loads_publish_interval": 40.0})
+
+
+def test_requests_that_run_at_once_are_those_of_the_snapshot() -> None:
+    """The pool has the scheduler's limit of running requests, which no metric reports; without loads there is none."""
+    page = page_of("0.5.23-cpu-page1-10x1600-load")
+    ranks = loads_of("0.5.23-cpu-page1-10x1600-load")
+    pools = [parse_pools(each, None)[0] for each in (page, with_loads(page, ranks, {}))]
+    assert [[pool.max_requests for pool in each] for each in pools] == [[None], [2048]]

@@ -205,3 +205,10 @@ def test_a_load_that_fits_is_not_made_one_that_does_not() -> None:
     again = repeated(planned("concurrent", facts), facts, waited=False)
     assert again.workload.max_tokens > BY_ID["concurrent"].workload.max_tokens
     assert fits_together(again.workload, facts)
+
+
+def test_no_more_requests_are_sent_than_one_engine_runs_at_once() -> None:
+    """A load goes to one of several engines: those beyond its limit would wait, and never run together."""
+    pools = tuple(replace(pool(100_000, engine=name), max_requests=3) for name in "01")
+    actual = planned("concurrent", Facts(max_model_len_tokens=131072, pools=pools))
+    assert (actual.workload.requests, len(actual.notes)) == (3, 1)
