@@ -131,18 +131,17 @@ async def play(python: str, out: Path, names: Sequence[str], *, brief: bool) -> 
     import structlog  # noqa: PLC0415 - as the next ones
 
     from tests.integration.gpu.scenario import Run, result  # noqa: PLC0415 - needs what `_kvdiag` has asked for
-    from tests.integration.gpu.scenarios import SCENARIOS  # noqa: PLC0415 - as above
+    from tests.integration.gpu.scenarios import BY_NAME, SCENARIOS  # noqa: PLC0415 - as above
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    known = {scenario.name: scenario for scenario in SCENARIOS}
-    if strange := [name for name in names if name not in known]:
-        raise NotHereError(f"no scenario is called {strange[0]}: there are {', '.join(known)}")
+    if strange := [name for name in names if name not in BY_NAME]:
+        raise NotHereError(f"no scenario is called {strange[0]}: there are {', '.join(BY_NAME)}")
     results = []
-    for name in names or known:
+    for name in names or [scenario.name for scenario in SCENARIOS]:
         sys.stderr.write(f"gpu-check: {name}\n")
         with tempfile.TemporaryDirectory(prefix=f"kvdiag-{name}-", dir=_memory()) as work:
             run = Run(python=python, work=Path(work), trace=out / f"{name}.jsonl.gz", brief=brief)
-            results.append(await result(known[name], run))
+            results.append(await result(BY_NAME[name], run))
     return tuple(results)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.integration.gpu.figures import Figure
 from tests.integration.gpu.scenario import Measurement, Scenario
 from tests.integration.gpu.scenarios import fragmentation, measurements, memory
+from tests.integration.gpu.scenarios.servers import SERVERS
 
 SCENARIOS: tuple[Scenario | Measurement, ...] = (
     measurements.DAEMON,
@@ -13,6 +14,9 @@ SCENARIOS: tuple[Scenario | Measurement, ...] = (
     *memory.BY_OTHERS,
     measurements.COST,
 )
+BY_NAME = {each.name: each for each in (*SCENARIOS, *SERVERS)}
+"""Those, and the ones that are played only where they are named."""
+
 SUFFIX = ".jsonl.gz"
 
 
@@ -30,5 +34,5 @@ def replay(trace: Path) -> tuple[Figure, ...]:
 
 def recorded(folder: Path) -> list[Path]:
     """The scenarios' traces in a folder; measurements leave some too, which nothing is judged by."""
-    names = {f"{each.name}{SUFFIX}" for each in SCENARIOS if not isinstance(each, Scenario)}
+    names = {f"{name}{SUFFIX}" for name, each in BY_NAME.items() if not isinstance(each, Scenario)}
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in names)
