@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.integration.gpu.figures import Figure
 from tests.integration.gpu.scenario import Measurement, Scenario
 from tests.integration.gpu.scenarios import fragmentation, measurements, memory
-from tests.integration.gpu.scenarios.servers import SERVERS
+from tests.integration.gpu.scenarios.engine_servers import SERVERS
 
 SCENARIOS: tuple[Scenario | Measurement, ...] = (
     measurements.DAEMON,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.gpu.figures import Result
 from tests.integration.gpu.scenario import Run, result
-from tests.integration.gpu.scenarios.servers import MODEL, SERVERS
+from tests.integration.gpu.scenarios.engine_servers import MODEL, SERVERS
 from tests.integration.llamacpp.conftest import llama_home as llama_home  # noqa: PLC0414 - a fixture
 
 LLAMA_SERVER = Path(__file__).parents[1] / "llamacpp" / "llama_server.py"
