@@ -109,6 +109,10 @@ def test_a_published_cell(name: str, settings: dict[str, Any], bytes_per_token: 
         ("DeepSeek-V3.2-Exp", {"kv_dtype": "fp8_e4m3", "tensor_parallel": 8, "attention_parallel": 8}, 975_424, 43.67),
         # A startup banner of 2026-09 with 48 state slots: 19.98 GB each of K and V.
         ("Nemotron-Nano-9B-v2", {"radix_cache": False, "max_running_requests": 48}, 2_618_868, 39.96),
+        # sgl-project/sglang#18263: 76.44 GB each of K and V on one MI300.
+        ("Qwen3-30B-A3B", {}, 1_669_816, 152.88),
+        # A startup log of 0.5.17 of a model of this shape: 5.22 GB each.
+        ("Qwen3.6-27B", {"state_dtype": "bfloat16"}, 171_008, 10.44),
     ],
 )
 def test_a_published_pool(name: str, settings: dict[str, Any], tokens: int, gib: float) -> None:
@@ -122,6 +126,12 @@ def test_published_slots() -> None:
     """Nemotron Nano 9B v2: 48 slots and one of padding are 0.09 GB of convolutions and 6.46 GB of states."""
     (cell,) = sglang_model(config("Nemotron-Nano-9B-v2"), radix_cache=False, max_running_requests=48).cells
     assert 49 * cell.state_bytes / GIB == pytest.approx(0.09 + 6.46, abs=2 * PRINTED_GIB)
+
+
+def test_published_slots_of_half_precision() -> None:
+    """43 slots and one of padding in bfloat16 (0.5.17): 0.12 GB of convolutions and 3.09 GB of states."""
+    (cell,) = sglang_model(config("Qwen3.6-27B"), state_dtype="bfloat16").cells
+    assert 44 * cell.state_bytes / GIB == pytest.approx(0.12 + 3.09, abs=2 * PRINTED_GIB)
 
 
 def test_published_states() -> None:
