@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, grows_with_every_token
-from kvdiag.diagnosis.blocks.refill import refilled
+from kvdiag.diagnosis.blocks.refill import with_refill
 from kvdiag.diagnosis.blocks.step_accounting import (
     CUT_SHORT,
     NOT_RUN,
@@ -264,7 +264,7 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
     span = last_span(timeline, "long_context")
     if span is None or span.workload is None or span.outcome is None:
         return load
-    result = _with_refill(load, timeline, facts)
+    result = with_refill(load, timeline, facts)
     if load.status == "unknown" or refused(span) is not None:
         return result
     finished = [span.workload.tokens_per_request] * span.workload.requests
@@ -283,20 +283,6 @@ def _judge_long_context(timeline: Timeline, facts: Facts, limits: Limits) -> Ste
         summary=f"{result.summary}; {sentence}",
         expected=replace(result.expected, highest_blocks=most.most_blocks),
         measured=replace(result.measured, highest_blocks=highest),
-    )
-
-
-def _with_refill(result: StepResult, timeline: Timeline, facts: Facts) -> StepResult:
-    """The result, with what the load proves of the pool where lost cells do not show."""
-    found = None if facts.capabilities.returns else refilled(timeline, facts)
-    if found is not None and result.status == "unknown" and (refusal := found.refusal(facts)) is not None:
-        return replace(result, status="fault", summary=refusal)
-    if found is None or result.status != "ok":
-        return result
-    unit = facts.capabilities.unit
-    filled = f"it filled {format_count(found.proven_tokens)} of {plural(found.pool_tokens, unit)}"
-    return replace(
-        result, summary=f"{result.summary}; {filled} (detection limit {plural(found.unproven_tokens, unit)})"
     )
 
 

@@ -5,7 +5,7 @@ load that completes proves that its tokens were free. A load that fits the pool 
 that cells are lost, and so does one of which requests wait for seconds, where as many ran at the same time before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.timeline_queries import (
@@ -17,7 +17,7 @@ from kvdiag.diagnosis.timeline_queries import (
     whole_load,
 )
 from kvdiag.formatting import format_count, plural
-from kvdiag.model import Facts, Span, Timeline
+from kvdiag.model import Facts, Span, StepResult, Timeline
 
 WAITING_SAMPLES = 8
 """Nearly a second of samples: admission takes a step, or a batch of prompts."""
@@ -72,6 +72,20 @@ def refilled(timeline: Timeline, facts: Facts) -> Refill | None:
         )
     ]
     return Refill(pool_tokens=pool, proven_tokens=max(proven, default=0), refused_tokens=min(refused, default=None))
+
+
+def with_refill(result: StepResult, timeline: Timeline, facts: Facts) -> StepResult:
+    """The result, with what the load proves of the pool where lost cells do not show."""
+    found = None if facts.capabilities.returns else refilled(timeline, facts)
+    if found is not None and result.status == "unknown" and (refusal := found.refusal(facts)) is not None:
+        return replace(result, status="fault", summary=refusal)
+    if found is None or result.status != "ok":
+        return result
+    unit = facts.capabilities.unit
+    filled = f"it filled {format_count(found.proven_tokens)} of {plural(found.pool_tokens, unit)}"
+    return replace(
+        result, summary=f"{result.summary}; {filled} (detection limit {plural(found.unproven_tokens, unit)})"
+    )
 
 
 def _at_once(span: Span, slots: int | None) -> int:
