@@ -34,7 +34,7 @@ class Stall:
         return Finding(
             rule_id,
             "suspect",
-            f"{summary}, without a token processed for {format_duration(self.seconds)}: the engine hangs or is paused",
+            f"{summary}, and no token processed for {format_duration(self.seconds)}: the engine hangs or is paused",
             evidence,
             since_seconds=self.since_seconds,
             likely_cause="The engine is paused, hangs in a step (a kernel, a collective of several ranks, a transfer), "
@@ -65,14 +65,13 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
     if any((engine.kv_usage_ratio or 0.0) >= limits.pool_full_ratio for engine in last.engines or ()):
         return None
     # llama.cpp's counters are read less often than its slots, whose output tokens count as well.
-    first, tokens, outputs = last, last.tokens_total, last.total("running_output_tokens")
+    first, (tokens, *moved) = last, _work(last)
     for sample in read:
-        counted = sample.tokens_total
-        same = work(sample)[1:] == work(last)[1:] and sample.total("running_output_tokens") == outputs
-        if not same or not sample.open_requests or (None not in (counted, tokens) and counted != tokens):
+        counted, *now = _work(sample)
+        if now != moved or not sample.open_requests or (None not in (counted, tokens) and counted != tokens):
             break
         first, tokens = sample, counted if tokens is None else tokens
-    if tokens is None and outputs is None:
+    if tokens is None and last.total("running_output_tokens") is None:
         return None
     seconds = last.at_seconds - first.at_seconds
     if seconds < limits.stalled_seconds:
@@ -92,6 +91,13 @@ def shows_steps(facts: Facts) -> bool:
     return not (facts.capabilities.on_completion or facts.capabilities.reserved)
 
 
-def work(sample: Sample) -> tuple[object, ...]:
+def same_work(earlier: Sample, later: Sample) -> bool:
+    """Whether two samples count tokens, and no figure that a step moves differs between them."""
+    counts = (later.tokens_total, later.total("running_output_tokens"))
+    return _work(earlier) == _work(later) and counts != (None, None)
+
+
+def _work(sample: Sample) -> tuple[float | None, ...]:
     """What each step of an engine moves, where its figures show steps."""
-    return sample.tokens_total, *(engine.kv_usage_ratio for engine in sample.engines or ())
+    usages = (engine.kv_usage_ratio for engine in sample.engines or ())
+    return sample.tokens_total, sample.total("running_output_tokens"), *usages

@@ -68,7 +68,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     if (stall := stalled(timeline, facts, limits)) is not None and stall.waiting:
-        return (stall.finding(ID, f"{stall.requests}, although the pool has room"),)
+        return (stall.finding(ID, f"{stall.requests} although the pool has room"),)
     if totals.unjudged:
         waited = plural(totals.unjudged, "request")
         how = "`kvdiag doctor` shows what /metrics lacks"

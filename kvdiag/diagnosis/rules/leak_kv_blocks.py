@@ -67,7 +67,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return found
     total = sum(pool.usable_blocks for pool in facts.pools)
     held = f"{format_count(stall.blocks)} of {plural(total, f'KV {facts.capabilities.unit}')}"
-    return (stall.finding(ID, f"{held} in use by {stall.requests}"),)
+    return (stall.finding(ID, f"{held} in use, {stall.requests}"),)
 
 
 def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from kvdiag.diagnosis.blocks.stall import shows_steps, work
+from kvdiag.diagnosis.blocks.stall import same_work, shows_steps
 from kvdiag.diagnosis.timeline_queries import is_idle
 from kvdiag.feeds.active.load_generator import TIMED_OUT, Requests
 from kvdiag.feeds.live.sampling import Sampler, TimelineBuilder
@@ -53,7 +53,7 @@ def still_queued(error: str, samples: Sequence[Sample], facts: Facts) -> str:
     newest = queued[-1]
     waiting = newest.total("requests_waiting") or 0
     seconds = newest.at_seconds - queued[0].at_seconds
-    if shows_steps(facts) and seconds >= STILL_SECONDS and work(newest) == work(queued[0]):
+    if shows_steps(facts) and seconds >= STILL_SECONDS and same_work(queued[0], newest):
         still = f"no token was processed for {format_duration(seconds)}: the engine hangs or is paused"
         return f"{plural(waiting, 'request')} still queued, and {still}"
     usages = [one.kv_usage_ratio for one in newest.engines or ()]

@@ -186,15 +186,19 @@ def test_requests_that_wait_beside_an_empty_pool_are_limited_by_their_number() -
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "reason"),
-    [(Capabilities(), "hangs"), (Capabilities(reserved=True), "too small")],
-    ids=["every step shows", "figures of requests"],
+    ("capabilities", "counted", "reason"),
+    [
+        (Capabilities(), 9, "hangs"),
+        (Capabilities(), None, "too small"),
+        (Capabilities(reserved=True), 9, "too small"),
+    ],
+    ids=["every step shows", "no tokens counted", "figures of requests"],
 )
 def test_requests_behind_an_engine_that_does_nothing_are_not_blamed_on_the_pool(
-    capabilities: Capabilities, reason: str
+    capabilities: Capabilities, counted: int | None, reason: str
 ) -> None:
     """A queue that no token of which was processed for half a minute is no matter of the pool's size."""
-    stuck = engine(usage=0.9, running=1, waiting=8)
+    stuck = replace(engine(usage=0.9, running=1, waiting=8), prompt_tokens_total=counted)
     samples = [Sample(at_seconds=10.0 * number, engines=(stuck,)) for number in range(4)]
     actual = still_queued(NO_ANSWER, samples, Facts(capabilities=capabilities))
     assert containing("8 requests", reason) == actual
