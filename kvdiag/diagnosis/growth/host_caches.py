@@ -14,7 +14,7 @@ from kvdiag.diagnosis.growth.memory_series import MemoryOwner, MemorySeries, mem
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.engine_memory import host_caches
 from kvdiag.formatting import format_bytes, format_holder, format_ratio
-from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import MAX_BYTES, Evidence, Facts, Finding, Status, Timeline
 
 CONTAINER = "container"
 """How the host memory of a whole container is called where its processes are not reported."""
@@ -37,8 +37,8 @@ class SizeLimit:
 
     @property
     def exceeds_host(self) -> bool:
-        """Whether a limit that is set lets the caches take more than the server may have."""
-        return self.reported and self.limit_bytes > (self.host_bytes or self.limit_bytes)
+        """Whether a reported limit, or an unlimited cache, may take more than the server may have."""
+        return self.reported and self.limit_bytes > (self.host_bytes or MAX_BYTES - 2)
 
 
 def size_limit(who: str, facts: Facts) -> SizeLimit | None:
@@ -125,8 +125,9 @@ def by_limit(
         return status, f"{summary}; beyond the size limit of {limit.names} ({full})"
     less: Status = "suspect" if status == "fault" else "unknown"
     if limit.exceeds_host:
-        room = f"which may take more than the host's {format_bytes(limit.host_bytes or 0)}; set a smaller limit"
-        return less, f"{summary}; it may be {limit.names} filling, {room}"
+        host = None if limit.host_bytes is None else f" or exceeds the host's {format_bytes(limit.host_bytes)}"
+        how = "; set a limit" if host is None else f"{host}; set a limit below that"
+        return less, f"{summary}; it may be {limit.names} filling, whose limit is not known{how}"
     if limit.reported and cached:
         return "ok", f"{subject} grows within the size limit of {limit.names} ({full}): still filling"
     fills = f"{summary}; it may be {limit.names} filling ({full})"

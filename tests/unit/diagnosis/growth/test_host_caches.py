@@ -162,6 +162,15 @@ def test_growth_is_judged_by_the_size_limit(
     assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
 
 
+@pytest.mark.parametrize("host_bytes", [None, 64 * GIB])
+def test_a_cache_without_a_limit_is_never_ok(host_bytes: int | None) -> None:
+    """Growth may be that cache or a leak, also where the host's memory is not known."""
+    unlimited = replace(CACHE, limit_bytes=MAX_BYTES - 1)
+    known = replace(FACTS, host_caches=(unlimited,), host_limit_bytes=host_bytes)
+
+    assert only(judge, growing("llama-server", 1.0), known).status == "suspect"
+
+
 def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
     """The verdict for what is no leak says how full the cache is."""
     (actual,) = warmup(growing("llama-server", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
