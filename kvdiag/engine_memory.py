@@ -22,9 +22,9 @@ _BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?"""
 class CacheOption:
     """A host cache: whose it is (parts of process names), how its limit is set, and its limit by default.
 
-    `unit_bytes` is 0 where the flag counts no bytes: the engine says what they come to. `default_bytes` is `None` where
-    the cache is off by default, or nothing but the engine says; `media` caches hold images, audio and video, and
-    nothing of a model that takes text alone; `processes` of one server have each one of their own.
+    `unit_bytes` is 0 where the flag counts no bytes and the engine reports the limit. `default_bytes` is `None` where
+    the cache is off by default, or where only the engine reports its limit; `media` caches hold images, audio and
+    video, and nothing of a model that takes text alone; `processes` of one server have each one of their own.
     """
 
     name: str

@@ -10,10 +10,9 @@ from typing import TextIO
 
 
 def import_without(unused: str, module: str) -> ModuleType:
-    """Import a module as if one that it would use were not installed; other modules can still import that one.
+    """Import a module as if another, which it would import, were not installed; later imports find that again.
 
-    A module that stands as `None` among the imported ones is one that there is not (Python's reference, "The import
-    system").
+    `None` in `sys.modules` makes an import fail (Python's reference, "The module cache").
     """
     hidden = unused not in sys.modules
     if hidden:

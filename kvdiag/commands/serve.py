@@ -69,7 +69,7 @@ def command(context: click.Context, options: ServeOptions) -> int:
     configure(max(1, context.find_root().params.get("verbose") or 0))
     # mallopt(3), M_ARENA_MAX: a second arena for the other threads is 1 MiB that stays half empty.
     _allocator("mallopt", -8, 1)
-    _import_for_good()
+    _import_early()
     daemon = Daemon(options, reread=lambda: reread(context))
     return asyncio.run(daemon.run())
 
@@ -87,10 +87,10 @@ def _release_memory(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_later(RELEASE_SECONDS, _release_memory, loop)
 
 
-def _import_for_good() -> None:
-    """Import what the first sample needs before the history is loaded, which then uses the memory of import's garbage.
+def _import_early() -> None:
+    """Import what the first sample needs before the history is loaded, which reuses the memory that imports free.
 
-    Where h2 is installed, httpcore2 has 1 MiB of HTTP/2, which no engine speaks.
+    Where h2 is installed, httpcore2 imports 1 MiB of HTTP/2, which no engine needs.
     """
     import_without("h2", "httpcore2")
     for name in ("anyio._backends._asyncio", "pynvml"):

@@ -21,7 +21,7 @@ OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked
 """Kinds that mean that device memory ran out."""
 
 OF_ANY_ENGINE: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked"})
-"""Those of them that torch or CUDA words, whichever engine runs on it."""
+"""Kinds among these whose message is torch's or CUDA's, the same for each engine."""
 
 _REFUSALS: frozenset[Kind] = frozenset({"budget", "blocks", "context", "profiling", "model", "component", "prefill"})
 """Kinds that mean that the engine refused to start."""

@@ -56,7 +56,8 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
         least = max(limits.foreign_suspect_bytes, limits.foreign_fault_ratio * (total or 0), shortage.short_bytes or 0)
         return Foreign(size_bytes=others, sure=True) if others >= least else None
     reserved, free = shortage.reserved_bytes, shortage.free_bytes
-    listed = shortage.process_bytes is not None or "memory in use" in shortage.message  # with sizes no device has: WSL
+    # Under WSL torch lists processes with impossible sizes, which are left out: the rest may be the server's own.
+    listed = shortage.process_bytes is not None or "memory in use" in shortage.message
     if total is None or free is None or reserved is None or listed:
         return None
     rest = total - free - reserved - limits.context_bytes

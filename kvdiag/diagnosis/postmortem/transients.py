@@ -28,7 +28,7 @@ TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
 _FOR_MEMORY = re.compile(r"(?i)oom(?!killed\W{1,4}false)|out of memory|memory (?:used|pressure)|low on memory")
-"""What says of a kill that memory ran out."""
+"""Wordings by which a kill was for lack of memory."""
 _TRANSIENT = frozenset(
     {
         "profile",

@@ -184,7 +184,7 @@ def admitted(workload: Workload, facts: Facts, *, together: bool = False) -> tup
 
 
 def _at_once(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
-    # All requests of a load are sent to one engine.
+    # A data-parallel server may send all requests of a load to one of its engines.
     most = min((pool.max_requests for pool in facts.pools if pool.max_requests), default=0)
     if not most or workload.requests <= most:
         return workload, ()

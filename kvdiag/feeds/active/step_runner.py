@@ -278,7 +278,7 @@ class ActiveFeed(MarkedRun):
             if 0 < cycle < MAX_OFFERS and not seen:
                 waited = any(one.total("requests_waiting") for one in self.recorder.since(first))
                 planned = repeated(planned, self.sampler.facts, waited=waited)
-                detail = f"{detail} once more".strip()
+                detail = f"{detail}, repeated".removeprefix(", ")
             self._tell(number, total, planned.step.title, detail)
             first = self.recorder.count
             seen = await self._run_cycle(planned, cycle) or seen
