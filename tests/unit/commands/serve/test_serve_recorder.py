@@ -30,9 +30,16 @@ def lives(serving: Daemon) -> list[dict[str, Any]]:
     return found
 
 
-def verdicts(serving: Daemon) -> list[str]:
-    """Those of its lives."""
-    return [one["worst"] for one in lives(serving)]
+def lives_with(serving: Daemon, *verdicts: str) -> list[dict[str, Any]]:
+    """Its lives, once they have these verdicts: while a server is identified, there is no diagnosis for a moment."""
+    found: list[dict[str, Any]] = []
+
+    def as_expected() -> bool:
+        found[:] = lives(serving)
+        return [one["worst"] for one in found] == [*verdicts]
+
+    assert eventually(as_expected), found
+    return found
 
 
 def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
@@ -49,16 +56,9 @@ def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
             assert eventually(first.says("fault"))
         assert eventually(lambda: first.up()["engine",] == 0.0)
         with Drill(SCENARIOS["healthy"], port=port) as drill:
-            assert eventually(lambda: verdicts(first) == ["fault", "ok"])
+            lives_with(first, "fault", "ok")
             Client(drill.url).complete(64, 8)
-            # while a server that returned is identified, there is no diagnosis for a moment
-            listed: list[dict[str, Any]] = []
-
-            def two_are_listed() -> bool:
-                listed[:] = lives(first)
-                return len(listed) == 2
-
-            assert eventually(two_are_listed)
+            listed = lives_with(first, "fault", "ok")
             newest = first.series("kvdiag_sample_timestamp_seconds")[()]
             assert eventually(lambda: newest_seconds(tmp_path) > newest)
 
@@ -75,8 +75,7 @@ def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
 
     # another process has the server's place
     with Drill(SCENARIOS["healthy"], port=port), daemon(*at) as third:
-        assert eventually(lambda: verdicts(third) == ["fault", "ok", "ok"]), lives(third)
-        before, last, present = lives(third)
+        before, last, present = lives_with(third, "fault", "ok", "ok")
     assert (listed[0], listed[1]["start_seconds"], "restarted") == (before, last["start_seconds"], last["end"])
     assert newest < last["end_seconds"] < present["start_seconds"]
     assert present["end_seconds"] is None
