@@ -17,11 +17,11 @@ from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
 from kvdiag.kv.pools.cell_cache import CellSettings
-from kvdiag.kv.pools.engine_plan import EnginePlan
+from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
-_CELLS = "llamacpp"
+_CELLS, _WINDOWS = "llamacpp", "sliding window"
 _NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
 # SGLang prints by how much free memory fell: libraries that load meanwhile are in it, 0.05 to 0.2 GiB in public logs.
 _LIBRARIES_BYTES = GIB // 4
@@ -44,8 +44,8 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     flags = {**_reported_flags(engine, report), **engine_settings()}
     name, planned, weights = engine_planner(model, chosen, flags)
     plan = planned(chosen)
-    if (step := _step_tokens(plan, report, flags)) is not None:
-        name, planned, weights = engine_planner(model, chosen, {**flags, "ubatch": step, "batch": step})
+    if further := _window_flags(plan, report, flags):
+        name, planned, weights = engine_planner(model, chosen, {**flags, **further})
         plan = planned(chosen)
     held = weights()
     comparisons = tuple(_comparisons(plan, report, held))
@@ -103,15 +103,35 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
     return flags
 
 
-def _step_tokens(plan: EnginePlan, report: EngineReport, flags: Mapping[str, Any]) -> int | None:
-    """llama.cpp's -ub by the cells for windows, which hold a step's tokens after each request's window; `None`
-    where the log or the user gives it, or the default fits.
+def _window_flags(plan: EnginePlan, report: EngineReport, flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What llama.cpp's caches show of windows: -ub by the cells for them, which hold a step's tokens after each
+    request's window; --swa-full, or a build before May 2025, by one cache for the layers of both. Nothing where the log
+    or the user gives it, or the default fits.
     """
+    windows = next((pool for pool in plan.pools if pool.name == _WINDOWS), None)
+    if plan.engine != _CELLS or windows is None:
+        return {}
+    if report.cache_layers == (sum(pool.layers for pool in plan.pools if pool.name in ("KV", _WINDOWS)),):
+        return {"swa_full": True}
     cells = report.settings.window_tokens
-    planned = next((pool.units for pool in plan.pools if pool.name == "sliding window"), None)
-    if plan.engine != _CELLS or cells is None or planned is None or "ubatch" in flags or cells == planned:
-        return None
-    return max(1, CellSettings().ubatch + cells - planned)
+    if cells is None or "ubatch" in flags or cells == windows.units:
+        return {}
+    step = max(1, CellSettings().ubatch + cells - windows.units)
+    return {"ubatch": step, "batch": step}
+
+
+def _counted(plan: EnginePlan, report: EngineReport) -> list[EnginePool]:
+    """The pools that the engine's figures are of: without a drafter's, and without what is not in an excerpt."""
+    own = [pool for pool in plan.pools if not pool.name.startswith("draft")]
+    if plan.engine != _CELLS:
+        # SGLang prints states in a line of their own, llama.cpp among its buffers.
+        return [pool for pool in own if pool.unit != "slot"]
+    absent = {"slot"} if report.settings.state_dtype is None else set[str]()
+    if report.cache_layers == ():
+        absent.add("cell")
+    alone = next((pool.layers for pool in own if pool.name == "KV"), 0)
+    cut = report.cache_layers == (alone,)
+    return [pool for pool in own if pool.unit not in absent and not (cut and pool.name == _WINDOWS)]
 
 
 def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...]) -> Iterator[Comparison]:
@@ -126,10 +146,7 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
         if plan.engine == "sglang":
             reported = replace(reported, low=max(0.0, reported.low - _LIBRARIES_BYTES))
         yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=reported)
-    # llama.cpp prints states among its buffers, SGLang in a line of their own.
-    states = plan.engine == _CELLS and report.settings.state_dtype is not None
-    counted = [pool for pool in plan.pools if (states or pool.unit != "slot") and not pool.name.startswith("draft")]
-    predicted = sum(pool.bytes for pool in counted)
+    predicted = sum(pool.bytes for pool in _counted(plan, report))
     if not pools or not predicted:
         return
     pool = _sum(pools) if plan.engine == _CELLS else min(pools, key=lambda size: size.nominal_bytes)

@@ -29,8 +29,8 @@ _DEVICE = r"([\w.:-]{1,40}(?:\[[\w.:-]{1,80}\])?)"
 
 _START = re.compile(r"\bbuild(?:_info)?: (?:b?\d|\d)|llama_model_loader: loaded meta data")
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
-_NEXT_CONTEXT = re.compile(r"llama_context: n_ctx {1,40}=")
-"""The first line of a context at -lv 4."""
+_NEXT_CONTEXT = re.compile(r"llama_context: (?:n_ctx|flash_attn) {1,40}=")
+"""The first line of a context at -lv 4, or in an excerpt."""
 _BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
 _MODEL = re.compile(r"general\.name {1,40}str {1,20}= (.{1,200})")
 _ARCHITECTURE = re.compile(r"general\.architecture {1,40}str {1,20}= ([\w-]{1,60})")
@@ -45,7 +45,7 @@ _KV = re.compile(
 _STATES = re.compile(
     rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers, *{_COUNT} seqs(?: {{1,4}}{_COUNT} rs_seq)?\)(?!, {{1,4}}K )"
 )
-_OLD_CELLS = re.compile(rf"\bkv_size = {_COUNT}\b")
+_OLD_CELLS = re.compile(rf"\bkv_size = {_COUNT}\b(?:.{{1,80}}\bn_layer = {_COUNT})?")
 _WINDOW_CELLS = re.compile(rf"creating {{1,8}}SWA KV cache, size = {{1,8}}{_COUNT} cells")
 _SETTINGS = tuple(
     (
@@ -77,6 +77,7 @@ class _Cache:
     kind: str = ""
     seqs: int | None = None
     streams: int = 1
+    layers: int = 0
     copies: int = 0
 
 
@@ -89,6 +90,8 @@ class _Context:
     states: _Cache | None = None
     has_states: bool = False
     old_cells: int = 0
+    old_layers: int = 0
+    has_cells: bool = False
     window_cells: int = 0
     kv_sizes: dict[str, list[str]] = field(default_factory=dict)
     compute_sizes: dict[str, str] = field(default_factory=dict)
@@ -176,7 +179,7 @@ def _take(start: _Start, line: str) -> None:
         newest = start.contexts[-1] if start.contexts else None
         if newest is None or newest.settings or newest.kv_sizes:
             start.contexts.append(_Context())
-    elif start.contexts and start.contexts[-1].kv_sizes and _NEXT_CONTEXT.search(line):
+    elif start.contexts and start.contexts[-1].kv_mib and _NEXT_CONTEXT.search(line):
         start.contexts += [_Context()][: MAX_CONTEXTS - len(start.contexts)]
     _take_context(start, line)
 
@@ -196,13 +199,18 @@ def _take_context(start: _Start, line: str) -> None:
     if buffer is not None:
         _add(context.kv_sizes, buffer[1], buffer[2])
         context.has_states = context.has_states or " RS buffer" in buffer[0]
+        context.has_cells = context.has_cells or " KV buffer" in buffer[0]
     if compute is not None and len(context.compute_sizes) < MAX_DEVICES:
         # Printed again where the graph is reserved again, for another batch: the last is what is used.
         context.compute_sizes[compute[1]] = compute[2]
     if cache is not None:
-        size, each, _, seqs, streams, kind_k, kind_v = cache.groups()
+        size, each, layers, seqs, streams, kind_k, kind_v = cache.groups()
         parts = int(streams or 1)
-        context.caches.append(_Cache(int(each) * parts, _size(size), _kind(kind_k, kind_v), int(seqs or 0), parts))
+        if int(layers):
+            kind = _kind(kind_k, kind_v)
+            context.caches.append(
+                _Cache(int(each) * parts, _size(size), kind, int(seqs or 0), streams=parts, layers=int(layers))
+            )
     elif old is not None:
         context.caches.append(_Cache(0, _size(old[1]), _kind(old[2], old[3])))
     elif states is not None:
@@ -210,7 +218,7 @@ def _take_context(start: _Start, line: str) -> None:
         context.states = _Cache(int(each), _size(size), seqs=int(seqs), copies=int(copies or 0))
         context.has_states = True
     if cells is not None:
-        context.old_cells = int(cells[1])
+        context.old_cells, context.old_layers = int(cells[1]), int(cells[2] or 0)
     if windows is not None:
         context.window_cells = int(windows[1])
 
@@ -257,6 +265,7 @@ def _report(start: _Start) -> EngineReport:
             speculative_tokens=(context.states.copies if context.states else 0) or None,
             window_tokens=context.window_cells or None,
         ),
+        cache_layers=_cache_layers(context),
         ranks=_ranks(start, context),
         num_blocks=tokens or None,
         tokens=tokens or None,
@@ -264,6 +273,14 @@ def _report(start: _Start) -> EngineReport:
         concurrency_context_tokens=longest or None,
         notes=tuple(notes),
     )
+
+
+def _cache_layers(context: _Context) -> tuple[int, ...] | None:
+    """The layers of each cache of cells, where the log shows them; `()` where it shows states alone."""
+    layers = tuple(cache.layers for cache in context.caches if cache.layers)
+    if not layers and context.old_layers:
+        return (context.old_layers,)
+    return layers or (() if context.has_states and not context.has_cells else None)
 
 
 def _ranks(start: _Start, context: _Context) -> tuple[RankReport, ...]:

@@ -30,6 +30,8 @@ _RANK = re.compile(
     r"\[(?:(?:\d{4}-\d{2}-\d{2} )?[\d:.,]{5,20} )?([A-Z_]{2,8}\d{1,4}(?: [A-Z_]{2,8}\d{1,4}){0,5})\]"
     r"|\[(gpu(?:_id)?=\d{1,4})\]"
 )
+# A line that was wrapped after a comma, as in a report.
+_WRAPPED = re.compile(r",[ \t]{0,8}\r?\n[ \t]{1,80}(?=[A-Za-z])")
 _INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype")
 _DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
 
@@ -90,7 +92,7 @@ def parse_log(text: str) -> EngineReport:
         KvdiagError: none of the lines that report it are there.
     """
     starts = [_Start()]
-    for raw in re.split(r"[\r\n]+", text):
+    for raw in re.split(r"[\r\n]+", _WRAPPED.sub(", ", text)):
         line = raw[:MAX_LINE_CHARACTERS]
         if _INTERESTING.search(line) is None:
             continue
@@ -218,11 +220,11 @@ def _window(rank: _Rank) -> int | None:
 
 def _drafters(rank: _Rank) -> list[PrintedSize]:
     """Its pools for a drafter's layers. A model with sliding windows has two of its own, which may have as many
-    tokens.
+    tokens; before lines had tokens no model had two.
     """
     kinds = 1 if rank.window_tokens is None else 2
     own = {tokens for tokens, _ in rank.pools[:kinds]}
-    return [size for tokens, size in rank.pools[kinds:] if tokens is not None and tokens in own]
+    return [size for tokens, size in rank.pools[kinds:] if tokens is None or tokens in own]
 
 
 def _rank(name: str, rank: _Rank) -> RankReport:

@@ -142,11 +142,13 @@ class EngineReport:
 
     `tokens` and `concurrency` are the engine's own "KV cache size" and "Maximum concurrency" for requests of
     `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
+    `cache_layers` are the layers of each cache of tokens that it lists, `None` where it lists no layers.
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
     engine_name: str | None = None
     ranks: tuple[RankReport, ...] = ()
+    cache_layers: tuple[int, ...] | None = None
     num_blocks: int | None = None
     tokens: int | None = None
     concurrency: float | None = None

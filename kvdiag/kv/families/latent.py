@@ -53,8 +53,12 @@ def indexer_row_bytes(text: Fields) -> int | None:
 
 def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
     """Layers with an indexer of their own; the others reuse the selection of one before
-    (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset).
+    (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset; SGLang
+    model_config.py::dsa_layer_skips_topk: indexer_types).
     """
+    types = text.raw("indexer_types")
+    if isinstance(types, list):
+        return frozenset(index for index in range(depth) if index >= len(types) or types[index] != "shared")
     pattern = text.raw("index_topk_pattern")
     if isinstance(pattern, str | list):
         if len(pattern) > MAX_LAYERS:

@@ -185,7 +185,9 @@ def _share_last(text: Fields, model: ModelLayers) -> ModelLayers:
     if first < 1:
         raise text.error("num_kv_shared_layers", f"is {shared}: it must be less than the {len(model.layers)} layers")
     sharing = (
-        CachelessLayer(index=layer.index, kind=LayerKind.SHARED, head_size=getattr(layer, "head_size", None))
+        CachelessLayer(
+            index=layer.index, kind=LayerKind.SHARED, head_size=getattr(layer, "head_size", None), unshared=layer
+        )
         for layer in model.layers[first:]
     )
     return replace(model, layers=(*model.layers[:first], *sharing))

@@ -131,12 +131,14 @@ class StateLayer:
 class CachelessLayer:
     """A layer that takes nothing from the pool: it reuses another layer's cache, or has none.
 
-    `head_size` is that of its queries, where the family defines it.
+    `head_size` is that of its queries, where the family defines it; `unshared` the layer as an engine keeps it that
+    does not share caches.
     """
 
     index: int
     kind: LayerKind
     head_size: int | None = None
+    unshared: "Layer | None" = None
 
 
 Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer

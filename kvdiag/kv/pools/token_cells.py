@@ -110,6 +110,8 @@ class Cells:
         """
         check_heads(architecture, settings.ranks)
         self._architecture = architecture
+        # A layer that reuses another's cache has one of its own all the same (model_config.py counts all layer_types).
+        self._layers = [getattr(layer, "unshared", None) or layer for layer in architecture.layers]
         self._settings = settings
         self._windowed = windowed
         self._state_dtype = state_dtype
@@ -124,8 +126,7 @@ class Cells:
         sizes = [depth // stages + (stage >= stages - depth % stages) for stage in range(stages)]
         start = 0
         for end in accumulate(sizes):
-            layers = [layer for layer in self._architecture.layers if start <= layer.index < end]
-            yield self._cell(layers)
+            yield self._cell([layer for layer in self._layers if start <= layer.index < end])
             start = end
 
     def _cell(self, layers: Sequence[Layer]) -> StageCell:
@@ -149,7 +150,7 @@ class Cells:
         """Without a pool of its own, a window layer is sized as a full one (DefaultPoolConfigurator)."""
         if not isinstance(layer, AttentionLayer) or layer.kind not in WINDOW_KINDS:
             return layer
-        every = (one for one in self._architecture.layers if isinstance(one, AttentionLayer))
+        every = (one for one in self._layers if isinstance(one, AttentionLayer))
         return next((one for one in every if one.kind is LayerKind.FULL), layer)
 
     def _draft_bytes(self, full: Sequence[AttentionLayer | LatentLayer], full_bytes: int) -> int:
@@ -164,12 +165,13 @@ class Cells:
     def _row(self, layer: AttentionLayer | LatentLayer) -> int:
         """Bytes of one token in one layer on one rank."""
         if isinstance(layer, LatentLayer):
-            indexer = layer.indexer_row_bytes
-            if indexer is not None and self._dtype == "fp8" and self._settings.backend not in _PLAIN_ROW_BACKENDS:
+            # Layers without an indexer of their own have rows of the same form (calculate_mla_kv_cache_dim).
+            scaled = LayerKind.MLA_DSA in self._architecture.kinds and self._settings.backend not in _PLAIN_ROW_BACKENDS
+            if scaled and self._dtype == "fp8":
                 row = resolve_kv_dtype("fp8_ds_mla", model_dtype="bfloat16").latent_bytes(latent_size=layer.latent_size)
             else:
                 row = _bytes(self._dtype, layer.latent_size)
-            return row + (indexer or 0)
+            return row + (layer.indexer_row_bytes or 0)
         heads = max(1, layer.kv_heads // self._settings.ranks)
         return _bytes(self._dtype, heads * (layer.head_size + layer.head_size_v))
 

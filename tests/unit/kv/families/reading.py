@@ -32,7 +32,7 @@ def letters(config: dict[str, Any]) -> str:
 
 def layer_in_words(layer: Layer) -> str:
     """A letter for its kind, and its other fields, or its state's, in their order."""
-    sizes = [getattr(layer, one.name) for one in fields(layer) if one.name not in ("index", "kind")]
+    sizes = [getattr(layer, one.name) for one in fields(layer) if one.name not in ("index", "kind", "unshared")]
     if isinstance(layer, StateLayer):
         sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
     return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])

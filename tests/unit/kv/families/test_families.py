@@ -24,7 +24,7 @@ EVERYTHING: dict[str, Any] = json.loads((DATA / "everything.json").read_text())
 ALIKE = """
     apertus arcee aria_text baichuan bailing_moe biogpt bitnet bloom chatglm codegen cohere cosmos3_edge_text deepseek
     doge ernie4_5 ernie4_5_moe ernie4_5_moe_vl ernie4_5_vl_moe_text exaone flex_olmo gemma glm glm4 glm4_moe glm4v
-    glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_neo gpt_neox gptj granite granitemoe granitemoeshared helium
+    glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_neo gpt_neox gptj granite granitemoe granitemoeshared grok-1 helium
     hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm internlm2 internlm3 k2_horizon llama minicpm minimax_m2
     ministral ministral3 mistral mixtral mllama_text_model molmo moondream3 nanochat nemotron olmo olmo2 olmoe opt orion
     paddleocr_vl paddleocr_vl_text param2moe persimmon phi phi3 phi3_v phi4mm phimoe qwen3_vl_moe_text qwen3_vl_text

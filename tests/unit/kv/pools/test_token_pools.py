@@ -102,6 +102,15 @@ def test_a_published_cell(name: str, settings: dict[str, Any], bytes_per_token: 
         assert sum(sizes) == pytest.approx(reported["tokens"] * cell.full_bytes / GIB, abs=PRINTED_GIB)
 
 
+def test_shared_indexers_leave_the_rows_alike() -> None:
+    """Of 61 layers 16 have an indexer; each has a row with its scales (calculate_mla_kv_cache_dim)."""
+    shared = {**config("DeepSeek-V3.2-Exp"), "index_topk_freq": 4}
+
+    (cell,) = sglang_model(shared, kv_dtype="fp8_e4m3", tensor_parallel=8).cells
+
+    assert cell.full_bytes == 61 * 656 + 16 * 132
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "tokens", "gib"),
     [
