@@ -27,7 +27,9 @@ CAPTURE, ACTIVATION, HOLES = "spike.graph_capture", "spike.activation", "fragmen
 TORCH, HOST = "leak.device_torch", "leak.host"
 COPY = "baseline.duplicate_model"
 
-_FOR_MEMORY = re.compile(r"(?i)oom(?!killed\W{1,4}false)|out of memory|memory (?:used|pressure)|low on memory")
+_FOR_MEMORY = re.compile(
+    r"(?i)(?<![a-z])oom(?!killed\W{1,4}false)|out of memory|memory (?:used|pressure)|low on memory"
+)
 """Wordings by which a kill was for lack of memory."""
 _TRANSIENT = frozenset(
     {

@@ -82,6 +82,7 @@ def test_unknown_where_a_part_of_the_sum_is_missing(missing: str) -> None:
         ("low 0\nmax 12\noom 1\noom_kill 1", "fault"),
         ("numpy: Unable to allocate 8.00 GiB for an array", "fault"),
         ("command terminated with exit code 137", "unknown"),
+        ("exit code 137 of pod zoom-0", "unknown"),
         ("    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    137", "unknown"),
         ("./serve.sh: line 3:\nKilled", "unknown"),
     ],
