@@ -250,20 +250,26 @@ def parse_engines(page: Page) -> EngineReading:
 
 def _outputs(page: Page, busy: Mapping[str | None, bool]) -> int | None:
     """Output tokens of the slots that process a request; `None` where one of them does not report them."""
-    outputs = {line.labels.get("id"): line.value for line in page.get(OUTPUT, ())}
+    outputs = _by_slot(page, OUTPUT)
     wanted = [number for number, processes in busy.items() if processes]
-    return round(sum(outputs[number] for number in wanted)) if outputs.keys() >= {*wanted} and wanted else None
+    total = sum(outputs[number] for number in wanted) if outputs.keys() >= {*wanted} and wanted else None
+    return total if total is None or total <= MAX_COUNT else None
+
+
+def _by_slot(page: Page, name: str) -> dict[str | None, int]:
+    """A whole number of each slot; a slot whose value is not possible has none."""
+    return {line.labels.get("id"): round(line.value) for line in page.get(name, ()) if 0 <= line.value <= MAX_COUNT}
 
 
 def _usage(page: Page, busy: Mapping[str | None, bool], running: int, figures: Figures) -> float | None:
     """Share of the cells that slots in process hold."""
     cells = figures.count((CELLS,))
-    held = {line.labels.get("id"): line.value for line in page.get(TOKENS, ())}
+    held = _by_slot(page, TOKENS)
     if not cells or any(number not in held for number, processes in busy.items() if processes):
         return None
     if not busy:
         return None if running else 0.0
-    used = round(sum(held[number] for number, processes in busy.items() if processes))
+    used = sum(held[number] for number, processes in busy.items() if processes)
     # A slot counts the tokens of its next batch before cells are found for them: 5,596 in a pool of 4,096 (b11549).
     return min(used / cells, 1.0)
 
@@ -308,8 +314,8 @@ def parse_pools(
 
 def _slot_context(page: Page) -> int | None:
     """The context of one slot, in tokens: /slots has it for each, /props once."""
-    sizes = {line.value for line in page.get(CONTEXT, ())}
-    return round(sizes.pop()) if len(sizes) == 1 else None
+    sizes = {*_by_slot(page, CONTEXT).values()}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _cells(page: Page, options: Options | None) -> Cells | str:

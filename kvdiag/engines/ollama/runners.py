@@ -146,7 +146,7 @@ def parse_pools(
     pools: list[KvPool] = []
     gaps: list[Gap] = []
     for label, of in own.items():
-        port = next((round(line.value) for line in of.get(PORT, ())), 0)
+        port = next((round(line.value) for line in of.get(PORT, ()) if 0 < line.value < 2**16), 0)
         own_command = [runners[port].command] if port in runners else []
         found, refused = slots.parse_pools(of, None, own_command)
         pools += [replace(one, engine=label) for one in found]

@@ -15,7 +15,7 @@ GET /health is never sent: it generates a token.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
 from kvdiag.engines.metrics_reader import MAX_SERIES
@@ -115,7 +115,7 @@ def _rank(load: object) -> Rank | None:
     names = ("dp_rank", "num_running_reqs", "num_waiting_reqs", "num_used_tokens")
     counts = [_count(load.get(name)) for name in names]
     at_seconds = load.get("timestamp")
-    if None in counts or not isinstance(at_seconds, int | float):
+    if None in counts or not _is_possible(at_seconds):
         return None
     rank, running, waiting, used = (count or 0 for count in counts)
     moments = load.get("decode_moments")
@@ -130,8 +130,13 @@ def _rank(load: object) -> Rank | None:
         uncached_tokens=_count(load.get("num_waiting_uncached_tokens")) or 0,
         total_tokens=_count(load.get("max_total_num_tokens")),
         slots=_count(load.get("max_running_requests")),
-        work=tuple(float(one) for one in work if isinstance(one, int | float)),
+        work=tuple(float(one) for one in work if _is_possible(one)),
     )
+
+
+def _is_possible(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a float holds."""
+    return isinstance(value, int | float) and abs(value) <= MAX_COUNT
 
 
 def _count(value: object) -> int | None:

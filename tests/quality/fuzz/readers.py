@@ -69,25 +69,29 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _page(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    try:
         page = parse_page(_text(data))
-        for engine in ENGINES:
-            engine.capabilities(page)
-            engine.parse_engines(page)
-            engine.parse_pools(page, "0.32.0", ())
-            engine.parse_pools(page, None, (_text(data),))
-            engine.parse_lengths(page)
-            engine.parse_caches(page)
-            engine.kv_connector(page, (_text(data),))
-            engine.parallel_ranks((_text(data),))
+    except ValueError:
+        return
+    for engine in ENGINES:
+        engine.capabilities(page)
+        engine.parse_engines(page)
+        engine.parse_pools(page, "0.32.0", ())
+        engine.parse_pools(page, None, (_text(data),))
+        engine.parse_lengths(page)
+        engine.parse_caches(page)
+        engine.kv_connector(page, (_text(data),))
+        engine.parallel_ranks((_text(data),))
 
 
 def _engine_answer(data: bytes) -> None:
     """What SGLang's own endpoints answer."""
-    with contextlib.suppress(ValueError):
+    try:
         answer = _json(data)
-        parse_loads(answer)
-        parse_server_info(answer)
+    except ValueError:
+        return
+    parse_loads(answer)
+    parse_server_info(answer)
 
 
 def _log(data: bytes) -> None:
@@ -106,15 +110,18 @@ def _log(data: bytes) -> None:
 
 
 def _slots(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        found, options = _json(data), parse_options([f"llama-server {_text(data)}"])
-        page = {**server_page(found, found, options), **slots_page(slots_of(found))}
-        llamacpp.ENGINE.parse_engines(page)
-        llamacpp.ENGINE.parse_pools(page, None, [f"llama-server {_text(data)}"])
-        llamacpp.ENGINE.parse_caches(page)
-        weights_bytes(found)
-        # The path of its model is the server's word, too.
-        model_file(_text(data), (os.getpid(),))
+    options = parse_options([f"llama-server {_text(data)}"])
+    try:
+        found = _json(data)
+    except ValueError:
+        return
+    page = {**server_page(found, found, options), **slots_page(slots_of(found))}
+    llamacpp.ENGINE.parse_engines(page)
+    llamacpp.ENGINE.parse_pools(page, None, [f"llama-server {_text(data)}"])
+    llamacpp.ENGINE.parse_caches(page)
+    weights_bytes(found)
+    # The path of its model is the server's word, too.
+    model_file(_text(data), (os.getpid(),))
 
 
 def _config(data: bytes) -> None:

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.engines import ENGINES, recognise
+from kvdiag.engines import ENGINES, llamacpp, ollama, recognise
 from kvdiag.engines.engine import EngineAdapter
+from kvdiag.engines.llamacpp import slots
+from kvdiag.engines.ollama import runners
 from kvdiag.model import Engine, KvPool
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page, Series
@@ -77,6 +79,18 @@ def test_values_that_cannot_be(engine: EngineAdapter, path: Path) -> None:
         assert all(0.0 <= ratio <= 1.0 for ratio in ratios), value
         if not 0 <= value <= 2**60:
             assert all(one.requests_running is None for one in engines), value
+
+
+@pytest.mark.parametrize("engine", [llamacpp.ENGINE, ollama.ENGINE], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("value", VALUES)
+def test_slots_that_cannot_be(engine: EngineAdapter, value: float) -> None:
+    """Kvdiag makes these series of a server's answers, but the server's own metrics may have their names, too."""
+    names = (slots.SLOTS, slots.CONTEXT, slots.CELLS, slots.TOKENS, slots.OUTPUT, runners.PORT)
+    busy = {slots.PROCESSING: (Series({"id": "0", "model": "x"}, 1.0),), runners.LOADED: (Series({}, 1.0),)}
+    labels = {"id": "0", "model": "x"}
+    read_all(engine, busy | {name: (Series(labels, value),) for name in names})
+    for name in names:
+        read_all(engine, busy | {other: (Series(labels, value if other == name else 2.0),) for other in names})
 
 
 @pytest.mark.parametrize(("engine", "path"), PAGES)

@@ -105,6 +105,11 @@ def test_pool_of_an_older_page_comes_from_the_loads() -> None:
                 {"dp_rank": 0, "timestamp": "x", "num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
             ]
         },
+        {
+            "loads": [
+                {"dp_rank": 0, "timestamp": 10**400, "num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
+            ]
+        },
         {"loads": [{}] * 1000},
     ],
 )
