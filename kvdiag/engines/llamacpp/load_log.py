@@ -39,12 +39,14 @@ _KV_BUFFER = re.compile(rf"{_DEVICE} (?:KV|RS) buffer size {_SIZE}")
 _COMPUTE = re.compile(rf"{_DEVICE} compute buffer size {_SIZE}")
 _OLD_KV = re.compile(rf"KV self size  {_SIZE}, K \((\w{{1,12}})\).{{1,40}}V \((\w{{1,12}})\)")
 _KV = re.compile(
-    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers(?:, *{_COUNT}(?:/ *{_COUNT})? seqs)?\), {{1,4}}"
-    r"K \((\w{1,12})\): .{1,24}, {1,4}V \((\w{1,12})\): "
+    rf"size {_SIZE} \( *{_COUNT} cells?, *{_COUNT} layers?(?:, *{_COUNT}(?:/ *{_COUNT})? seqs)?\)"
+    r"(?:, {1,4}K \((\w{1,12})\): .{1,24}, {1,4}V \((\w{1,12})\): )?"
 )
+"""A report may leave the types out, or the requests."""
 _STATES = re.compile(
-    rf"size {_SIZE} \( *{_COUNT} cells, *{_COUNT} layers, *{_COUNT} seqs(?: {{1,4}}{_COUNT} rs_seq)?\)(?!, {{1,4}}K )"
+    rf"size {_SIZE} \( *{_COUNT} cells?, *{_COUNT} layers(?:, *{_COUNT} seqs)?(?: {{1,4}}{_COUNT} rs_seq)?\)"
 )
+_OF_STATES = re.compile(r"recurrent: |, {1,4}R \(")
 _OLD_CELLS = re.compile(rf"\bkv_size = {_COUNT}\b(?:.{{1,80}}\bn_layer = {_COUNT})?")
 _WINDOW_CELLS = re.compile(rf"creating {{1,8}}SWA KV cache, size = {{1,8}}{_COUNT} cells")
 _SETTINGS = tuple(
@@ -122,7 +124,9 @@ class _Start:
     @property
     def tells_memory(self) -> bool:
         """Whether this start has printed a figure of its memory."""
-        return bool(self.weights or self.slots or any(one.kv_sizes or one.caches for one in self.contexts))
+        return bool(
+            self.weights or self.slots or any(one.kv_sizes or one.caches or one.states for one in self.contexts)
+        )
 
 
 def failed_pool_bytes(text: str) -> int | None:
@@ -189,6 +193,7 @@ def _take_context(start: _Start, line: str) -> None:
     buffer, compute, cache, old, states, cells, windows = (
         one.search(line) for one in (_KV_BUFFER, _COMPUTE, _KV, _OLD_KV, _STATES, _OLD_CELLS, _WINDOW_CELLS)
     )
+    cache, states = (None, states) if _OF_STATES.search(line) else (cache, None)
     if not start.contexts:
         if not (settings or buffer or compute or cache or old or states or cells or windows):
             return
@@ -215,7 +220,7 @@ def _take_context(start: _Start, line: str) -> None:
         context.caches.append(_Cache(0, _size(old[1]), _kind(old[2], old[3])))
     elif states is not None:
         size, each, _, seqs, copies = states.groups()
-        context.states = _Cache(int(each), _size(size), seqs=int(seqs), copies=int(copies or 0))
+        context.states = _Cache(int(each), _size(size), seqs=int(seqs or each), copies=int(copies or 0))
         context.has_states = True
     if cells is not None:
         context.old_cells, context.old_layers = int(cells[1]), int(cells[2] or 0)
@@ -228,7 +233,10 @@ def _add(sizes: dict[str, list[str]], device: str, size: str) -> None:
         sizes.setdefault(device, []).append(size)
 
 
-def _kind(kind_k: str, kind_v: str) -> str:
+def _kind(kind_k: str | None, kind_v: str | None) -> str:
+    """The type of a cache; empty where the log leaves it out."""
+    if kind_k is None or kind_v is None:
+        return ""
     return kind_k if kind_k == kind_v else f"{kind_k}/{kind_v}"
 
 
@@ -256,7 +264,7 @@ def _report(start: _Start) -> EngineReport:
             version=start.build,
             model=start.model,
             architecture=start.architecture,
-            kv_dtype=context.caches[0].kind if context.caches else None,
+            kv_dtype=(context.caches[0].kind or None) if context.caches else None,
             max_model_len_tokens=longest or None,
             max_num_batched_tokens=context.settings.get("ubatch") or None,
             block_size_tokens=1,
@@ -286,15 +294,20 @@ def _cache_layers(context: _Context) -> tuple[int, ...] | None:
 def _ranks(start: _Start, context: _Context) -> tuple[RankReport, ...]:
     """A report for each device that holds anything; layers' caches lie where the layers are."""
     devices = dict.fromkeys(_device(name) for name in (*start.weights, *context.kv_sizes, *context.compute_sizes))
-    summaries = [cache.size for cache in (*context.caches, context.states) if cache is not None and cache.size]
-    together = () if context.kv_sizes or not summaries else (RankReport(name="all devices", pool=_sum(summaries)),)
+    whole = _sum(cache.size for cache in (*context.caches, context.states) if cache is not None and cache.size)
+    buffers = _size(*(size for sizes in context.kv_sizes.values() for size in sizes))
+    # A pass that measures what fits prints the sizes of caches with empty buffers.
+    cut = whole is not None and (buffers is None or buffers.high_bytes < whole.low_bytes)
+    together = (RankReport(name="all devices", pool=whole),) if cut else ()
     return together + tuple(
         RankReport(
             name=device,
             weights=_size(
                 *(size for name, sizes in start.weights.items() if _device(name) == device for size in sizes)
             ),
-            pool=_size(
+            pool=None
+            if cut
+            else _size(
                 *(size for name, sizes in context.kv_sizes.items() if _device(name) == device for size in sizes)
             ),
             activation=_size(*(size for name, size in context.compute_sizes.items() if _device(name) == device)),
@@ -310,6 +323,8 @@ def _device(buffer: str) -> str:
 
 def _sum(sizes: Iterable[PrintedSize]) -> PrintedSize | None:
     sizes = list(sizes)
+    if not sizes:
+        return None
     try:
         return PrintedSize(
             nominal_bytes=sum(size.nominal_bytes for size in sizes), slack_bytes=sum(size.slack_bytes for size in sizes)
