@@ -56,14 +56,14 @@ def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
     (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset; SGLang
     model_config.py::dsa_layer_skips_topk: indexer_types).
     """
-    types = text.raw("indexer_types")
-    if isinstance(types, list):
-        return frozenset(index for index in range(depth) if index >= len(types) or types[index] != "shared")
     pattern = text.raw("index_topk_pattern")
     if isinstance(pattern, str | list):
         if len(pattern) > MAX_LAYERS:
             raise text.error("index_topk_pattern", f"has {len(pattern)} entries: at most {MAX_LAYERS} are supported")
         return frozenset(index for index in range(depth) if index >= len(pattern) or pattern[index] != "S")
+    types = text.raw("indexer_types")
+    if isinstance(types, list) and text.raw("index_topk_freq") is None:  # which vLLM reads instead
+        return frozenset(index for index in range(depth) if index >= len(types) or types[index] != "shared")
     period = text.integer("index_topk_freq", default=1, high=MAX_LAYERS)
     offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MAX_LAYERS)
     return frozenset(index for index in range(depth) if max(index - offset + 1, 0) % period == 0)
