@@ -229,7 +229,8 @@ def test_a_window_pool_that_is_too_small() -> None:
     assert refused.value.field == "swa_full_tokens_ratio"
 
 
-def test_dtypes_are_known() -> None:
+@pytest.mark.parametrize("dtype", ["fp4_e2m1", "float4_e2m1fn_x2"])
+def test_dtypes_are_known(dtype: str) -> None:
     """A model's own dtype is the cache's where none is asked for."""
     assert "bfloat16" in MODEL_DTYPE_BYTES
-    assert sglang_model(config("Llama-3.1-8B"), kv_dtype="fp4_e2m1").cells[0].full_bytes == 131_072 // 4 + 131_072 // 32
+    assert sglang_model(config("Llama-3.1-8B"), kv_dtype=dtype).cells[0].full_bytes == 131_072 // 4 + 131_072 // 32
