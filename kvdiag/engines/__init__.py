@@ -127,15 +127,16 @@ def read_startup_log(path: Path) -> EngineReport:
     content, whole = read_long_log(path)
     text = content.decode("utf-8", "replace")
     notes = () if whole else ("the log is long: only its beginning and its end were read",)
-    refused = []
+    refused = {}
     for engine in ENGINES:
         try:
             report = engine.parse_startup_log(text)
         except KvdiagError as error:
-            refused.append(str(error))
+            refused[engine.name] = str(error)
         else:
             return replace(report, engine_name=engine.name, notes=(*report.notes, *notes))
-    raise KvdiagError(f"{path}: {'; '.join(filter(None, refused))}")
+    nothing = "the log has no engine's memory figures: give the log from the server's start, at level INFO"
+    raise KvdiagError(f"{path}: {refused.get(engine_of_log(text) or '') or nothing}")
 
 
 def is_server_title(title: str) -> bool:
