@@ -3,7 +3,6 @@
 import resource
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
-from tests.unit.commands.serve.test_serve import Daemon, daemon, free_port
+from tests.unit.commands.serve.test_serve import daemon, free_port
 from tests.unit.sim.client import Client
 
 
@@ -22,24 +21,6 @@ def newest_seconds(folder: Path) -> float:
         return read_segments(folder)[0].samples[-1].at_seconds
     except KvdiagError:
         return 0.0  # nothing is there, or a segment that was just begun, or one that a failure has just taken away
-
-
-def lives(serving: Daemon) -> list[dict[str, Any]]:
-    """Those that a daemon lists."""
-    found: list[dict[str, Any]] = (serving.get("/api/v1/diagnosis") or {"lives": []})["lives"]
-    return found
-
-
-def lives_with(serving: Daemon, *verdicts: str) -> list[dict[str, Any]]:
-    """Its lives, once they have these verdicts: while a server is identified, there is no diagnosis for a moment."""
-    found: list[dict[str, Any]] = []
-
-    def as_expected() -> bool:
-        found[:] = lives(serving)
-        return [one["worst"] for one in found] == [*verdicts]
-
-    assert eventually(as_expected), found
-    return found
 
 
 def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
@@ -56,9 +37,9 @@ def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
             assert eventually(first.says("fault"))
         assert eventually(lambda: first.up()["engine",] == 0.0)
         with Drill(SCENARIOS["healthy"], port=port) as drill:
-            lives_with(first, "fault", "ok")
+            first.lives_with("fault", "ok")
             Client(drill.url).complete(64, 8)
-            listed = lives_with(first, "fault", "ok")
+            listed = first.lives_with("fault", "ok")
             newest = first.series("kvdiag_sample_timestamp_seconds")[()]
             assert eventually(lambda: newest_seconds(tmp_path) > newest)
 
@@ -68,14 +49,14 @@ def test_a_restarted_daemon_lists_the_same_lives(tmp_path: Path) -> None:
             first.process.wait(30)
             assert seen_seconds - newest_seconds(tmp_path) < 1.0
             with daemon(*at) as second:
-                assert eventually(lambda: lives(second) == listed), lives(second)
+                assert eventually(lambda: second.lives() == listed), second.lives()
                 assert "leak.kv_blocks" in second.client.get("/")[1]
                 second.process.send_signal(signal.SIGTERM)
                 assert 0 == second.process.wait(30)
 
     # another process has the server's place
     with Drill(SCENARIOS["healthy"], port=port), daemon(*at) as third:
-        before, last, present = lives_with(third, "fault", "ok", "ok")
+        before, last, present = third.lives_with("fault", "ok", "ok")
     assert (listed[0], listed[1]["start_seconds"], "restarted") == (before, last["start_seconds"], last["end"])
     assert newest < last["end_seconds"] < present["start_seconds"]
     assert present["end_seconds"] is None
