@@ -1,13 +1,16 @@
 """What `kvdiag` says of an SGLang 0.5.23 whose pool is small, which loses tokens at aborts, or runs out of memory."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fixtures.hostile import eventually
+from tests.integration.alerts.test_rules_on_pages import assert_queries, input_series
 from tests.integration.sglang.servers import Nursery, Server
 from tests.integration.sglang.test_run_on_sglang import assert_exact, leak, looked_at
 from tests.integration.vllm.cli import Result, kvdiag
+from tests.unit.commands.serve.test_serve import daemon
 
 pytestmark = pytest.mark.long
 
@@ -43,8 +46,10 @@ def test_a_pool_too_small_for_ten_requests_is_judged_by_shorter_ones(small: Serv
     assert POOL_TOKENS / 2 < tokens < POOL_TOKENS
 
 
-def test_tokens_lost_with_aborted_requests_are_a_fault(small: Server) -> None:
-    """Clients that disconnect midway leave seven tokens each, which no request of the run adds to."""
+def test_tokens_lost_with_aborted_requests_are_a_fault(small: Server, tmp_path: Path) -> None:
+    """Clients that disconnect midway leave seven tokens each, which no request of the run adds to; a daemon's metrics
+    fire the alert.
+    """
     for number in range(LEFT):
         small.leave(300, first=number)
     lost = LEFT * FORGOTTEN_TOKENS
@@ -55,6 +60,11 @@ def test_tokens_lost_with_aborted_requests_are_a_fault(small: Server) -> None:
     assert (result.code, finding["status"]) == (2, "fault"), result.not_ok
     assert (evidence["blocks_at_first_idle"], evidence["blocks_at_last_idle"]) == (lost, lost)
     assert leak(looked_at(small)).status == "fault"
+    with daemon(small.url) as serving:
+        assert eventually(serving.says("fault"))
+        series = [*input_series(serving.client.get("/metrics")[1], {"job": "kvdiag", "instance": "sglang-0:9743"})]
+    firing = 'count(ALERTS{alertname="KvdiagLeakKvBlocks",alertstate="firing"})'
+    assert_queries(tmp_path, series, [(firing, "60m", 1)])
 
 
 def test_device_memory_that_runs_out_ends_the_server_and_its_log_says_why(nursery: Nursery) -> None:
