@@ -216,6 +216,8 @@ def _figures(kind: str) -> tuple[tuple[str, str, re.Pattern[str], re.Pattern[str
 _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
 _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)
 MAX_PROCESSES = 64
+OUTSIDE_TORCH_BYTES = 2 * 2**30
+"""Of a process, beside what torch reserves: CUDA context, libraries' workspaces, communication buffers."""
 _CREATED = re.compile(r"(?m)^[\s>]{0,20}([A-Z][\w ,().-]{0,80}): (\d{1,7}\.\d{1,4}) / \d{1,7}\.\d{1,4}")
 
 
@@ -231,8 +233,10 @@ def _processes(spaced: str, squeezed: str, known: dict[str, Any]) -> dict[str, A
     if "process_bytes" in known or not listed:
         return {"others": tuple(listed)}
     held = known.get("allocated_bytes", 0) + known.get("unallocated_bytes", 0)
-    # Its own is the one that can hold what torch says it does; two such leave it open.
+    # Its own is the one that can hold what torch says it does; of several the one that holds little else.
     own = [each for each in listed if each[1] >= held]
+    if len(own) > 1:
+        own = [each for each in own if each[1] <= held + OUTSIDE_TORCH_BYTES]
     if len(own) != 1:
         return {"others": tuple(listed)}
     return {"process_bytes": own[0][1], "others": tuple(each for each in listed if each != own[0])}
@@ -251,6 +255,8 @@ def _value(form: str, found: re.Match[str]) -> int | float | str | None:
         return as_bytes(found[1], found[2])
     if form == "gib":
         return as_bytes(found[1], "GiB")
+    if form == "gb":
+        return max(round(float(found[1]) * 1e9), 0)
     if form == "ratio":
         ratio = float(found[1])
         return ratio if 0 < ratio <= 1 else None

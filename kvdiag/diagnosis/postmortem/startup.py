@@ -237,12 +237,13 @@ def _refused(case: Case, limits: Limits) -> Finding:
     shortage = case.failure.shortage
     fewer = f"lower {case.flag('max_num_batched_tokens')}, {case.flag('max_num_seqs')}"
     if shortage.kind == "model":
-        needed = (
-            "the model" if shortage.needed_bytes is None else f"the model needs {format_bytes(shortage.needed_bytes)}"
-        )
+        needed = shortage.part or "the model"
+        needed += "" if shortage.needed_bytes is None else f" needs {format_bytes(shortage.needed_bytes)}"
         there = "" if shortage.available_bytes is None else f", {format_bytes(shortage.available_bytes)} is free"
         smaller = f"lower {case.flag('max_model_len')} or {case.flag('max_num_seqs')}"
         remedy = joined(smaller, "load a smaller or further quantized model", "unload other models")
+        if shortage.part is not None:
+            remedy = joined(f"lower {case.flag('host_caches')}", "add host memory")
         return _fault(case, f"{needed}{'' if there else ' does not fit'}{there}", remedy)
     if shortage.kind == "prefill":
         whole = shortage.part == "total tokens"

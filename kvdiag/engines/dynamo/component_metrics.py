@@ -7,6 +7,7 @@ know how much of it is in use. A worker's are its engine's (`LLMBackendMetrics` 
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading
 from kvdiag.engines.metrics_reader import MAX_GAPS, Figures, crowded, split_by_engine
@@ -37,11 +38,12 @@ _LATER = 9
 
 
 def meanings() -> dict[str, Meaning]:
-    """The names in Prometheus of a worker's own figures."""
+    """The names in Prometheus of a worker's own figures, and of a front end's, which has a series for each model."""
     running = Meaning(part="engine", field="requests_running", priority=_LATER, where=tuple(GENERATE.items()))
     return {
         USAGE: Meaning(part="engine", field="kv_usage_ratio", priority=_LATER),
         WORKER_RUNNING: running,
+        FRONT_END_RUNNING: replace(running, where=(), adds=("model",)),
         TOTAL_BLOCKS: Meaning(part="config", field="pool", priority=_LATER),
     }
 

@@ -33,7 +33,19 @@ OF_ONE_TARGET = frozenset(
         *("namespace", "pod", "exported_namespace", "exported_pod", "exported_container", "replica", "receive"),
         *("node", "kubernetes_node", "nodename", "Hostname", "hostname", "UUID", "uuid", "gpu", "device", "GPU_I_ID"),
         *("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank"),
-        *("pci_bus_id", "modelName", "name", "engine", "model_name", "process", "rank", "le", "version", "image"),
+        *(
+            "pci_bus_id",
+            "modelName",
+            "name",
+            "engine",
+            "model_name",
+            "model",
+            "process",
+            "rank",
+            "le",
+            "version",
+            "image",
+        ),
     }
 )
 """Labels of one target, of one series, or of one of two Prometheus that hold the same."""

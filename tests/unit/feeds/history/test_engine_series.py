@@ -1,4 +1,4 @@
-"""SGLang's series in a Prometheus: labels that add up, ranks that do not, queues, and tokens as a share of the pool."""
+"""Other engines' series in a Prometheus: labels that add up, ranks that do not, queues, tokens as a share of the pool."""
 
 from array import array
 
@@ -12,7 +12,7 @@ Line = tuple[str, dict[str, str], list[float]]
 
 
 def read(*lines: Line) -> tuple[Timeline, Facts]:
-    """The timeline of one server's series; one with fewer values than there are times begins later."""
+    """The timeline of one server's series, SGLang's by default; one with fewer values than times begins later."""
     history = History()
     for name, labels, values in lines:
         key = {"__name__": f"sglang:{name}", "instance": "a:30000", "job": "sglang", "tp_rank": "0", **labels}
@@ -78,3 +78,10 @@ def test_no_retraction_is_a_count_of_none() -> None:
         ("num_running_reqs", {}, [0.0] * 3),
     )
     assert [one.preemptions_total for one in found] == [0, 0, 2]
+
+
+def test_a_front_end_of_dynamo_is_a_server_of_its_own() -> None:
+    """It has no pool and no figures of an engine; the requests of its models add up."""
+    name = {"__name__": "dynamo_frontend_inflight_requests"}
+    found = engines(("", {**name, "model": "a"}, [1.0, 2.0, 0.0]), ("", {**name, "model": "b"}, [0.0, 1.0, 0.0]))
+    assert [1, 3, 0] == [one.requests_running for one in found]
