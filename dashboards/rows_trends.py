@@ -142,7 +142,7 @@ def growth() -> Row:
             ),
             graph(
                 "Host memory",
-                "Anonymous memory of the server's processes, without file-backed pages. Most leaks "
+                "Anonymous memory of the server's processes, in memory or swap. Most leaks "
                 "are here.\n\n"
                 "Metrics: `kvdiag_host_anonymous_bytes`, `kvdiag_host_resident_bytes`",
                 Target(expr=each("max", "process", own("host_anonymous_bytes")), legend="{{replica}} {{process}}"),

@@ -62,10 +62,13 @@ def title() -> str:
 
 
 def host_bytes() -> dict[str, int]:
-    """Resident bytes, and the anonymous part of them."""
+    """Resident bytes, and the anonymous ones, in memory or moved to swap."""
     _, resident, shared = _read("/proc/self/statm").split()[:3]
     page = os.sysconf("SC_PAGE_SIZE")
-    return {"resident_bytes": int(resident) * page, "anonymous_bytes": max(int(resident) - int(shared), 0) * page}
+    status = _read("/proc/self/status").splitlines()
+    swapped = next((int(line.split()[1]) * 1024 for line in status if line.startswith(b"VmSwap:")), 0)
+    anonymous = max(int(resident) - int(shared), 0) * page + swapped
+    return {"resident_bytes": int(resident) * page, "anonymous_bytes": anonymous}
 
 
 def ranks() -> dict[str, int]:

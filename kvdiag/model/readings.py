@@ -147,15 +147,16 @@ ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProcess(Checked):
-    """Host memory of one of the server's processes; `anonymous_bytes` leaves file-backed pages out."""
+    """Host memory of one of the server's processes.
+
+    `anonymous_bytes` leaves file-backed pages out and counts those in swap, which are not resident: a leak that is
+    never read again is moved there within minutes (ollama#18106).
+    """
 
     pid: int
     name: str
     resident_bytes: int
     anonymous_bytes: int | None = None
-
-    def _problem(self) -> str | None:
-        return self._above("anonymous_bytes", self.resident_bytes)
 
     @property
     def who(self) -> str:

@@ -7,6 +7,7 @@ processes are then unknown.
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
@@ -22,6 +23,9 @@ MAX_PROCESSES = 512
 """A server of 16 engines with 16 workers each has fewer."""
 
 MAX_COMMAND_CHARACTERS = 2**14
+
+MAX_STATUS_BYTES = 2**14
+_SWAPPED = re.compile(rb"(?m)^VmSwap:\s{1,20}(\d{1,15}) kB$")
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
@@ -191,15 +195,15 @@ def _environment(process: psutil.Process, variables: Sequence[str]) -> str:
     return "".join(f"{name}={own[name]} " for name in variables if name in own)
 
 
-def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:
+def read(pids: Iterable[int], root: Path = Path("/")) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:
     """Resident and anonymous bytes of the running processes; a gap if there are none."""
-    found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
+    found = tuple(process for pid in pids if (process := _host_process(pid, root)) is not None)
     if not found:
         return None, (Gap(SOURCE, "failed", "the server's processes have exited, or cannot be read; see its log"),)
     return found, ()
 
 
-def _host_process(pid: int) -> HostProcess | None:
+def _host_process(pid: int, root: Path) -> HostProcess | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -209,10 +213,22 @@ def _host_process(pid: int) -> HostProcess | None:
             name=program(name),
             resident_bytes=memory.rss,
             # Linux: RssFile + RssShmem is what psutil calls shared; the rest is the process's own, anonymous memory.
-            anonymous_bytes=max(memory.rss - memory.shared, 0) if hasattr(memory, "shared") else None,
+            anonymous_bytes=max(memory.rss - memory.shared, 0) + _swapped_bytes(pid, root)
+            if hasattr(memory, "shared")
+            else None,
         )
     except (psutil.Error, ValueError):
         return None
+
+
+def _swapped_bytes(pid: int, root: Path) -> int:
+    """Anonymous memory that the kernel has moved to swap (proc_pid_status(5)); 0 where it reports none."""
+    try:
+        with (root / "proc" / str(pid) / "status").open("rb") as file:
+            found = _SWAPPED.search(file.read(MAX_STATUS_BYTES))
+    except OSError:
+        return 0
+    return 0 if found is None else int(found[1]) * 1024
 
 
 def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:

@@ -45,7 +45,9 @@ def escaped(name: str) -> str:
 def _read(group: str) -> Mapping[str, Meaning]:
     return MappingProxyType(
         {
-            name: Meaning(**{**fields, "where": tuple(fields.get("where", {}).items())})
+            name: Meaning(
+                **{**fields, "where": tuple(fields.get("where", {}).items()), "adds": tuple(fields.get("adds", ()))}
+            )
             for name, fields in _NAMES[group].items()
         }
     )

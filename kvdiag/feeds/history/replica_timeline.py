@@ -163,7 +163,7 @@ def _host(columns: Columns, names: Names, container: str | None) -> dict[float, 
     """The processes at each time that one of them was read, or their container where none is known by itself.
 
     cAdvisor's container_memory_rss is the anonymous memory of the whole container (the cgroup's `rss`, `anon` in
-    version 2).
+    version 2); what of it is in swap is container_memory_swap.
     """
     processes = {key[0]: fields for key, fields in columns.of("host").items()}
     named = {who: fields for who, fields in processes.items() if who}
@@ -181,11 +181,9 @@ def _host(columns: Columns, names: Names, container: str | None) -> dict[float, 
 
 def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
     sizes = {name: round(value) for name, value in figures.items()}
-    # Two scrapes: anonymous memory is resident, even if the other figure was smaller a moment before.
-    resident_bytes = max(sizes.get("resident_bytes", 0), sizes.get("anonymous_bytes", 0))
-    return HostProcess(
-        pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=sizes.get("anonymous_bytes")
-    )
+    anonymous_bytes = sizes.get("anonymous_bytes")
+    resident_bytes = sizes.get("resident_bytes", anonymous_bytes or 0)
+    return HostProcess(pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=anonymous_bytes)
 
 
 def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:

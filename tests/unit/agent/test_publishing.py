@@ -60,7 +60,8 @@ def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> No
     assert (1, 1, {"local": 3}) == (told["kvdiag_agent"], told["sequence"], told["ranks"])
     assert pid == told["process"]["pid"] == told["process"]["namespace_pids"][-1]
     assert os.getuid() == told["process"]["user_id"]
-    assert told["process"]["resident_bytes"] >= told["process"]["anonymous_bytes"] > mib
+    # Anonymous memory may be in swap.
+    assert min(told["process"]["resident_bytes"], told["process"]["anonymous_bytes"]) > mib
     assert (True, "native", "2.13.0+standin") == tuple(
         told["torch"][name] for name in ("cuda_initialised", "backend", "version")
     )

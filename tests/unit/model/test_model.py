@@ -55,7 +55,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "parts without their sum": lambda: split(stranded_bytes=1),
     "an index above 1": lambda: split(unusable_ratio=1.01),
     "negative resident bytes": lambda: HostProcess(pid=1, name="x", resident_bytes=-1),
-    "more anonymous than resident bytes": lambda: HostProcess(pid=1, name="x", resident_bytes=10, anonymous_bytes=11),
     "resident above open requests": lambda: Load(requests=1, resident_tokens=(5, 5)),
     "negative resident tokens": lambda: Load(requests=1, resident_tokens=(-1,)),
     "a time before all times": lambda: Sample(at_seconds=-1.0),

@@ -115,6 +115,17 @@ def test_memory_of_the_living_is_read() -> None:
     assert () == gaps
 
 
+@pytest.mark.parametrize("swapped", ["VmSwap:\t 9437184 kB\n", "", "VmSwap: much\n"])
+def test_memory_in_swap_is_the_processs_own(swapped: str, tmp_path: Path) -> None:
+    """A leak that is never read again is moved to swap: 9 GiB of it count, though little is resident."""
+    status = tmp_path / "proc" / str(os.getpid()) / "status"
+    status.parent.mkdir(parents=True)
+    status.write_text(f"VmRSS:\t   71680 kB\n{swapped}Threads:\t1\n")
+    (found,), _ = read([os.getpid()], root=tmp_path)
+    assert ("9437184" in swapped) is ((found.anonymous_bytes or 0) >= 9 * 2**30)
+    assert found.resident_bytes < 9 * 2**30
+
+
 def test_server_that_has_ended_is_a_gap() -> None:
     """When all of the server's processes have exited, the read fails."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:

@@ -80,6 +80,19 @@ def test_no_retraction_is_a_count_of_none() -> None:
     assert [one.preemptions_total for one in found] == [0, 0, 2]
 
 
+def test_swap_of_a_container_is_anonymous_memory() -> None:
+    """What the kernel has moved to swap adds to what is in memory, and is not resident."""
+    pod = {"namespace": "a", "pod": "p", "instance": "10.0.0.1:10250", "job": "kubelet", "container": "c"}
+    timeline, _ = read(
+        ("num_running_reqs", {"namespace": "a", "pod": "p", "instance": "10.0.0.2:30000"}, [0.0] * 3),
+        ("", {"__name__": "container_memory_rss", **pod}, [500.0, 400.0, 300.0]),
+        ("", {"__name__": "container_memory_swap", **pod}, [0.0, 200.0, 400.0]),
+        ("", {"__name__": "container_memory_working_set_bytes", **pod}, [600.0] * 3),
+    )
+    found = [(one.anonymous_bytes, one.resident_bytes) for each in timeline.samples for one in each.host or ()]
+    assert [(500, 600), (600, 600), (700, 600)] == found
+
+
 def test_a_front_end_of_dynamo_is_a_server_of_its_own() -> None:
     """It has no pool and no figures of an engine; the requests of its models add up."""
     name = {"__name__": "dynamo_frontend_inflight_requests"}
