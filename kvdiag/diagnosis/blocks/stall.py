@@ -2,10 +2,13 @@
 
 Such requests keep their blocks although the gauges call them running, so no idle interval shows them. Judged where each
 step of the engine moves a figure: tokens counted and the usage of the pool have stayed the same for minutes. Where the
-pool is full, requests may wait for each other's blocks, which is a verdict of its own.
+pool is full, requests may wait for each other's blocks, which is a verdict of its own. Of several engines each is
+judged by itself, too: one of them hangs while the others work. Its own usage decides where the front end counts tokens
+for all of them together.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
@@ -22,9 +25,12 @@ class Stall:
     running: int
     waiting: int
     blocks: int
+    engine: str | None = None
+    """The only one of several engines that does nothing."""
 
     def finding(self, rule_id: str, summary: str) -> Finding:
         """The finding of a rule, with what to do about it."""
+        who = "the engine" if self.engine is None else f"engine {self.engine}"
         evidence = (
             Evidence("no_progress", self.seconds, "seconds", "engine"),
             Evidence("blocks_without_progress", self.blocks, "blocks", "engine"),
@@ -34,7 +40,7 @@ class Stall:
         return Finding(
             rule_id,
             "suspect",
-            f"{summary}, and no token processed for {format_duration(self.seconds)}: the engine hangs or is paused",
+            f"{summary}, and no token processed for {format_duration(self.seconds)}: {who} hangs or is paused",
             evidence,
             since_seconds=self.since_seconds,
             likely_cause="The engine is paused, hangs in a step (a kernel, a collective of several ranks, a transfer), "
@@ -57,7 +63,18 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
     """The stall at the newest sample; `None` where the engines work or are idle, or do not show each step."""
     if not shows_steps(facts):
         return None
-    read = (sample for sample in reversed(timeline.samples) if sample.engines is not None)
+    whole = _stalled(timeline, facts, limits)
+    last = next((sample for sample in reversed(timeline.samples) if sample.engines is not None), None)
+    engines = () if last is None else last.engines or ()
+    counted = any(engine.generation_tokens_total is not None for engine in engines)
+    if whole is not None or len(engines) < 2 or not counted:  # noqa: PLR2004 - several
+        return whole
+    alone = (_stalled(timeline, facts, limits, engine.engine) for engine in engines)
+    return max(filter(None, alone), key=lambda one: one.seconds, default=None)
+
+
+def _stalled(timeline: Timeline, facts: Facts, limits: Limits, only: str | None = None) -> Stall | None:
+    read = _newest_first(timeline, only)
     last = next(read, None)
     blocks = None if last is None else held_blocks(last, facts)
     if last is None or blocks is None or not last.open_requests:
@@ -71,7 +88,7 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
         if now != moved or not sample.open_requests or (None not in (counted, tokens) and counted != tokens):
             break
         first, tokens = sample, counted if tokens is None else tokens
-    if tokens is None and last.total("running_output_tokens") is None:
+    if only is None and tokens is None and last.total("running_output_tokens") is None:
         return None
     seconds = last.at_seconds - first.at_seconds
     if seconds < limits.stalled_seconds:
@@ -83,7 +100,19 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
         running=running,
         waiting=last.open_requests - running,
         blocks=blocks,
+        engine=only,
     )
+
+
+def _newest_first(timeline: Timeline, only: str | None) -> Iterator[Sample]:
+    """The samples that have engines; of each but one engine, without tokens that are counted for all together."""
+    for sample in reversed(timeline.samples):
+        if sample.engines is None:
+            continue
+        shared = only is not None and sample.tokens_total is None
+        counts = {"prompt_tokens_total": None, "generation_tokens_total": None} if shared else {}
+        own = (engine for engine in sample.engines if only in {None, engine.engine})
+        yield sample if only is None else replace(sample, engines=tuple(replace(one, **counts) for one in own))
 
 
 def shows_steps(facts: Facts) -> bool:

@@ -77,6 +77,37 @@ def test_a_slot_that_stays_busy_is_a_stall_by_its_own_tokens() -> None:
     assert found([slot, slot, slot, moved, slot, counted, slot]) is None
 
 
+def several(*engines: Sequence[Engine]) -> Stall | None:
+    """The stall of samples of several engines, whose labels are their places."""
+    samples = [
+        Sample(
+            at_seconds=LIMIT / 4 * number,
+            engines=tuple(replace(one, engine=str(place)) for place, one in enumerate(each)),
+        )
+        for number, each in enumerate(zip(*engines, strict=True))
+    ]
+    facts = Facts(pools=tuple(pool(engine=str(place)) for place in range(len(engines))))
+    return stalled(Timeline(samples=tuple(samples)), facts, DEFAULT_LIMITS)
+
+
+MOVING = [replace(STUCK, generation_tokens_total=number) for number in range(6)]
+UNCOUNTED = replace(STUCK, prompt_tokens_total=None, generation_tokens_total=None)
+GROWING = [holding(number, running=1) for number in range(6)]
+
+
+@pytest.mark.parametrize("stuck", [STUCK, UNCOUNTED], ids=["own counters", "counters of the first engine"])
+def test_one_of_several_engines_that_hangs_is_a_stall(stuck: Engine) -> None:
+    """The others' tokens are no work of its own."""
+    actual = several(GROWING, [stuck] * 6)
+    assert Stall(since_seconds=0.0, seconds=LIMIT * 5 / 4, running=1, waiting=2, blocks=9, engine="1") == actual
+
+
+def test_engines_of_which_each_works_or_is_idle_do_not_stall() -> None:
+    """A token, a block, or nothing open, in each of them."""
+    assert several(MOVING, GROWING, [IDLE] * 6) is None
+    assert several([UNCOUNTED] * 6, [UNCOUNTED] * 6) is None
+
+
 @pytest.mark.parametrize("late", [Capabilities(on_completion=True), Capabilities(reserved=True)])
 def test_figures_that_do_not_move_with_each_step_show_no_stall(late: Capabilities) -> None:
     """Gauges that move only when requests begin or end stand still under a long request."""
