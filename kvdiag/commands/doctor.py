@@ -12,6 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES, recognise
 from kvdiag.feeds.live.sampling import read_agents
+from kvdiag.feeds.live.server_facts import front_page
 from kvdiag.formatting import format_duration
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -104,10 +106,13 @@ async def _look(
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         known = access if url is not None else replace(access, api_key=None)
-        async with connect.open_client(address, known) as client:
-            server, drill = await _engine(
-                connect.without_credentials(address), HttpReader(client), await _front_page(front, known)
-            )
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(connect.open_client(connect.base_url(one), known))
+                for one in (address, front)
+                if one is not None
+            ]
+            server, drill = await _engine(connect.without_credentials(address), *map(HttpReader, clients))
     gpus = await _gpus(address, drill=drill)
     beside = [url for url in here if url != address]
     if len(here) > 1:
@@ -148,19 +153,8 @@ def _no_server(url: str | None, problem: str) -> list[Check]:
     return [engine_check.answers(url, None, problem), *skipped("no server reachable", *engine_check.AFTER_ANSWERS)]
 
 
-async def _front_page(url: str | None, access: ServerAccess) -> Page:
-    """The metrics of the server in front of the one that is checked, which may report its pool (Dynamo)."""
-    if url is None:
-        return {}
-    async with connect.open_client(connect.base_url(url), access) as client:
-        try:
-            return await (await recognise(HttpReader(client))).page()
-        except Unreadable:
-            return {}
-
-
-async def _engine(url: str, http: HttpReader, front: Page) -> tuple[list[Check], bool]:
-    """The checks of the server at an address, and whether it is a drill."""
+async def _engine(url: str, http: HttpReader, front: HttpReader | None = None) -> tuple[list[Check], bool]:
+    """The checks of the server at an address, and whether it is a drill; `front` is what is in front of it."""
     source = await recognise(http)
     engine = source.engine
     try:
@@ -170,7 +164,9 @@ async def _engine(url: str, http: HttpReader, front: Page) -> tuple[list[Check],
     page: Page | None = None
     problem = ""
     try:
-        page = {**front, **await source.page()}
+        page = await source.page()
+        if front is not None:
+            page = {**await front_page(engine, await recognise(front)), **page}
     except Unreadable as error:
         problem = str(error)
     whole, _ = await _answer(http, engine.metrics_path, ())

@@ -184,6 +184,9 @@ class EngineAdapter:
     needed_metrics: Mapping[str, Sequence[str]]
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
+    front_metrics: tuple[str, ...] = ()
+    """What a server in front of it, at another address, reports of this one; all else there is of other servers."""
+
     tested_versions: tuple[tuple[int, int], tuple[int, int]]
     """The oldest and the newest version whose metrics are tested."""
 

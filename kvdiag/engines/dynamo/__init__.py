@@ -83,6 +83,7 @@ def worker(engine: EngineAdapter, text: str) -> EngineAdapter:
         reports_version=False,
         metrics_flag=SYSTEM_PORT if engine is ENGINE else f"{engine.metrics_flag} and {SYSTEM_PORT}",
         polled_metrics=(),
+        front_metrics=(metrics.CARD_BLOCKS, metrics.CARD_BLOCK_TOKENS),
         needed_metrics=MappingProxyType(needed if engine is not ENGINE else {**needed, "KV usage": (metrics.USAGE,)}),
         parse_pools=engine.parse_pools if engine is ENGINE else partial(metrics.worker_pools, engine),
         program=ENGINE.program,

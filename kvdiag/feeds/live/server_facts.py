@@ -27,8 +27,7 @@ async def gather_facts(
 ) -> tuple[Facts, Identity]:
     """The facts of the server at `url`; those of this host by `reader`, on a thread that is abandoned if it hangs.
 
-    `front` answers the requests where that is another address, such as a router's: it says which model it serves, and
-    what the metrics at `url` leave out.
+    `front` answers the requests where that is another address, such as a router's: it says which model it serves.
 
     Raises:
         KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, stops meanwhile, or a
@@ -43,8 +42,8 @@ async def gather_facts(
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     served = identity if front is None else await _served(front, identity)
-    with contextlib.suppress(Unreadable):
-        page = page if front is None else {**await front.page(), **page}
+    if front is not None:
+        page = {**await front_page(client.engine, front), **page}
     try:
         facts = await reader.ask(host_seconds, url=url, engine=client.engine, identity=served, page=page, gaps=gaps)
     except ReadTimeout as busy:
@@ -58,6 +57,14 @@ async def gather_facts(
         # What this host showed of it may be half: its processes exit while they are read.
         raise KvdiagError(f"{url}: stopped answering while its processes and files were read: {error}") from error
     return facts, identity
+
+
+async def front_page(engine: EngineAdapter, front: EngineClient) -> Page:
+    """What the metrics of a server in front report of one of this engine."""
+    page: Page = {}
+    with contextlib.suppress(Unreadable):
+        page = await front.page() if engine.front_metrics else {}
+    return {name: page[name] for name in engine.front_metrics if name in page}
 
 
 async def _served(front: EngineClient, identity: Identity) -> Identity:

@@ -84,6 +84,16 @@ def test_every_server_on_this_host_is_listed(
     assert nothing.url not in refusal
 
 
+def test_what_is_in_front_of_a_server_reports_no_series_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gateway may pass the metrics of another server on: those that are missing at --metrics-url stay missing."""
+    pages = {"/v1/models": reply_json({"data": [{"id": "tiny", "owned_by": "vllm"}]}), "/metrics/": reply("vllm:x 1")}
+    with Hostile(pages) as server:
+        _, checks = doctor(capsys, "--url", url, "--metrics-url", server.url)
+    assert server.url in checks["engine.answers"]["found"]
+    assert "warn" == checks["engine.series"]["outcome"]
+    assert "KV usage" in checks["engine.series"]["found"]
+
+
 def test_an_agents_folder_without_agents_fails(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder that is named has to hold something."""
     code, checks = doctor(capsys, "--url", url, "--agent-dir", str(tmp_path))

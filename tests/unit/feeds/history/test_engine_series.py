@@ -1,4 +1,4 @@
-"""Other engines' series in a Prometheus: labels that add up, ranks that do not, queues, tokens as a share of the pool."""
+"""Other engines' series in a Prometheus: labels that add up, ranks that do not, queues, used tokens as a share."""
 
 from array import array
 
