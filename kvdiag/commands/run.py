@@ -92,8 +92,9 @@ def command(options: RunOptions) -> int:
     4 long context     one request of 16K tokens: growth must be linear
 
     Takes about a minute; the server should have no other traffic. --soak adds a step that alternates load and
-    idle cycles, for leaks too slow to show in a minute. --isolation replaces the steps: two tenants send the same
-    prompts, with and without cache_salt.
+    idle cycles, for leaks too slow to show in a minute. Where an engine reports its figures late, the steps take up
+    to five minutes and a soak up to half an hour or longer, as --dry-run prints. --isolation replaces the steps: two
+    tenants send the same prompts, with and without cache_salt.
 
     Scenarios of --simulate: healthy, kv-leak, device-leak, fragmentation, foreign-memory, duplicate-model,
     concurrency-thrash, long-context-oom, warmup, salt-ignored, trtllm-healthy, trtllm-kv-leak, tgi-healthy,

@@ -72,6 +72,9 @@ def fits_together(workload: Workload, facts: Facts) -> bool:
     return admitted(workload, facts, together=True)[0] == workload
 
 
+_REPEATED = "repeated with "
+
+
 def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep:
     """The step for its next attempt: with outputs three times as long, as far as the server accepts that.
 
@@ -80,13 +83,15 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
     fits = fits_together(planned.workload, facts)
     if waited and not fits:
         workload, notes = admitted(planned.workload, facts, together=True)
-        note = "repeated with shorter requests: in the first attempt, requests waited for room in the pool"
-        return replace(planned, workload=workload, notes=(*notes, note))
-    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
-    workload, notes = admitted(longer, facts, together=fits)
-    longer_by = f"repeated with {workload.max_tokens:,} output tokens per request, so that they last longer"
-    note = f"{longer_by}: in the first attempt, no sample had all requests running"
-    return replace(planned, workload=workload, notes=(*dict.fromkeys((*planned.notes, *notes)), note))
+        why = "shorter requests: in the attempt before, requests waited for room in the pool"
+    else:
+        longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
+        workload, notes = admitted(longer, facts, together=fits)
+        why = f"{workload.max_tokens:,} output tokens per request, so that they last longer: in the attempt before, "
+        why += "no sample had all requests running"
+    # Of several repetitions the last one says how the step was run.
+    kept = [note for note in planned.notes if not note.startswith(_REPEATED)]
+    return replace(planned, workload=workload, notes=(*dict.fromkeys((*kept, *notes)), f"{_REPEATED}{why}"))
 
 
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:

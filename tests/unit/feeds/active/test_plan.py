@@ -212,3 +212,11 @@ def test_no_more_requests_are_sent_than_one_engine_runs_at_once() -> None:
     pools = tuple(replace(pool(100_000, engine=name), max_requests=3) for name in "01")
     actual = planned("concurrent", Facts(max_model_len_tokens=131072, pools=pools))
     assert (actual.workload.requests, len(actual.notes)) == (3, 1)
+
+
+def test_of_several_repetitions_one_is_noted() -> None:
+    """A step that is repeated twice says how the last attempt was made, and what held for all of them."""
+    first = replace(planned("concurrent", ROOMY), notes=("cut",))
+    twice = repeated(repeated(first, ROOMY, waited=False), ROOMY, waited=False)
+    assert 9 * first.workload.max_tokens == twice.workload.max_tokens
+    assert ["cut", containing(f"{twice.workload.max_tokens:,} output tokens")] == list(twice.notes)
