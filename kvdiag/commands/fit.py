@@ -21,6 +21,7 @@ from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, format_number, plural
 from kvdiag.kv.calibration.profiles import Profile
+from kvdiag.kv.families.architecture import dropped_note
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, unsupported_levers
 from kvdiag.kv.fit.overheads import ESTIMATE, GENERIC_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
@@ -115,7 +116,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
         terms = deployment.request_terms(architecture)
         context = fit_inputs.context_of(architecture, options)
-        notes = filter(None, [block_note(architecture, deployment)])
+        notes = filter(None, [dropped_note(architecture.model_type), block_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options.output == "json":
@@ -181,7 +182,12 @@ def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
         *filter(
-            None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]
+            None,
+            [
+                architecture_note(architecture) if profile is None else "",
+                "" if options.engine == GENERIC_ENGINE else dropped_note(architecture.model_type),
+                block_note(architecture, deployment),
+            ],
         ),
     ]
     waste = block_waste_ratio(scenario) if plan.keeps_cache else None

@@ -217,7 +217,7 @@ _PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
 _PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)
 MAX_PROCESSES = 64
 OUTSIDE_TORCH_BYTES = 2 * 2**30
-"""Of a process, beside what torch reserves: CUDA context, libraries' workspaces, communication buffers."""
+"""Of a process, next to what torch reserves: CUDA context, libraries' workspaces, communication buffers."""
 _CREATED = re.compile(r"(?m)^[\s>]{0,20}([A-Z][\w ,().-]{0,80}): (\d{1,7}\.\d{1,4}) / \d{1,7}\.\d{1,4}")
 
 

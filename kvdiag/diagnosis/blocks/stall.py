@@ -110,9 +110,10 @@ def _newest_first(timeline: Timeline, only: str | None) -> Iterator[Sample]:
         if sample.engines is None:
             continue
         shared = only is not None and sample.tokens_total is None
-        counts = {"prompt_tokens_total": None, "generation_tokens_total": None} if shared else {}
-        own = (engine for engine in sample.engines if only in {None, engine.engine})
-        yield sample if only is None else replace(sample, engines=tuple(replace(one, **counts) for one in own))
+        own = [engine for engine in sample.engines if only in {None, engine.engine}]
+        if shared:
+            own = [replace(engine, prompt_tokens_total=None, generation_tokens_total=None) for engine in own]
+        yield sample if only is None else replace(sample, engines=tuple(own))
 
 
 def shows_steps(facts: Facts) -> bool:

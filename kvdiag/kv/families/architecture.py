@@ -15,7 +15,7 @@ from kvdiag.kv.families.attention import encoder_only
 from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, LAST_SERVED, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.layers import Architecture, LatentLayer
 
 # Where multimodal configs keep the language model, in the order tried
@@ -65,6 +65,12 @@ def text_fields(config: Mapping[str, object]) -> Fields:
     top = Fields(config)
     text = _text_config(top)
     return _filled(text, _model_type(top, text), nested=text is not top)
+
+
+def dropped_note(model_type: str) -> str:
+    """A caution for a model that newer versions of vLLM refuse; empty for others."""
+    version = LAST_SERVED.get(model_type)
+    return "" if version is None else f"vLLM {version} was the last version to serve {model_type}: newer ones refuse it"
 
 
 def given_architecture(*, bytes_per_token: int) -> Architecture:

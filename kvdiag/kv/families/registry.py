@@ -1,9 +1,8 @@
 """Model types whose KV cost is known, each with the function that reads its config.
 
 A model type is listed only if its model file in vLLM 0.32.0 was read, or if it runs on vLLM's transformers backend,
-which takes windows from layer_types alone. Baichuan, Bamba, InternLM, Mllama, Persimmon and TeleChat have no file there
-any more: they are as in the last version that had one (0.10.2 to 0.25, registry.py::_PREVIOUSLY_SUPPORTED_MODELS).
-Names are HF `model_type` values.
+which takes windows from layer_types alone. `LAST_SERVED` and TeleChat have no file there any more: they are as
+in the last version that had one. Names are HF `model_type` values.
 
 model_types.json lists them by the function (`MODULE:FUNCTION` of this package) that reads their configs. Those of
 `attention:qwen2` are the ones whose config class extends Qwen2Config or Qwen3Config, with the language model's fields
@@ -24,6 +23,11 @@ FAMILIES: Mapping[str, Family] = {
 # For configs whose model_type is a wrapper's or is missing: the classes that vLLM would load, by type.
 _CLASSES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "model_classes.json") or b"")
 TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSES.items() for name in names}
+
+LAST_SERVED: Mapping[str, str] = CONFIG_NAMES["last_served"]
+"""Model types that vLLM has dropped, each with the last version that served it
+(0.32.0, registry.py::_PREVIOUSLY_SUPPORTED_MODELS).
+"""
 
 # Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
 # classes for which it sets that itself (models/config.py).

@@ -153,6 +153,22 @@ def test_a_pool_on_a_cpu_says_what_its_blocks_depend_on(capsys: pytest.CaptureFi
     assert (16, []) == (told["block_size"], told["notes"])
 
 
+@pytest.mark.parametrize("asked", [("--kv-pool-bytes", str(64 * GIB)), ("--gpu", "h200", "--tp", "8")])
+def test_a_model_that_vllm_dropped_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    """Its arithmetic is of the last version that served it: a newer one would not start with it."""
+    config = {
+        "model_type": "grok-1", "hidden_size": 6144, "num_hidden_layers": 64, "num_attention_heads": 48,
+        "num_key_value_heads": 8, "intermediate_size": 32768, "vocab_size": 131072, "max_position_embeddings": 8192,
+        "num_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    _, document = answer(capsys, str(path), *asked)
+    assert any("vLLM 0.24.0" in note for note in document["notes"])
+
+
 def test_a_given_rate_is_not_met_by_serving_less(capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer or shorter requests than arrive are no change that helps; of requests only wished for they are."""
     model, rate = ("qwen3-32b", "--gpu", "h100"), ("--request-rate", "4", "--prompt-tokens", "2000", "--output-tokens")
