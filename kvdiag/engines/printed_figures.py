@@ -9,6 +9,7 @@ memory counts.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -92,7 +93,9 @@ class Wordings:
             starts,
             f"the log has none of {self._title}'s memory figures: give the log from the server's start, at level INFO",
         )
-        ranks = (RankReport(name="each rank", **start.sizes),) if start.sizes else ()
+        together = _blocks_together(start)
+        sizes = start.sizes | together
+        ranks = (RankReport(name="each rank", **sizes),) if sizes else ()
         settings = replace(EngineSettings(), **start.settings)
         return EngineReport(settings=settings, ranks=ranks, notes=tuple(notes), **start.counts)
 
@@ -119,6 +122,19 @@ class Wordings:
         for name, form, pattern in self._settings:
             if (found := pattern.search(line)) and (value := _value(found[1], form)) is not None:
                 start.settings[name] = value
+
+
+def _blocks_together(start: _Start) -> dict[str, PrintedSize]:
+    """The pool by the size of a block, which is printed in whole MB, rounded down (LMDeploy until 0.14, turbomind
+    BlockManager.cc), and the number of blocks.
+    """
+    block, count = start.sizes.pop("block", None), start.counts.get("num_blocks", 0)
+    if block is None or not count:
+        return {}
+    half = _UNITS["MB"] // 2
+    with suppress(KvModelError):
+        return {"pool": PrintedSize(nominal_bytes=(block.nominal_bytes + half) * count, slack_bytes=half * count)}
+    return {}
 
 
 def _compiled(wording: str) -> re.Pattern[str]:

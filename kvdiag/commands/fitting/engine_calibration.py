@@ -5,6 +5,7 @@ does not show all that decides a pool. Bytes are predicted for the tokens that t
 it printed, inside the rounding of its figures; tokens are predicted from the printed bytes. No profile is kept.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,10 @@ from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
 from kvdiag.kv.pools.cell_cache import CellSettings
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
+from kvdiag.kv.pools.share_pools import default_block
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 
+_VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
 _CELLS, _WINDOWS = "llamacpp", "sliding window"
 _NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
@@ -38,9 +41,12 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         named = report.settings.model
         hint = f"; the engine calls it {named[:120]!r}" if named else ""
         raise KvdiagError(f"{origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
+    chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
+    block = chosen.block_size or default_block(engine)
+    if report.tokens is None and report.num_blocks is not None and block is not None:
+        report = replace(report, tokens=report.num_blocks * block)
     if report.tokens is None:
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
-    chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
     flags = {**_reported_flags(engine, report), **engine_settings()}
     name, planned, weights = engine_planner(model, chosen, flags)
     plan = planned(chosen)
@@ -88,7 +94,9 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
         window = report.settings.window_tokens
         # SGLang rounds the share down.
         windows = {} if window is None or not tokens else {"window_ratio": min(1.0, (window + 0.5) / tokens)}
-        return {"max_total_tokens": tokens, "max_tokens": tokens, **quantized, **windows}
+        version = tuple(int(part) for part in _VERSION.findall(report.settings.version or ""))
+        versions = {"version": version} if version else {}
+        return {"max_total_tokens": tokens, "max_tokens": tokens, **quantized, **windows, **versions}
     settings = report.settings
     parts = tokens // (settings.max_model_len_tokens or tokens or 1)
     kinds = (settings.kv_dtype or "f16").split("/")

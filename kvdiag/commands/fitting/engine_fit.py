@@ -31,7 +31,8 @@ from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
 from kvdiag.kv.pools.cell_model import CellModel, cells_of
 from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
-from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings, plan_share
+from kvdiag.kv.pools.share_plan import plan_share
+from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings
 from kvdiag.kv.pools.static_fraction import plan_tokens
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import TokenModel
@@ -255,6 +256,7 @@ def _share_plan(
         step_tokens=options.max_num_batched_tokens,
         context_tokens=options.context,
         gpu_name=None if options.gpu is None else gpu_name(options.gpu),
+        state_dtype=options.mamba_ssm_cache_dtype or text_fields(files.config).text("mamba_ssm_cache_dtype"),
         vocabulary=text_fields(files.config).integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
     )
     demand = fit_inputs.demand_of(

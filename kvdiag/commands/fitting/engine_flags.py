@@ -107,6 +107,8 @@ def _value(flag: str, kind: str, text: str) -> Any:
                 found = TOKENS.fullmatch(text)
                 if found is not None:
                     return int(found[1]) * TOKEN_UNITS[found[2]]
+            case "list of tokens":
+                return tuple(int(part[:20]) for part in text[:4096].split(","))
             case "switch":
                 if text in _SWITCH:
                     return _SWITCH[text]
@@ -124,6 +126,7 @@ _WANTED = {
     POWER_OF_TWO: "a whole number",
     "float": "a number",
     "tokens": "a number of tokens, such as 32768 or 32K",
+    "list of tokens": "numbers of tokens, such as 1024,131072",
     "switch": "on, off or auto",
     "version": "a version, such as 0.13.0",
 }

@@ -50,6 +50,10 @@ def check_flag(engine: str, flag: str, value: Any) -> None:
     field, kind, *rest = ENGINE_FLAGS[engine][flag]
     if not rest or value is None:
         return
+    if isinstance(value, tuple):
+        for part in value:
+            check_flag(engine, flag, part)
+        return
     if isinstance(rest[0], list):
         accepted = value in rest[0]
         shown = f"{value[:40]!a}"

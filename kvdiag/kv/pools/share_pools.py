@@ -1,41 +1,34 @@
 """Pools of TensorRT-LLM, TGI and LMDeploy: a share of the memory that is free at some moment, in blocks of tokens.
 
 They differ in the moment and the share. TensorRT-LLM (PyTorch runtime) takes 0.9 of what is free after weights and the
-peak of a trial run; its C++ runtime rounded blocks up until 0.13. TGI keeps 0.1 of the device free and takes the rest
-after a trial prefill; graphs come later. LMDeploy takes 0.8 of what is free after weights and a reserve for logits.
-Sources: TensorRT-LLM _util.py::KvCacheCreator and #2268; TGI flash_causal_lm.py::warmup; LMDeploy
-pytorch/engine/executor/base.py. Sliding-window layers of TensorRT-LLM have pools of their own and are not modelled.
+peak of a trial run; what it makes of windows and states is in tensorrt_pools.py. TGI keeps 0.1 of the device free and
+takes the rest after a trial prefill; graphs come later. LMDeploy takes 0.8 of what is free after weights and a reserve
+for logits. Sources: TensorRT-LLM _util.py::KvCacheCreator; TGI flash_causal_lm.py::warmup; LMDeploy
+pytorch/engine/executor/base.py.
 """
 
 import json
-import math
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 from kvdiag.errors import KvModelError
-from kvdiag.formatting import plural
-from kvdiag.kv.bounds import MAX_TOKENS, check_range
+from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.fit.overheads import Overheads
-from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.layout.deployment import check_heads
 from kvdiag.kv.layout.dtypes import KvDtype, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
-from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool, Machine, Part, helpful
+from kvdiag.kv.pools import tensorrt_pools
+from kvdiag.kv.pools.engine_plan import TITLES, EnginePool
 from kvdiag.kv.pools.flag_bounds import check_settings
 
 _LOGITS_BYTES = 2
-# TensorRT-LLM's C++ runtime, which sized the pool until the PyTorch one did.
-_FIRST_ROUNDING_DOWN = (1,)
 # LMDeploy: the share was of the whole device until 0.2.0, and a number of sequences before 0.1.
 _FIRST_SHARE, _FIRST_SHARE_OF_FREE = (0, 1), (0, 2, 1)
 _FIRST_MORE_REQUESTS = (0, 10)
 _MIN_BLOCKS = 2
-_HIGHER_SHARE = 0.95
 _WIGGLE_RATIO = 0.90
 # TGI's block by its attention kernel (models/globals.py::ATTENTION, BLOCK_SIZE).
 TGI_BLOCKS: Mapping[str, int] = {"flashinfer": 1, "paged": 16, "flashdecoding": 256, "flashdecoding-ipex": 64}
@@ -57,6 +50,9 @@ class ShareSettings:
     context_tokens: int | None = None
     wiggle_ratio: float = _WIGGLE_RATIO
     version: tuple[int, ...] | None = None
+    windows: tuple[int, ...] | None = None
+    state_dtype: str | None = None
+    state_interval: int = 0
     vocabulary: int = 0
     gpu_name: str | None = None
 
@@ -143,6 +139,65 @@ _ENGINES = {
 }
 
 
+def default_block(engine: str) -> int | None:
+    """Tokens of a block by default, where the engine is one of these."""
+    return _ENGINES[engine].block_tokens if engine in _ENGINES else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A pipeline stage on one rank: bytes of a token in each layer that keeps tokens, and one request's states."""
+
+    rows: tuple[int, ...]
+    state_bytes: int
+    state_layers: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in all layers."""
+        return sum(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SizedPool:
+    """A pool of one window size: its blocks, and the bytes of a token in each of its layers; a window of None keeps
+    every token.
+    """
+
+    settings: ShareSettings
+    name: str
+    blocks: int
+    rows: tuple[int, ...]
+    window: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(self.rows) * self.settings.block
+
+    @property
+    def units(self) -> int:
+        """Blocks that requests can hold: none where the engine does not start."""
+        return 0 if self.blocks <= _MIN_BLOCKS else self.blocks - self.settings.kind.kept_blocks
+
+    @property
+    def pool(self) -> EnginePool:
+        """The pool as a plan has it."""
+        return EnginePool(
+            name=self.name,
+            unit="block" if self.settings.block > 1 else "token",
+            units=self.units,
+            unit_tokens=self.settings.block,
+            bytes=self.blocks * self.block_bytes,
+            layers=len(self.rows),
+        )
+
+    def needed(self, context_tokens: int) -> int:
+        """Blocks of a request of that length: those of its window and the one that leaves it."""
+        block = self.settings.block
+        return ceil_div(context_tokens if self.window is None else min(context_tokens, self.window + block), block)
+
+
 class ShareModel:
     """A model served by one of these engines: its bytes per token, and the blocks of a pool."""
 
@@ -154,51 +209,143 @@ class ShareModel:
         """
         self.architecture = architecture
         self.settings = settings
-        if any(isinstance(layer, StateLayer) for layer in architecture.layers):
-            raise KvModelError(f"{settings.engine} with recurrent states is not modelled: pass --engine vllm", "engine")
+        if architecture.is_hybrid and settings.engine != "trtllm":
+            raise KvModelError(f"recurrent states with {TITLES[settings.engine]} are not modelled", "engine")
         check_heads(architecture, settings.tensor_parallel)
         dtype = resolve_kv_dtype(
             _KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype),
             model_dtype=architecture.dtype,
             declared=architecture.declared_kv_dtype,
         )
-        self.token_bytes = tuple(self._stage_bytes(dtype))
+        self._stages = tuple(self._stages_of(dtype))
+
+    @property
+    def token_bytes(self) -> tuple[int, ...]:
+        """Bytes of a token on each stage."""
+        return tuple(stage.token_bytes for stage in self._stages)
 
     @property
     def windows(self) -> bool:
-        """Whether some layers keep a window alone, which is not modelled here."""
+        """Whether some layers need a window alone."""
         return any(kind in self.architecture.kinds for kind in (LayerKind.SLIDING, LayerKind.CHUNKED))
 
-    def _stage_bytes(self, dtype: KvDtype) -> Iterator[int]:
-        stages, depth = self.settings.pipeline_parallel, self.architecture.depth
+    @property
+    def own_windows(self) -> tuple[int, ...]:
+        """How many tokens each layer needs."""
+        return tuple(
+            getattr(layer, "window_tokens", None) or getattr(layer, "chunk_tokens", None) or self.longest
+            for layer in self.architecture.layers
+            if isinstance(layer, AttentionLayer | LatentLayer)
+        )
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a request."""
+        return self.settings.context_tokens or self.architecture.max_context_tokens or MAX_TOKENS
+
+    @property
+    def states(self) -> EnginePool | None:
+        """The states of a hybrid's requests, on the stage with the most of them."""
+        stage = max(self._stages, key=lambda stage: stage.state_bytes)
+        slots = self.settings.running * self.settings.pipeline_parallel
+        if not stage.state_bytes:
+            return None
+        return EnginePool(
+            name="state", unit="slot", units=slots, bytes=slots * stage.state_bytes, layers=stage.state_layers
+        )
+
+    def _stages_of(self, dtype: KvDtype) -> Iterator[_Stage]:
+        settings, depth = self.settings, self.architecture.depth
+        stages = settings.pipeline_parallel
         if stages > depth:
             raise KvModelError(f"{stages} pipeline stages exceed the model's {depth} layers", "pipeline_parallel")
         start = 0
         for end in accumulate(depth // stages + (stage < depth % stages) for stage in range(stages)):
-            yield sum(
-                self._row(layer, dtype)
-                for layer in self.architecture.layers
-                if start <= layer.index < end and isinstance(layer, AttentionLayer | LatentLayer)
+            layers = [layer for layer in self.architecture.layers if start <= layer.index < end]
+            held = [layer for layer in layers if isinstance(layer, StateLayer)]
+            yield _Stage(
+                tuple(self._row(layer, dtype) for layer in layers if isinstance(layer, AttentionLayer | LatentLayer)),
+                tensorrt_pools.state_bytes(
+                    held,
+                    ranks=settings.tensor_parallel,
+                    model_dtype=self.architecture.dtype,
+                    state_dtype=settings.state_dtype,
+                ),
+                len(held),
             )
             start = end
 
     def _row(self, layer: AttentionLayer | LatentLayer, dtype: KvDtype) -> int:
         if isinstance(layer, LatentLayer):
             return dtype.latent_bytes(latent_size=layer.latent_size) + (layer.indexer_row_bytes or 0)
-        heads = max(1, layer.kv_heads // self.settings.tensor_parallel)
-        return heads * dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v)
+        heads = ceil_div(layer.kv_heads, self.settings.tensor_parallel)
+        # TensorRT-LLM pads V to the width of K (resource_manager.py::get_cache_bytes_per_token: kv_factor x head_dim).
+        width_v = layer.head_size if self.settings.engine == "trtllm" else layer.head_size_v
+        return heads * dtype.head_bytes(head_size=layer.head_size, head_size_v=width_v)
 
-    def blocks(self, pool_bytes: int) -> int:
-        """Blocks that the fullest stage affords."""
-        block = self.settings.block
-        size = max(self.token_bytes)
-        if not size:
+    def pools(self, pool_bytes: int) -> tuple[SizedPool, ...]:
+        """The pools that the stage with the fewest blocks affords."""
+        holding = [stage for stage in self._stages if stage.rows]
+        if not holding:
             raise KvModelError("the model has no KV cache", "engine")
-        older = self.settings.version is not None and self.settings.version < _FIRST_ROUNDING_DOWN
-        rounds_up = older and self.settings.engine == "trtllm"
-        blocks = ceil_div(pool_bytes, size * block) if rounds_up else pool_bytes // (size * block)
-        most = self.settings.max_tokens
-        return max(0, blocks if most is None else min(blocks, ceil_div(most, block)))
+        if self.settings.windows is None:
+            count, rows = min((self._blocks(stage, pool_bytes), stage.rows) for stage in holding)
+            return (SizedPool(self.settings, "KV", count, rows),)
+        return tuple(
+            SizedPool(self.settings, f"window {window:,} KV", count, rows, window)
+            for window, count, rows in self._windows(pool_bytes)
+        )
+
+    def _windows(self, pool_bytes: int) -> Sequence[tuple[int, int, tuple[int, ...]]]:
+        return tensorrt_pools.window_blocks(
+            max(self._stages, key=lambda stage: stage.token_bytes).rows,
+            self.settings.windows or (self.longest,),
+            longest=self.longest,
+            pool_bytes=pool_bytes,
+            block=self.settings.block,
+            version=self.settings.version,
+        )
+
+    def bytes_of(self, tokens: int) -> int:
+        """The pool that reports so many tokens.
+
+        Raises:
+            KvModelError: the states of requests, which the engine counts as tokens, are in it.
+        """
+        if self.settings.windows is not None:
+            parts = [sum(rows) for _, _, rows in self._windows(MAX_BYTES)]
+            return int(tokens * len(parts) / sum(1 / part for part in parts))
+        if self._states_in_pool:
+            raise KvModelError(
+                "the pool holds states, which its tokens do not show: pass --kv-pool-bytes", "max_tokens"
+            )
+        return tokens * max(self.token_bytes)
+
+    @property
+    def _states_in_pool(self) -> bool:
+        return self.states is not None and tensorrt_pools.states_in_pool(self.settings.version)
+
+    @property
+    def apart_bytes(self) -> int:
+        """States that are outside the pool."""
+        return 0 if self.states is None or self._states_in_pool else self.states.bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """States that the pool holds however small it is."""
+        return 0 if self.states is None else self.states.bytes - self.apart_bytes
+
+    def _blocks(self, stage: _Stage, pool_bytes: int) -> int:
+        """Blocks of a stage's pool, after the states that it holds."""
+        settings, size = self.settings, stage.token_bytes
+        if self._states_in_pool:
+            pool_bytes -= settings.running * settings.pipeline_parallel * stage.state_bytes
+            size += ceil_div(stage.state_bytes, settings.state_interval) if settings.state_interval else 0
+        older = settings.engine == "trtllm" and tensorrt_pools.rounds_up(settings.version)
+        divided = ceil_div if older else int.__floordiv__
+        blocks = divided(pool_bytes, size * settings.block)
+        most = settings.max_tokens
+        return max(0, blocks if most is None else min(blocks, divided(most, settings.block)))
 
     def with_settings(self, settings: ShareSettings) -> "ShareModel":
         """The same model with other flags."""
@@ -213,120 +360,3 @@ _KV_DTYPES = {
     "0": "auto",
     "fp8_e4m3fn": "fp8",
 }
-
-
-def plan_share(
-    model: ShareModel, demand: Demand, *, machine: Machine | None = None, pool_bytes: int | None = None
-) -> EnginePlan:
-    """What the engine makes of its flags: on GPUs, or of a pool of so many bytes per rank.
-
-    Raises:
-        KvModelError: nothing says how large the pool is.
-    """
-    if machine is None:
-        if pool_bytes is None:
-            if model.settings.max_tokens is None:
-                raise KvModelError("the memory for the pool is unknown: pass --gpu or --kv-pool-bytes", "gpu")
-            pool_bytes = model.settings.max_tokens * max(model.token_bytes)
-        return _judged(model, demand, pool_bytes)
-    plan = _plan(model, demand, machine)
-    return (
-        plan
-        if plan.outcome is Outcome.FITS
-        else replace(plan, levers=tuple(helpful(plan, _changes(model, plan, machine))))
-    )
-
-
-def _plan(model: ShareModel, demand: Demand, machine: Machine) -> EnginePlan:
-    settings = model.settings
-    overheads = machine.overheads(settings.tensor_parallel, settings.tokens_in_step)
-    weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel, settings.tensor_parallel))
-    available = settings.kind.pool_bytes(settings, machine.gpu_bytes, weights, overheads)
-    plan = _judged(model, demand, max(0, available))
-    used = [
-        Part("weights", weights),
-        Part("CUDA context", overheads.context_bytes, estimated=True),
-        Part("activation", overheads.activation_bytes, estimated=True),
-        *(Part(f"{pool.name} pool", pool.bytes) for pool in plan.pools),
-        Part("graphs", overheads.graph_bytes, estimated=True),
-    ]
-    free = machine.gpu_bytes - sum(part.bytes for part in used)
-    return replace(
-        plan,
-        gpu_bytes=machine.gpu_bytes,
-        parts=(*used, Part("free", free)),
-        shortfall_bytes=max(0, -available),
-        reserve_shortfall_bytes=max(0, -free) if available > 0 else 0,
-    )
-
-
-def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
-    settings, block = model.settings, model.settings.block
-    blocks = model.blocks(pool_bytes)
-    usable = 0 if blocks <= _MIN_BLOCKS else blocks - settings.kind.kept_blocks
-    needed = ceil_div(demand.context_tokens, block)
-    size = max(model.token_bytes) * block
-    longest = settings.context_tokens or model.architecture.max_context_tokens or MAX_TOKENS
-    notes = []
-    if settings.kind.requests_by_gpu and not (settings.gpu_name or settings.max_requests):
-        notes.append("--max-batch-size goes by the name of the GPU: pass --gpu NAME")
-    if model.windows:
-        notes.append("sliding-window layers are counted as if they kept every token")
-    if blocks <= _MIN_BLOCKS:
-        notes.append("the engine does not start: no memory for its KV cache")
-    elif settings.kind.kept_blocks:
-        kept = plural(settings.kind.kept_blocks * block, "token")
-        notes.append(f"{kept} of the reported capacity can never be used: the engine keeps the first block")
-    return EnginePlan(
-        engine=settings.engine,
-        demand=demand,
-        pools=(
-            EnginePool(
-                name="KV",
-                unit="block" if block > 1 else "token",
-                units=usable,
-                unit_tokens=block,
-                bytes=blocks * size,
-                layers=sum(isinstance(layer, AttentionLayer | LatentLayer) for layer in model.architecture.layers),
-            ),
-        ),
-        capacity_tokens=blocks * block,
-        longest_request_tokens=min(longest, usable * block),
-        max_requests=min(settings.running, usable // needed),
-        max_running_requests=settings.running,
-        kv_bytes_per_token=max(model.token_bytes),
-        headroom_bytes=(usable - needed * demand.requests) * size,
-        gpus=settings.tensor_parallel * settings.pipeline_parallel,
-        settings={
-            settings.kind.share_flag.lstrip("-"): settings.share_ratio,
-            **({} if settings.kind.block_flag is None else {settings.kind.block_flag: block}),
-        },
-        notes=tuple(notes),
-    )
-
-
-def _changes(model: ShareModel, plan: EnginePlan, machine: Machine) -> Iterator[tuple[str, str, EnginePlan]]:
-    """Changed flags that may help."""
-    settings, kind = model.settings, model.settings.kind
-    wider = settings.tensor_parallel * 2
-    changes: list[tuple[str, str, dict[str, Any]]] = []
-    if not plan.reserve_shortfall_bytes and settings.share_ratio < _HIGHER_SHARE:
-        changes.append(
-            (f"{kind.share_flag} {_HIGHER_SHARE}", "leaves less room for spikes and graphs", {"share": _HIGHER_SHARE})
-        )
-    if plan.reserve_shortfall_bytes:
-        lower = math.floor(settings.share_ratio * 90) / 100
-        changes.append((f"{kind.share_flag} {lower:g}", "less KV cache, more room for graphs", {"share": lower}))
-    step = settings.tokens_in_step // 2
-    changes += [
-        (f"{kind.step_flag} {step}", "longer prompts take more steps", {"step_tokens": step}),
-        (
-            kind.dtype_flag,
-            "half the bytes per token, slight accuracy loss",
-            {"kv_dtype": kind.dtype_flag.split()[-1]},
-        ),
-        (f"{kind.parallel_flag} {wider}", f"{plan.gpus * 2} GPUs instead of {plan.gpus}", {"tensor_parallel": wider}),
-    ]
-    for change, price, changed in changes:
-        with suppress(KvModelError):
-            yield change, price, _plan(model.with_settings(replace(settings, **changed)), plan.demand, machine)

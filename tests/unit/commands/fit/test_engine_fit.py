@@ -178,6 +178,8 @@ def test_what_is_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixtu
         ("lmdeploy", "--quant-policy", "5"),
         ("lmdeploy", "--quant-policy", "42"),
         ("trtllm", "--tokens_per_block", "33"),
+        ("trtllm", "--max_attention_window", "128,0"),
+        ("trtllm", "--max_attention_window", "128,"),
         ("tgi", "--attention", "none"),
         ("sglang", "--page-size", "0"),
         ("sglang", "--mamba-full-memory-ratio", "nan"),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -129,14 +130,34 @@ def test_events_have_the_tokens_so_far(event: dict[str, Any], before: int, token
     assert tokens == generated(event, before)
 
 
-def test_turbomind_s_log_has_the_region() -> None:
+@pytest.mark.parametrize("of", ["free", "cacheable"])
+def test_turbomind_s_log_has_the_region(of: str) -> None:
     """Its budget in bytes, and the share that it was asked to take."""
     report = ENGINE.parse_startup_log(
-        "[TM][INFO] Object cache budget: 43200.00 MB from free 54000.00 MB and ratio 0.80\n"
+        f"[TM][INFO] Object cache budget: 43200.00 MB from {of} 54000.00 MB and ratio 0.80\n"
     )
     (rank,) = report.ranks
     assert rank.pool is not None
     assert (43_200 << 20, 0.8) == (rank.pool.nominal_bytes, report.settings.memory_fraction_ratio)
+
+
+# A public log of InternLM-Chat-7B: a block of 128 tokens x 512 KiB
+BLOCKS = "[TM][INFO] [BlockManager] block_size = 64 MB\n[TM][INFO] [BlockManager] max_block_count = 159\n"
+
+
+def test_turbomind_s_older_log_has_blocks() -> None:
+    """Until 0.14 the size of a block in whole MB, rounded down, and their number."""
+    report = ENGINE.parse_startup_log(BLOCKS + "[TM][INFO] [BlockManager] chunk_size = 1\n")
+    (rank,) = report.ranks
+    assert rank.pool is not None
+    assert (159, 159 * 64 << 20, 159 * 65 << 20) == (report.num_blocks, rank.pool.low_bytes, rank.pool.high_bytes)
+
+
+@pytest.mark.parametrize("line", BLOCKS.splitlines())
+def test_half_of_the_blocks_is_no_pool(line: str) -> None:
+    """Either line alone says nothing of the pool's bytes."""
+    with suppress(KvdiagError):
+        assert not ENGINE.parse_startup_log(line).ranks
 
 
 def test_a_log_of_settings_alone_is_no_report() -> None:

@@ -9,7 +9,8 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
-from kvdiag.kv.pools.share_pools import ShareModel, ShareSettings, plan_share
+from kvdiag.kv.pools.share_plan import plan_share
+from kvdiag.kv.pools.share_pools import ShareModel, ShareSettings
 from tests.unit.kv.pools.recorded_engines import config, vectors
 
 GIB = 1 << 30
@@ -55,7 +56,7 @@ def test_published_tokens(name: str, settings: dict[str, Any], tokens: int, gib:
     """TensorRT-LLM's "Allocated … GiB for max tokens in paged KV cache (…)" in public logs, to the printed digit."""
     model = ShareModel(parse_architecture(config(name)), ShareSettings(engine="trtllm", **settings))
     assert tokens * model.token_bytes[0] / GIB == pytest.approx(gib, abs=0.005)
-    assert model.blocks(tokens * model.token_bytes[0]) * model.settings.block == tokens
+    assert model.pools(model.bytes_of(tokens))[0].blocks * model.settings.block == tokens
 
 
 def test_tgi_keeps_block_0_and_a_tenth() -> None:
@@ -96,9 +97,11 @@ def test_levers_have_the_engine_s_own_names() -> None:
     assert "--tp_size 2" in [lever.change for lever in found.levers]
 
 
-def test_states_are_refused() -> None:
-    """A model with recurrent states is an error, not a wrong figure."""
+@pytest.mark.parametrize("engine", ["tgi", "lmdeploy"])
+def test_states_are_refused(engine: str) -> None:
+    """A model with recurrent states is an error where the engine's arithmetic for them is unknown, and no advice."""
     with pytest.raises(KvModelError) as refused:
-        ShareModel(parse_architecture(config("Qwen3-Next-80B-A3B")), ShareSettings(engine="trtllm"))
+        ShareModel(parse_architecture(config("Qwen3-Next-80B-A3B")), ShareSettings(engine=engine))
 
     assert refused.value.field == "engine"
+    assert "--engine" not in str(refused.value)
