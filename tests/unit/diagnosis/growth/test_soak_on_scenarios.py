@@ -35,6 +35,7 @@ def offered(timeline: Timeline, name: str) -> list[int]:
     return [span.workload.requests for span in timeline.spans(name) if span.workload is not None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VERDICTS)
 def test_story_is_found_out(name: str) -> None:
     """Thirty-six accelerated cycles identify the scenario's fault, and blame nothing else."""
