@@ -98,11 +98,11 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
         versions = {"version": version} if version else {}
         return {"max_total_tokens": tokens, "max_tokens": tokens, **quantized, **windows, **versions}
     settings = report.settings
-    parts = tokens // (settings.max_model_len_tokens or tokens or 1)
+    parts = 1 if settings.shares_pool else tokens // (settings.max_model_len_tokens or tokens or 1)
     kinds = (settings.kv_dtype or "f16").split("/")
     flags: dict[str, Any] = {"context_size": tokens, "type_k": kinds[0], "type_v": kinds[-1]}
     if settings.slots or parts > 1:
-        flags |= {"slots": settings.slots or parts, "unified": parts <= 1}
+        flags |= {"slots": settings.slots or parts, "unified": parts <= 1 and settings.shares_pool is not False}
     if (step := settings.max_num_batched_tokens) is not None:
         flags |= {"ubatch": step, "batch": max(step, CellSettings().batch)}
     if settings.speculative_tokens:
@@ -112,9 +112,9 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
 
 
 def _window_flags(plan: EnginePlan, report: EngineReport, flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What llama.cpp's caches show of windows: -ub by the cells for them, which hold a step's tokens after each
-    request's window; --swa-full, or a build before May 2025, by one cache for the layers of both. Nothing where the log
-    or the user gives it, or the default fits.
+    """What llama.cpp's caches show of windows: --swa-full, or a build before May 2025, by as many cells as all tokens
+    have, or one cache for the layers of both; else -ub by the cells, which hold a step's tokens after each request's
+    window. Nothing where the log or the user gives it, or the default fits.
     """
     windows = next((pool for pool in plan.pools if pool.name == _WINDOWS), None)
     if plan.engine != _CELLS or windows is None:
@@ -122,7 +122,11 @@ def _window_flags(plan: EnginePlan, report: EngineReport, flags: Mapping[str, An
     if report.cache_layers == (sum(pool.layers for pool in plan.pools if pool.name in ("KV", _WINDOWS)),):
         return {"swa_full": True}
     cells = report.settings.window_tokens
-    if cells is None or "ubatch" in flags or cells == windows.units:
+    if cells is None or cells == windows.units:
+        return {}
+    if cells == plan.pools[0].units:
+        return {"swa_full": True}
+    if "ubatch" in flags:
         return {}
     step = max(1, CellSettings().ubatch + cells - windows.units)
     return {"ubatch": step, "batch": step}

@@ -1,10 +1,11 @@
 """What llama.cpp prints of its memory while it loads a model, 2024 to b11549: text in, values out.
 
 Pure. Only messages are matched, so that the prefix of time and level (since 2026) and the names of functions, which
-changed with the versions, do not matter. A start has a context for each model: the one with the largest KV cache is the
-served model's, a draft model's is smaller. Of a model with sliding windows two caches are printed, the full one first:
-its cells are the capacity. Recurrent states are a cache of their own, with a copy for each token that may be drafted.
-Of several starts in one file the last that reports its memory counts.
+changed with the versions, do not matter. A start has a context for each model. The served model is loaded first, a draft
+model from another file after it; where a log shows no files, the context with the largest KV cache counts. Of a model
+with sliding windows two caches are printed, the full one first: its cells are the capacity. Recurrent states are a cache
+of their own, with a copy for each token that may be drafted. Of several starts in one file the last that reports its
+memory counts.
 """
 
 import re
@@ -31,6 +32,8 @@ _START = re.compile(r"\bbuild(?:_info)?: (?:b?\d|\d)|llama_model_loader: loaded 
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
 _NEXT_CONTEXT = re.compile(r"llama_context: (?:n_ctx|flash_attn) {1,40}=")
 """The first line of a context at -lv 4, or in an excerpt."""
+_LOADED = re.compile(r"loaded meta data .{1,80} from (.{1,1024}?) \(version")
+_UNIFIED = re.compile(r"llama_context: kv_unified {1,40}= (true|false)")
 _BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
 _MODEL = re.compile(r"general\.name {1,40}str {1,20}= (.{1,200})")
 _ARCHITECTURE = re.compile(r"general\.architecture {1,40}str {1,20}= ([\w-]{1,60})")
@@ -98,6 +101,7 @@ class _Context:
     kv_sizes: dict[str, list[str]] = field(default_factory=dict)
     compute_sizes: dict[str, str] = field(default_factory=dict)
     failed: bool = False
+    unified: bool | None = None
 
     @property
     def kv_mib(self) -> float:
@@ -120,6 +124,8 @@ class _Start:
     weights: dict[str, list[str]] = field(default_factory=dict)
     contexts: list[_Context] = field(default_factory=list)
     slots: tuple[str, str | None, str | None] | None = None
+    file: str | None = None
+    drafts: bool = False
 
     @property
     def tells_memory(self) -> bool:
@@ -177,6 +183,11 @@ def _take(start: _Start, line: str) -> None:
             setattr(start, name, found[1].strip())
     if (found := _SLOTS.search(line)) is not None:
         start.slots = (found[1], found[2], found[3])
+    if (found := _LOADED.search(line)) is not None:
+        start.file = start.file or found[1]
+        start.drafts = found[1] != start.file and any(one.kv_mib for one in start.contexts)
+    if start.drafts:
+        return
     if (found := _WEIGHTS.search(line)) is not None:
         _add(start.weights, found[1], found[2])
     if _NEW_CONTEXT.search(line) and len(start.contexts) < MAX_CONTEXTS:
@@ -200,6 +211,8 @@ def _take_context(start: _Start, line: str) -> None:
         start.contexts.append(_Context())
     context = start.contexts[-1]
     context.settings |= settings
+    if (unified := _UNIFIED.search(line)) is not None:
+        context.unified = unified[1] == "true"
     context.failed = context.failed or _FAILED.search(line) is not None
     if buffer is not None:
         _add(context.kv_sizes, buffer[1], buffer[2])
@@ -270,6 +283,7 @@ def _report(start: _Start) -> EngineReport:
             block_size_tokens=1,
             state_dtype="float32" if context.has_states else None,
             slots=context.seqs or (int(slots) if slots else None),
+            shares_pool=_shares_cells(context, unified),
             speculative_tokens=(context.states.copies if context.states else 0) or None,
             window_tokens=context.window_cells or None,
         ),
@@ -281,6 +295,13 @@ def _report(start: _Start) -> EngineReport:
         concurrency_context_tokens=longest or None,
         notes=tuple(notes),
     )
+
+
+def _shares_cells(context: _Context, unified: str | None) -> bool | None:
+    """Whether the slots share one pool: as before July 2025, when a line of a cache had no streams."""
+    if context.caches:
+        return context.caches[0].streams == 1
+    return context.unified if unified is None else unified == "true"
 
 
 def _cache_layers(context: _Context) -> tuple[int, ...] | None:

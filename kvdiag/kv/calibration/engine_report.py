@@ -94,6 +94,7 @@ class EngineSettings:
     blocks_override: int | None = None
     speculative_tokens: int | None = None
     slots: int | None = None
+    shares_pool: bool | None = None
     window_tokens: int | None = None
     prefix_caching: bool | None = None
     hybrid_manager: bool | None = None

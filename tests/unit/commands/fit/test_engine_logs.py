@@ -19,7 +19,7 @@ from tests.unit.sources.gguf_files import gguf
 GIB, MIB = 1 << 30, 1 << 20
 HALF_GIB_DIGIT = GIB // 200
 OPTIONS = FitOptions(output="json", offline=True)
-PUBLIC_STARTS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "public_starts.json").read_bytes())
+PRINTED_STARTS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "printed_starts.json").read_bytes())
 LIMITED = [row for row in vectors("sglang", measured=True) if row["id"] in ("sglang-0.5.23-57", "sglang-0.5.23-49")]
 
 
@@ -86,12 +86,12 @@ def test_a_llama_cpp_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert compared(capsys, str(path), report) == (0, {"kv_pool_bytes": 0.0, "capacity_tokens": 0.0})
 
 
-@pytest.mark.parametrize("start", PUBLIC_STARTS, ids=[start["why"] for start in PUBLIC_STARTS])
-def test_public_starts(start: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What servers of others printed is predicted inside the print's rounding."""
+@pytest.mark.parametrize("start", PRINTED_STARTS, ids=[start["why"] for start in PRINTED_STARTS])
+def test_printed_starts(start: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What servers printed is predicted inside the print's rounding."""
     log, config = tmp_path / "server.log", tmp_path / "config.json"
     log.write_text("\n".join(start["lines"]))
-    config.write_text(json.dumps(start.get("config")))
+    config.write_bytes(gguf(start["gguf"]) if "gguf" in start else json.dumps(start.get("config")).encode())
     options = ["--engine", start["engine"], "--output", "json", "--offline", *start["options"]]
 
     code = main(["fit", start.get("model") or str(config), "--from-log", str(log), *options])
