@@ -1,11 +1,11 @@
 """What llama.cpp prints of its memory while it loads a model, 2024 to b11549: text in, values out.
 
 Pure. Only messages are matched, so that the prefix of time and level (since 2026) and the names of functions, which
-changed with the versions, do not matter. A start has a context for each model. The served model is loaded first, a draft
-model from another file after it; where a log shows no files, the context with the largest KV cache counts. Of a model
-with sliding windows two caches are printed, the full one first: its cells are the capacity. Recurrent states are a cache
-of their own, with a copy for each token that may be drafted. Of several starts in one file the last that reports its
-memory counts.
+changed with the versions, do not matter. A start has a context for each model. The served model is loaded first, a
+draft model from another file after it; where a log shows no files, the context with the largest KV cache counts. Of a
+model with sliding windows two caches are printed, the full one first: its cells are the capacity. Recurrent states
+are a cache of their own, with a copy for each token that may be drafted. Of several starts in one file the last that
+reports its memory counts.
 """
 
 import re

@@ -58,6 +58,9 @@ class CellSettings:
     slot_size: int | None = None
     spec_type: str = "none"
     draft_tokens: int = 3
+    rope_scaling: str | None = None
+    rope_scale: float | None = None
+    yarn_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_settings("llamacpp", self)
@@ -114,7 +117,9 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
     # Without -c, --fit (on by default) gives the trained context to each slot (b11549: common_params_fit_impl), and
     # --kv-unified-per-slot that many tokens.
     together = settings.slot_size is None and (settings.shares_cells or settings.fit is False)
-    asked = settings.context_size or (settings.slot_size or model.trained_tokens) * (1 if together else slots)
+    trained = _trained_tokens(model, settings)
+    unset = model.trained_tokens if settings.fit is False else trained
+    asked = settings.context_size or (settings.slot_size or unset) * (1 if together else slots)
     if asked < 1:
         raise KvModelError("the model states no context length: pass -c", "ctx_size")
     context = _padded(asked)
@@ -138,13 +143,20 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
     if model.draft_layers and "draft-mtp" in settings.spec_type.split(","):
         drafting = replace(settings, type_k="f16", type_v="f16")
         pools.append(_rows("draft KV", list(model.draft_layers), model, drafting, cells, streams))
-    trained = model.trained_tokens or cells
     return CellCache(
         streams=streams,
         context_tokens=context if settings.shares_cells else cells * slots,
-        slot_tokens=min(cells, trained, settings.slot_size or cells),
+        slot_tokens=min(cells, trained or cells, settings.slot_size or cells),
         pools=tuple(pools),
     )
+
+
+def _trained_tokens(model: CellModel, settings: CellSettings) -> int:
+    """The trained context; scaled by YaRN with another factor than in training (llama_init_from_model)."""
+    scale = settings.rope_scale or model.rope_scale
+    if (settings.rope_scaling or model.rope_scaling) != "yarn" or scale == model.rope_scale:
+        return model.trained_tokens
+    return int((settings.yarn_tokens or model.yarn_tokens or model.trained_tokens) * scale)
 
 
 def _padded(tokens: int) -> int:

@@ -38,6 +38,7 @@ class CellModel:
     keep K alone. `index_elements` is the lightning indexer's row in each of `index_layers` layers. A state layer keeps
     `conv_elements` and `recurrent_elements` per slot in F32 (llama-hparams.cpp::n_embd_r, n_embd_s).
     `draft_layers` (nextn) predict further tokens, in a cache of their own, where speculation uses them.
+    `rope_scaling` and `rope_scale` are the training's; YaRN scales `yarn_tokens`, by default the trained context.
     """
 
     architecture: str
@@ -57,6 +58,9 @@ class CellModel:
     attention_heads: int = 0
     hidden_size: int = 0
     vocabulary: int = 0
+    rope_scaling: str | None = None
+    rope_scale: float = 1.0
+    yarn_tokens: int | None = None
 
     @property
     def keeps_cache(self) -> bool:

@@ -23,6 +23,7 @@ _MAX_LAYERS, _MAX_SIZE, _MAX_CONTEXT = 512, 1 << 22, 1 << 30
 # Before GLM 5.2 every layer has an indexer; from there on the first two, then every fourth (glm-dsa.cpp).
 _GLM_SHARED_INDEXERS_FROM_TOKENS = 1_048_576
 _GLM_OWNED_LAYERS, _GLM_INDEXER_EVERY = 2, 4
+_MAX_ROPE_SCALE = 1 << 20
 _DEFAULT_TOKEN_SHIFTS = 2
 _DEFAULT_KDA_STEPS = 3
 
@@ -120,6 +121,9 @@ class _Reader:
             hidden_size=self._fields.integer("embedding_length", high=_MAX_SIZE),
             vocabulary=self._header.lengths.get("tokenizer.ggml.tokens", 0)
             or self._fields.integer("vocab_size", default=0, low=0),
+            rope_scaling=self._fields.text("rope.scaling.type"),
+            rope_scale=self._fields.number("rope.scaling.factor", default=1.0, low=0.0, high=_MAX_ROPE_SCALE) or 1.0,
+            yarn_tokens=self._fields.integer("rope.scaling.original_context_length", default=0, low=0) or None,
         )
 
     def _per_layer(self, name: str, default: int) -> Sequence[int]:

@@ -147,10 +147,16 @@ def test_slots_by_default() -> None:
         ({"slots": 3, "unified": True, "slot_size": 1_000}, 3_072, 1_000),
         ({"slots": 3, "unified": True, "slot_size": 200_000}, 600_064, 131_072),
         ({"slots": 3, "context_size": 8_192, "slot_size": 1_024}, 8_448, 1_024),
+        ({"slots": 1, "rope_scaling": "yarn", "rope_scale": 4.0}, 524_288, 524_288),
+        ({"slots": 1, "rope_scaling": "yarn", "rope_scale": 4.0, "fit": False}, 131_072, 131_072),
+        ({"slots": 1, "rope_scaling": "yarn", "rope_scale": 4.0, "yarn_tokens": 1_024}, 4_096, 4_096),
+        ({"slots": 1, "rope_scaling": "linear", "rope_scale": 4.0, "context_size": 262_144}, 262_144, 131_072),
     ],
 )
 def test_slots_without_a_context(settings: dict[str, Any], context: int, slot: int) -> None:
-    """An unset context is fitted to split slots, or to --kv-unified-per-slot, as b11549 did with a model of 32,768."""
+    """An unset context is fitted to split slots, to --kv-unified-per-slot, or to what YaRN makes of the trained one, as
+    b11549 did with a model of 32,768.
+    """
     cache = size_cells(cells_of_gguf(PLAIN), CellSettings(**settings))
     assert (context, slot) == (cache.context_tokens, cache.slot_tokens)
 
