@@ -321,6 +321,8 @@ def _expected(
     profile: Profile | None,
 ) -> Expected:
     settings = subject.report.settings
+    if settings.host_weights:
+        return Expected(why_no_weights="part of the weights stays in host memory", total_bytes=total)
     weights: WeightsSource
     try:
         weights = weights_of(files, architecture, chosen)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.commands.fitting.engine_fit import engine_planner, is_given
+from kvdiag.commands.fitting.engine_fit import data_parallel_groups, engine_planner, is_given
 from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize
+from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
 from kvdiag.kv.pools.cell_cache import CellSettings
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
@@ -25,9 +25,8 @@ from kvdiag.outputs.terminal.calibration_text import calibration_document, rende
 _VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
 _CELLS, _WINDOWS = "llamacpp", "sliding window"
+_ON_HOST = "weights are not compared: part of them stays in host memory"
 _NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
-# SGLang prints by how much free memory fell: libraries that load meanwhile are in it, 0.05 to 0.2 GiB in public logs.
-_LIBRARIES_BYTES = GIB // 4
 
 
 def calibrate_engine(model: str | None, report: EngineReport, origin: str, options: FitOptions) -> int:
@@ -48,17 +47,20 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     if report.tokens is None:
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
     flags = {**_reported_flags(engine, report), **engine_settings()}
+    if report.state_slots is not None:
+        flags.setdefault("state_slots", report.state_slots * data_parallel_groups(flags)[1])
     name, planned, weights = engine_planner(model, chosen, flags)
     plan = planned(chosen)
     if further := _window_flags(plan, report, flags):
         name, planned, weights = engine_planner(model, chosen, {**flags, **further})
         plan = planned(chosen)
-    held = weights()
+    on_host = bool(report.settings.host_weights)
+    held = () if on_host else weights()
     comparisons = tuple(_comparisons(plan, report, held))
     if not comparisons:
         raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
-    notes = () if held or not any(rank.weights for rank in report.ranks) else (_NOT_ALIKE,)
+    notes = () if held or not any(rank.weights for rank in report.ranks) else (_ON_HOST if on_host else _NOT_ALIKE,)
     calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *notes))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":
@@ -79,6 +81,7 @@ def _chosen(report: EngineReport, options: FitOptions) -> FitOptions:
         "pp": settings.pipeline_parallel,
         "kv_dtype": dtype,
         "block_size": None if report.engine_name == _CELLS else settings.block_size_tokens,
+        "mamba_ssm_cache_dtype": settings.state_dtype,
         "context": None if report.engine_name == _CELLS else settings.max_model_len_tokens,
     }
     return replace(
@@ -96,7 +99,8 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
         windows = {} if window is None or not tokens else {"window_ratio": min(1.0, (window + 0.5) / tokens)}
         version = tuple(int(part) for part in _VERSION.findall(report.settings.version or ""))
         versions = {"version": version} if version else {}
-        return {"max_total_tokens": tokens, "max_tokens": tokens, **quantized, **windows, **versions}
+        tokens_asked = {"max_total_tokens": tokens, "max_tokens": tokens}
+        return {**report.settings.flags, **tokens_asked, **quantized, **windows, **versions}
     settings = report.settings
     parts = 1 if settings.shares_pool else tokens // (settings.max_model_len_tokens or tokens or 1)
     kinds = (settings.kv_dtype or "f16").split("/")
@@ -154,10 +158,12 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
     if printed and weights and not (report.settings.is_cpu and plan.engine != _CELLS):
         # llama.cpp lists devices that share the model; other engines ranks, each with its own.
         size = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
-        reported = between(size)
-        if plan.engine == "sglang":
-            reported = replace(reported, low=max(0.0, reported.low - _LIBRARIES_BYTES))
-        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=reported)
+        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(size))
+    states = [rank.states for rank in report.ranks if rank.states is not None]
+    slots = next((pool for pool in plan.pools if pool.unit == "slot"), None)
+    if states and slots is not None and report.state_slots is not None:
+        size = min(states, key=lambda size: size.nominal_bytes)
+        yield Comparison(figure=Figure.STATES, predicted=exactly(slots.bytes), reported=between(size))
     predicted = sum(pool.bytes for pool in _counted(plan, report))
     if not pools or not predicted:
         return

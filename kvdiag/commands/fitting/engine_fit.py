@@ -19,8 +19,9 @@ from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.families.architecture import text_fields
+from kvdiag.kv.families.architecture import parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
@@ -29,7 +30,7 @@ from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
 from kvdiag.kv.pools.cell_model import CellModel, cells_of
-from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
+from kvdiag.kv.pools.engine_plan import POOL_TYPES, EnginePlan, Machine
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.pools.share_plan import plan_share
 from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings
@@ -196,13 +197,16 @@ def _token_plan(
     files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
 ) -> EnginePlan:
     text = text_fields(files.config)
+    if architecture.model_type in POOL_TYPES["latent"]:
+        # SGLang keeps latent rows where vLLM keeps heads (configs/model_config.py).
+        architecture = parse_architecture({**files.config, "model_type": "deepseek_v2"})
+    classes = Fields(files.config).strings("architectures") or ()
+    windows = flags.get("window_pool", True) and not any(one in POOL_TYPES["no_window_pool"] for one in classes)
     draft_layers, draft_tokens = _drafts(files, architecture, options, flags)
-    replicas, groups = flags.get("data_parallel", 1), flags.get("attention_parallel", 1)
-    if flags.get("dp_attention") and groups == 1:
-        replicas, groups = 1, replicas
+    replicas, groups = data_parallel_groups(flags)
     settings = _settings(
         TokenSettings,
-        {**flags, "attention_parallel": groups},
+        {**flags, "attention_parallel": groups, "window_pool": windows},
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
         replicas=replicas,
@@ -222,6 +226,12 @@ def _token_plan(
     )
     machine = _machine(files, architecture, options)
     return plan_tokens(model, demand, machine=machine, pool_bytes=options.kv_pool_bytes)
+
+
+def data_parallel_groups(flags: Mapping[str, Any]) -> tuple[int, int]:
+    """SGLang's replicas, and the groups of each for attention (arg_groups/parallel_hook.py)."""
+    replicas, groups = flags.get("data_parallel", 1), flags.get("attention_parallel", 1)
+    return (1, replicas) if flags.get("dp_attention") and groups == 1 else (replicas, groups)
 
 
 def _drafts(

@@ -1,6 +1,7 @@
 """The settings that an SGLang server logs as `server_args=`, and what its processes' titles and commands show.
 
-Pure. The line is Python's repr of a dataclass, since 0.5.2x of a dict (`printed_settings`).
+Pure. The line is Python's repr of a dataclass, since 0.5.2x of a dict (`printed_settings`). A log that was put together
+by hand may show the command line instead, over several lines.
 """
 
 import json
@@ -11,16 +12,22 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from kvdiag.engines.printed_settings import argument_patterns, found_settings, message_patterns
+from kvdiag.engines.printed_settings import argument_patterns, command_patterns, found_settings, message_patterns
 from kvdiag.kv.calibration.engine_report import EngineSettings
 
 _DATA = resources.files("kvdiag.engines.sglang")
-_ARGUMENTS = argument_patterns(json.loads((_DATA / "arguments.json").read_bytes()))
+_TABLE = json.loads((_DATA / "arguments.json").read_bytes())
+_ARGUMENTS, _COMMAND = argument_patterns(_TABLE), command_patterns(_TABLE)
+# Those of TokenSettings that no other engine has.
+_POOLS_ALONE = frozenset(field for field, *_ in _TABLE) - EngineSettings.__dataclass_fields__.keys()
 
 _ABSENT = ("none", "auto")
 
 ARGUMENT_LINE = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 """Each start prints it first."""
+
+_COMMAND_LINE = re.compile(r"\blaunch_server\b|\bsglang[\s\"',]{1,6}serve\b|^[\s\"',+\[\\-]{0,80}--[a-z]")
+"""How a server was started, or a further line of it that begins with a flag. Advice in messages begins otherwise."""
 
 WORDINGS = json.loads((_DATA / "wordings.json").read_bytes())
 """The messages of a start that report a figure, as regular expressions; `{…}` stands for the form of a number."""
@@ -40,15 +47,22 @@ _DISAGGREGATION = re.compile(r"--disaggregation-mode[ =](prefill|decode)\b")
 
 
 def parse_settings(lines: Iterable[str]) -> EngineSettings:
-    """The settings of one start; what was resolved from them, or read from the model, counts before the arguments."""
+    """The settings of one start: what was resolved from the arguments, or read from the model, counts before these,
+    and these before a command line.
+    """
+    command: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     resolved: dict[str, Any] = {}
     for line in lines:
         if ARGUMENT_LINE.search(line):
             arguments = found_settings(_ARGUMENTS, line, absent=_ABSENT)
+        elif _COMMAND_LINE.search(line):
+            command.update(found_settings(_COMMAND, line, absent=_ABSENT))
         # A drafter's weights and pool are loaded after the model's own.
         resolved = {**found_settings(_RESOLVED, line, absent=_ABSENT), **resolved}
-    return replace(EngineSettings(), **{**arguments, **resolved})
+    found = {**command, **arguments, **resolved}
+    own = {name: found.pop(name) for name in _POOLS_ALONE if name in found}
+    return replace(EngineSettings(), **found, flags=own)
 
 
 def kv_connector(names: Iterable[str], commands: Iterable[str]) -> str | None:  # noqa: ARG001 - unused ones are there, too

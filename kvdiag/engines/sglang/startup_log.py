@@ -32,7 +32,10 @@ _RANK = re.compile(
 )
 # A line that was wrapped after a comma, as in a report.
 _WRAPPED = re.compile(r",[ \t]{0,8}\r?\n[ \t]{1,80}(?=[A-Za-z])")
-_INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype")
+_INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype|--[a-z]")
+# Weights are printed by how much free memory fell: libraries that load meanwhile are in it, 0.05 to 0.2 GiB in public
+# logs.
+_LIBRARIES_BYTES = GIB // 4
 _DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
 
 
@@ -44,6 +47,7 @@ _WEIGHTS, _TOTAL, _GRAPHS = (_pattern(WORDINGS[name]) for name in ("weights", "t
 _POOLS = tuple(map(_pattern, WORDINGS["pools"]))
 _BACKED_POOL, _NO_POOL, _TOKENS = (_pattern(WORDINGS[name]) for name in ("backed_pool", "no_pool", "tokens"))
 _POOL_TOKENS = tuple(map(_pattern, WORDINGS["pool_tokens"]))
+_STATES = _pattern(WORDINGS["states"])
 _WINDOWS, _BOTH_POOLS = _pattern(WORDINGS["windows"]), _pattern(WORDINGS["both_pools"])
 
 
@@ -55,6 +59,8 @@ class _Rank:
     pools: list[tuple[int | None, PrintedSize]] = field(default_factory=list)
     """Tokens of each, where its line has them."""
     window_tokens: int | None = None
+    states: PrintedSize | None = None
+    state_slots: int | None = None
     graphs: list[PrintedSize] = field(default_factory=list)
     total: PrintedSize | None = None
     tokens: int | None = None
@@ -121,18 +127,21 @@ def _take(start: _Start, line: str) -> None:
     if found := _TOTAL.search(line):
         rank.total = rank.total or _size(found[1])
     if found := _WEIGHTS.search(line):
-        rank.weights += _sizes(found)
+        rank.weights += [replace(size, excess_bytes=_LIBRARIES_BYTES) for size in _sizes(*found.groups())]
     if found := _GRAPHS.search(line):
-        rank.graphs += _sizes(found)
+        rank.graphs += _sizes(*found.groups())
+    if found := _STATES.search(line):
+        rank.state_slots = int(found[1]) if found[1] else None
+        rank.states = _sum(_sizes(found[2], found[3]))
     if found := _WINDOWS.search(line):
         rank.window_tokens = int(found[1])
     held = next(filter(None, (pattern.search(line) for pattern in _POOL_TOKENS)), None)
-    if (found := _BACKED_POOL.search(line)) and (size := _sum(_sizes(found))) is not None:
+    if (found := _BACKED_POOL.search(line)) and (size := _sum(_sizes(*found.groups()))) is not None:
         # What was allocated before is a virtual range of which this is backed by memory.
         rank.pools = [(None, size)]
     elif (
         (found := next(filter(None, (pattern.search(line) for pattern in _POOLS)), None))
-        and (size := _sum(_sizes(found))) is not None
+        and (size := _sum(_sizes(*found.groups()))) is not None
         and len(rank.pools) < MAX_POOLS
     ):
         rank.pools.append((None if held is None else int(held[1]), size))
@@ -146,8 +155,8 @@ def _take(start: _Start, line: str) -> None:
         rank.pool_tokens = max(rank.pool_tokens or 0, int(held[1]))
 
 
-def _sizes(found: re.Match[str]) -> list[PrintedSize]:
-    return [size for printed in found.groups() if (size := _size(printed)) is not None]
+def _sizes(*printed: str) -> list[PrintedSize]:
+    return [size for one in printed if (size := _size(one)) is not None]
 
 
 def _size(printed: str) -> PrintedSize | None:
@@ -169,6 +178,7 @@ def _sum(sizes: Iterable[PrintedSize]) -> PrintedSize | None:
             PrintedSize(
                 nominal_bytes=sum(size.nominal_bytes for size in sizes),
                 slack_bytes=sum(size.slack_bytes for size in sizes),
+                excess_bytes=sum(size.excess_bytes for size in sizes),
             )
             if sizes
             else None
@@ -202,6 +212,7 @@ def _report(start: _Start) -> EngineReport:
         ranks=tuple(_rank(name, named[name]) for name in engines[engine]),
         num_blocks=None if held is None else held // page,
         tokens=held,
+        state_slots=min((named[name].state_slots or 0 for name in engines[engine]), default=0) or None,
         notes=tuple(notes),
     )
 
@@ -234,6 +245,7 @@ def _rank(name: str, rank: _Rank) -> RankReport:
         name=name.replace(" ", "_") or "main process",
         stage=int(stage[1]) if stage else None,
         weights=_sum(rank.weights[:1]),
+        states=rank.states,
         pool=_sum(size for _, size in rank.pools if not any(size is one for one in drafters)),
         graphs_actual=_sum(rank.graphs),
         total=rank.total,

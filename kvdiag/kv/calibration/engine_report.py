@@ -9,12 +9,14 @@ nothing else. Ranks are kept apart: the smallest pool decides for all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvdiag.kv.bounds import MAX_BYTES, check_range
 from kvdiag.kv.layout.pages import StateCacheMode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvdiag.model import Facts
 
 GIB = 1 << 30
@@ -31,10 +33,13 @@ _STATE_CACHE_MODES = frozenset(StateCacheMode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedSize:
-    """A size as it was printed: somewhere between `low_bytes` and `high_bytes`, both included."""
+    """A size as it was printed: somewhere between `low_bytes` and `high_bytes`, both included. `excess_bytes` is how
+    much of something else may be in it.
+    """
 
     nominal_bytes: int
     slack_bytes: int = 0
+    excess_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_range("size", self.nominal_bytes, 0, MAX_BYTES)
@@ -43,7 +48,7 @@ class PrintedSize:
     @property
     def low_bytes(self) -> int:
         """The least it can be."""
-        return max(0, self.nominal_bytes - self.slack_bytes)
+        return max(0, self.nominal_bytes - self.slack_bytes - self.excess_bytes)
 
     @property
     def high_bytes(self) -> int:
@@ -55,14 +60,16 @@ class PrintedSize:
 class RankReport:
     """What one worker process says of its GPU.
 
-    `consumed` is weights and non-torch memory together (0.27 and later); `activation` includes the graphs' estimate
-    where the engine applies one (v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model).
+    `states` have a pool of their own; `consumed` is weights and non-torch memory together (0.27 and later);
+    `activation` includes the graphs' estimate where the engine applies one
+    (v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model).
     """
 
     name: str
     stage: int | None = None
     weights: PrintedSize | None = None
     pool: PrintedSize | None = None
+    states: PrintedSize | None = None
     activation: PrintedSize | None = None
     peak_torch: PrintedSize | None = None
     non_torch: PrintedSize | None = None
@@ -74,7 +81,9 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the engine says it was started; only what was printed."""
+    """How the engine says it was started; only what was printed. `flags` are settings that its pools alone have, by the
+    names in kvdiag/kv/pools; `host_weights` is whether part of the weights stays in host memory.
+    """
 
     version: str | None = None
     model: str | None = None
@@ -103,6 +112,8 @@ class EngineSettings:
     state_dtype: str | None = None
     enforce_eager: bool | None = None
     graphs_estimated: bool | None = None
+    host_weights: bool | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def release(self) -> tuple[int, int] | None:
@@ -143,6 +154,7 @@ class EngineReport:
 
     `tokens` and `concurrency` are the engine's own "KV cache size" and "Maximum concurrency" for requests of
     `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
+    `state_slots` are those of a pool for recurrent states that requests can use.
     `cache_layers` are the layers of each cache of tokens that it lists, `None` where it lists no layers.
     """
 
@@ -152,6 +164,7 @@ class EngineReport:
     cache_layers: tuple[int, ...] | None = None
     num_blocks: int | None = None
     tokens: int | None = None
+    state_slots: int | None = None
     concurrency: float | None = None
     concurrency_slack: float = 0.0
     concurrency_context_tokens: int | None = None

@@ -35,6 +35,7 @@ class Figure(StrEnum):
 
     WEIGHTS = "weights_bytes", "weights", "bytes of weights"
     POOL = "kv_pool_bytes", "KV pool", "bytes of KV pool"
+    STATES = "state_pool_bytes", "state pool", "bytes of recurrent states"
     BLOCKS = "num_blocks", "blocks", "blocks, with the null block"
     TOKENS = "capacity_tokens", "tokens", "tokens of capacity"
     CONCURRENCY = "max_concurrency", "concurrency", "full-length requests at once"
@@ -48,6 +49,9 @@ class Figure(StrEnum):
         member._value_, member.label, member.phrase = value, label, phrase
         return member
 
+
+SIZES = frozenset({Figure.WEIGHTS, Figure.POOL, Figure.STATES})
+"""Figures in bytes, each of a rank."""
 
 CAPACITY_FIGURES = frozenset({Figure.BLOCKS, Figure.TOKENS, Figure.CONCURRENCY})
 

@@ -29,6 +29,8 @@ _DEVICE_DEFAULTS = (
 _FEW_RANKS = 4
 _LARGE_DEVICE_MIB, _LARGE_RESERVE_MIB = 60 << 10, 10 << 10
 _META_MIB, _ACTIVATION_MIB_PER_TOKEN, _LEAST_TOKENS = 512, 1.5, 2_048
+# --max-prefill-tokens, what a step takes of a prompt that is not chunked.
+_WHOLE_PROMPT_TOKENS = 16_384
 _DECODE_GRAPH_MIB, _PREFILL_GRAPH_MIB, _LATENT_GRAPH_MIB = 2, 8, 1_536
 _MANY_GRAPHS = 300
 _MOST_LATENT_GRAPH_TOKENS = 8_192
@@ -108,7 +110,8 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
     settings = resolved(model.settings, machine.gpu_bytes, latent=model.latent)
     model = model.with_settings(settings)
     fraction = settings.mem_fraction_static or 1.0
-    overheads = machine.overheads(settings.tensor_parallel, settings.chunked_prefill_size or _LEAST_TOKENS)
+    chunk = settings.chunked_prefill_size or _LEAST_TOKENS
+    overheads = machine.overheads(settings.tensor_parallel, chunk if chunk > 0 else _WHOLE_PROMPT_TOKENS)
     weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel, settings.ranks))
     free = machine.gpu_bytes - overheads.context_bytes
     reserve = round(free * (1 - fraction))

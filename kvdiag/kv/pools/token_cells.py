@@ -39,6 +39,7 @@ class TokenSettings:
     attention_parallel: int = 1
     replicas: int = 1
     page_size: int | None = None
+    dtype: str = "auto"
     kv_dtype: str = "auto"
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
@@ -115,7 +116,7 @@ class Cells:
         self._settings = settings
         self._windowed = windowed
         self._state_dtype = state_dtype
-        self._dtype = _element(settings.kv_dtype, architecture)
+        self._dtype = _element(settings, architecture)
 
     def of_stages(self) -> Iterator[StageCell]:
         """One cell for each pipeline stage."""
@@ -185,11 +186,13 @@ class Cells:
         )
 
 
-def _element(name: str, architecture: Architecture) -> str:
+def _element(settings: TokenSettings, architecture: Architecture) -> str:
     """The cache's number format: that of the model, fp8, fp4 or mxfp8."""
+    name = settings.kv_dtype
     if name in _KV_DTYPES:
         return _KV_DTYPES[name]
-    resolved = resolve_kv_dtype(name, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
+    model = architecture.dtype if settings.dtype == "auto" else settings.dtype
+    resolved = resolve_kv_dtype(name, model_dtype=model, declared=architecture.declared_kv_dtype)
     return "fp8" if resolved.name.startswith("fp8") else resolved.name
 
 

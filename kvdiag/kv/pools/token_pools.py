@@ -26,6 +26,8 @@ _DSA_PAGE_TOKENS = 64
 _SPECULATIVE_RUNNING_REQUESTS = 48
 _FEWEST_RUNNING, _MOST_RUNNING, _RUNNING_SCALE = 2_048, 4_096, 512
 _SWA_EVICTION_INTERVAL_TOKENS = 128
+# Where the device is unknown (memory_hook.py), and on one of 20 to 60 GiB.
+_CHUNK_TOKENS = 4_096
 _INPUT_MARGIN_TOKENS = 5
 
 
@@ -139,6 +141,8 @@ class TokenModel:
         chosen = tokens if bounded else profiled
         if chosen is None:
             raise KvModelError("the memory for the pool is unknown: pass --gpu or --max-total-tokens", "gpu")
+        if cap is not None and bounded:
+            cap = min(cap, chosen)
         chosen = chosen // self.page * self.page
         if chosen < 1:
             raise KvModelError("SGLang does not start: not enough memory; raise --mem-fraction-static", "gpu")
@@ -165,8 +169,7 @@ class TokenModel:
     def _affordable(self, cell: StageCell, budget: int, cap: int | None) -> int:
         """Tokens that one stage affords, in whole pages."""
         if cap is not None:
-            window = -(-cap // self.page) * self.page
-            tokens = int((budget - window * cell.window_bytes) // (cell.full_bytes + cell.draft_bytes))
+            tokens = int((budget - cap * cell.window_bytes) // (cell.full_bytes + cell.draft_bytes))
         elif cell.window_layers and not cell.full_layers:
             tokens = int(budget // (cell.window_bytes + cell.draft_bytes))
         elif cell.window_layers:
@@ -185,7 +188,7 @@ class TokenModel:
         if not self.windowed:
             return None
         if cap is not None:
-            return min(-(-cap // self.page) * self.page, tokens)
+            return cap
         if not any(cell.full_layers for cell in self.cells):
             return tokens
         window = int(tokens * self._settings.window_ratio) // self.page * self.page
@@ -203,14 +206,15 @@ class TokenModel:
         """
         settings = self._settings
         full = any(cell.full_layers for cell in self.cells)
-        if not self.windowed or not full or settings.radix_cache or settings.max_running_requests is None:
+        chunk = settings.chunked_prefill_size or _CHUNK_TOKENS
+        if not self.windowed or not full or settings.radix_cache or settings.max_running_requests is None or chunk < 0:
             return None
         drafts = settings.draft_tokens or 1
         decode = self.page if not settings.draft_tokens else 2 * drafts
         each = self.window_tokens + _SWA_EVICTION_INTERVAL_TOKENS * drafts + self.page + decode
         requests = max(1, settings.max_running_requests // settings.attention_parallel)
-        chunks = (2 if settings.overlap else 1) * (settings.chunked_prefill_size or 0)
-        return each * requests + chunks + self.page
+        cap = each * requests + (2 if settings.overlap else 1) * chunk + self.page
+        return -(-cap // self.page) * self.page
 
     def _state_slots(self, budget_gib: float | None) -> tuple[int | None, float | None]:
         """State slots, and the budget that they leave (_handle_max_mamba_cache)."""

@@ -15,7 +15,14 @@ from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
-from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
+from kvdiag.kv.calibration.predicted_vs_reported import (
+    DRIFT_LIMIT_RATIO,
+    SIZES,
+    Calibration,
+    Comparison,
+    Figure,
+    Interval,
+)
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.outputs.documents import Json, fields_of
 from kvdiag.outputs.presentation import spaced
@@ -89,13 +96,13 @@ def _comparisons(calibration: Calibration, report: EngineReport) -> RenderableTy
             _value(one.figure, one.predicted),
             _value(one.figure, one.reported),
             Text("none" if one.drift_ratio == 0 else signed(format_ratio(one.drift_ratio)), style=style),
-            plain(one.where if one.figure in (Figure.WEIGHTS, Figure.POOL) else origin, "dim"),
+            plain(one.where if one.figure in SIZES else origin, "dim"),
         )
     return table
 
 
 def _value(figure: Figure, interval: Interval) -> str:
-    if figure in (Figure.WEIGHTS, Figure.POOL):
+    if figure in SIZES:
         return format_bytes(interval.nominal)
     return format_number(interval.nominal) + ("x" if figure is Figure.CONCURRENCY else "")
 

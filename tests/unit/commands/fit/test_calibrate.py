@@ -182,6 +182,20 @@ def test_weights_in_another_format_are_named(capsys: pytest.CaptureFixture[str],
     assert right["measured"]["activation_bytes"] is None
 
 
+def test_weights_in_host_memory_are_not_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, profiles: Path
+) -> None:
+    """With --cpu-offload-gb a rank's weights are not the model's, and neither is the pool what a plan leaves."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        Path(TWO_RANKS).read_text().replace("non-default args: {", "non-default args: {'cpu_offload_gb': 10.0, ")
+    )
+
+    code, document = answer(capsys, "llama-3.1-8b", "--from-log", str(log), "--gpu", "h100")
+
+    assert (code, set(drifts(document))) == (0, {"capacity_tokens", "max_concurrency"})
+
+
 def test_a_log_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     """`kubectl logs pod | kvdiag fit MODEL --from-log -`."""
     with Path(CPU).open(encoding="utf-8") as log:

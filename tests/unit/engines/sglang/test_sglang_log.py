@@ -128,3 +128,31 @@ def test_refused_start_gives_what_is_missing() -> None:
 def test_titles_show_the_ranks(titles: tuple[str, ...], ranks: tuple[int, int] | None) -> None:
     """Ranks of one engine, also where one numbering counts those of all data-parallel ranks."""
     assert parallel_ranks(titles) == ranks
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "command=python3 -m sglang.launch_server --model-path /m/grok-2 --tp-size 16 --enable-dp-attention --dp=8\n",
+        'exec: ["sglang", "serve", "--tp", "16", "--dp", "8", "--enable-dp-attention", "--model", "/m/grok-2"]\n',
+        "python -m sglang.launch_server \\\n  --model /m/grok-2 --tp 16\\\n  --dp-size 8 --enable-dp-attention\n",
+    ],
+)
+def test_a_command_line_gives_settings(command: str) -> None:
+    """Where the log has no server_args: in one line, in a list, over several lines; advice in messages is none."""
+    advice = "[2026-07-01 10:00:00] KV pool is small: lower --context-length 4096 or --disable-hybrid-swa-memory\n"
+    settings = parse_log(command + advice + LAST.format("", 1024)).settings
+
+    assert (settings.model, settings.tensor_parallel) == ("/m/grok-2", 16)
+    assert settings.flags == {"data_parallel": 8, "dp_attention": True}
+    assert settings.max_model_len_tokens == 32_768
+
+
+@pytest.mark.parametrize(
+    ("flag", "on_host"),
+    [("--cpu-offload-gb 400", True), ("--kt-weight-path /m/int4", True), ("--cpu-offload-gb 0", None)],
+)
+def test_weights_in_host_memory_are_known(flag: str, on_host: bool | None) -> None:
+    """Weights on the GPU are then fewer than the model's."""
+    log = f"python -m sglang.launch_server {flag} --tp 2\n{LAST.format('', 1024)}"
+    assert parse_log(log).settings.host_weights is on_host
