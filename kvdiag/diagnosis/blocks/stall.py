@@ -124,7 +124,12 @@ def shows_steps(facts: Facts) -> bool:
 def same_work(earlier: Sample, later: Sample) -> bool:
     """Whether two samples count tokens, and no figure that a step moves differs between them."""
     counts = (later.tokens_total, later.total("running_output_tokens"))
-    return _work(earlier) == _work(later) and counts != (None, None)
+    return not moved(earlier, later) and counts != (None, None)
+
+
+def moved(earlier: Sample, later: Sample) -> bool:
+    """Whether a figure that a step moves differs between two samples."""
+    return _work(earlier) != _work(later)
 
 
 def _work(sample: Sample) -> tuple[float | None, ...]:

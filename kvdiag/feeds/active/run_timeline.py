@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from kvdiag.diagnosis.blocks.stall import same_work, shows_steps
+from kvdiag.diagnosis.blocks.stall import moved, same_work, shows_steps
 from kvdiag.diagnosis.timeline_queries import is_idle
 from kvdiag.feeds.active.load_generator import TIMED_OUT, Requests
 from kvdiag.feeds.live.sampling import Sampler, TimelineBuilder
@@ -45,24 +45,32 @@ ROOMY_RATIO = 0.5
 """Usage of the pool below which no request waits for room in it: SGLang reserves a request's output, too."""
 
 
-def still_queued(error: str, samples: Sequence[Sample], facts: Facts) -> str:
-    """Why requests failed: where no answer came while the engine counted requests that wait, they were queued."""
-    queued = [one for one in samples if one.total("requests_waiting")]
-    if not queued or not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
+def unfinished(error: str, samples: Sequence[Sample], facts: Facts) -> str:
+    """Why requests had no answer in time: they were queued, the engine did nothing, or it was still computing them."""
+    if not (error == NO_ANSWER or error.startswith(TIMED_OUT)):
         return error
-    newest = queued[-1]
+    queued = [one for one in samples if one.total("requests_waiting")]
+    opened = queued or [one for one in samples if one.total("requests_running")]
+    if not opened:
+        return error
+    newest = opened[-1]
     waiting = newest.total("requests_waiting") or 0
-    seconds = newest.at_seconds - queued[0].at_seconds
-    if shows_steps(facts) and seconds >= STILL_SECONDS and same_work(queued[0], newest):
+    seconds = newest.at_seconds - opened[0].at_seconds
+    count = f"{plural(waiting or newest.open_requests, 'request')} still {'queued' if queued else 'running'}"
+    if shows_steps(facts) and seconds >= STILL_SECONDS and same_work(opened[0], newest):
         still = f"no token was processed for {format_duration(seconds)}: the engine hangs or is paused"
-        return f"{plural(waiting, 'request')} still queued, and {still}"
+        return f"{count}, and {still}"
+    if not queued:
+        lately = [one for one in opened if one.at_seconds <= newest.at_seconds - STILL_SECONDS]
+        slow = f"{count} after {format_duration(seconds)}, and progressing: the server is too slow for this prompt"
+        return slow if lately and shows_steps(facts) and moved(lately[-1], newest) else error
     usages = [one.kv_usage_ratio for one in newest.engines or ()]
     if all(usage is not None and usage < ROOMY_RATIO for usage in usages):
         used = format_ratio(max(usage or 0.0 for usage in usages))
         limit = f"only {used} of the KV pool is in use, so the server limits how many requests run at a time"
-        return f"{plural(waiting, 'request')} still queued: {limit}"
+        return f"{count}: {limit}"
     blocks = "the KV pool is too small for this load, or its blocks are not released"
-    return f"{plural(waiting, 'request')} still queued for KV blocks: {blocks}"
+    return f"{count} for KV blocks: {blocks}"
 
 
 def is_engine_reading(sample: Sample) -> bool:

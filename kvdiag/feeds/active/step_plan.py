@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.steps import LONG_CONTEXT, STEPS, Step
-from kvdiag.feeds.active.load_generator import Speed
+from kvdiag.feeds.active.load_generator import SILENCE_SECONDS, Speed
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Capabilities, Facts, Workload
 
@@ -97,7 +97,10 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
-    workload, notes = admitted(_held(step.workload, facts, speed), facts)
+    tokens = 0.0 if speed is None else SILENCE_SECONDS * speed.prompt_tokens_per_second / step.workload.requests
+    why = f"at the measured speed, longer prompts take more than {format_duration(SILENCE_SECONDS)}"
+    rooms = [] if speed is None else [(int(tokens), why)]
+    workload, notes = shortened(_held(step.workload, facts, speed), facts, rooms, least_tokens=1)
     if step.id == LONG_CONTEXT.id and not facts.capabilities.returns:
         workload, notes = _filling(workload, facts, speed)
     cycles = step.cycles

@@ -23,7 +23,7 @@ from kvdiag.feeds.active.run_timeline import (
     engine_samples,
     idle_streak,
     is_engine_reading,
-    still_queued,
+    unfinished,
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, fits_together, plan, repeated
@@ -260,7 +260,7 @@ class ActiveFeed(MarkedRun):
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
                 if measured == NO_ANSWER:
                     # Every further request would be waited for as long.
-                    reason = still_queued(measured, self.recorder.since(-RECENT_SAMPLES), self.sampler.facts)
+                    reason = unfinished(measured, self.recorder.since(-RECENT_SAMPLES), self.sampler.facts)
                     raise KvdiagError(f"a completion of {prompt} tokens failed: {reason}")
                 return None
             speed = measured
@@ -296,7 +296,7 @@ class ActiveFeed(MarkedRun):
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned.workload)
         facts, sampled = self.sampler.facts, self.recorder.since(first)
-        errors = tuple(dict.fromkeys(still_queued(error, sampled, facts) for error in outcome.errors))
+        errors = tuple(dict.fromkeys(unfinished(error, sampled, facts) for error in outcome.errors))
         outcome = replace(outcome, errors=errors)
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle(publications=planned.cycles > 1)

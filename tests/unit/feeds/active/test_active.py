@@ -18,7 +18,7 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
 from kvdiag.feeds.active.load_generator import Requests, Speed
-from kvdiag.feeds.active.run_timeline import still_queued
+from kvdiag.feeds.active.run_timeline import unfinished
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
@@ -174,7 +174,7 @@ def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple
     samples = [
         Sample(at_seconds=float(at), engines=(engine(waiting=count, usage=0.9),)) for at, count in enumerate(waiting)
     ]
-    found = still_queued(error, samples, Facts())
+    found = unfinished(error, samples, Facts())
     assert queued == (containing("8 requests", "queued") == found)
     assert queued or error == found
 
@@ -182,7 +182,7 @@ def test_requests_that_wait_in_a_full_pool_are_queued(error: str, waiting: tuple
 def test_requests_that_wait_beside_an_empty_pool_are_limited_by_their_number() -> None:
     """A server that runs one request at a time lets the others wait: no room in the pool is missing."""
     samples = [Sample(at_seconds=1.0, engines=(engine(waiting=8, usage=0.1),))]
-    assert containing("8 requests", "only 10 %", "limits") == still_queued(NO_ANSWER, samples, Facts())
+    assert containing("8 requests", "only 10 %", "limits") == unfinished(NO_ANSWER, samples, Facts())
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,20 @@ def test_requests_behind_an_engine_that_does_nothing_are_not_blamed_on_the_pool(
     """A queue that no token of which was processed for half a minute is no matter of the pool's size."""
     stuck = replace(engine(usage=0.9, running=1, waiting=8), prompt_tokens_total=counted)
     samples = [Sample(at_seconds=10.0 * number, engines=(stuck,)) for number in range(4)]
-    actual = still_queued(NO_ANSWER, samples, Facts(capabilities=capabilities))
+    actual = unfinished(NO_ANSWER, samples, Facts(capabilities=capabilities))
     assert containing("8 requests", reason) == actual
+
+
+@pytest.mark.parametrize(
+    ("usages", "reason"), [((0.1, 0.2, 0.3, 0.4), "too slow"), ((0.4,) * 4, "hangs"), ((0.4, 0.4), "hanging")]
+)
+def test_a_prompt_that_is_still_computed_is_slow(usages: tuple[float, ...], reason: str) -> None:
+    """Blocks are allocated as a prompt is processed: that is no hang, and a standstill of half a minute is one."""
+    samples = [
+        Sample(at_seconds=10.0 * number, engines=(engine(usage=usage, running=1),))
+        for number, usage in enumerate(usages)
+    ]
+    assert reason in unfinished(NO_ANSWER, samples[:1] if len(usages) < 3 else samples, Facts())
 
 
 def test_failing_requests_are_recorded() -> None:

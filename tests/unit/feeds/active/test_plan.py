@@ -158,7 +158,8 @@ def test_single_cycle_is_always_offered() -> None:
         pytest.param(8192, 1e6, (4, 8192 - 128), id="four slots"),
         pytest.param(32_768, 1e6, (1, 32_768 - 128), id="one pool for all"),
         pytest.param(32_768, 1000.0, (1, 30_000), id="no longer than 30 s"),
-        pytest.param(32_768, 1.0, (1, 16_384), id="no shorter than the step"),
+        pytest.param(32_768, 300.0, (1, 16_384), id="no shorter than the step"),
+        pytest.param(32_768, 100.0, (1, 6_000), id="unless that takes more than a minute"),
     ],
 )
 def test_a_pool_that_hides_lost_cells_is_filled(
@@ -220,3 +221,11 @@ def test_of_several_repetitions_one_is_noted() -> None:
     twice = repeated(repeated(first, ROOMY, waited=False), ROOMY, waited=False)
     assert 9 * first.workload.max_tokens == twice.workload.max_tokens
     assert ["cut", containing(f"{twice.workload.max_tokens:,} output tokens")] == list(twice.notes)
+
+
+@pytest.mark.parametrize(("speed", "prompt"), [(100.0, 6000), (1000.0, 16384)])
+def test_prompts_are_no_longer_than_the_server_computes_in_time(speed: float, prompt: int) -> None:
+    """A request without a token in a minute counts as failed, so that a slow server gets shorter ones."""
+    measured = Speed(first_token_seconds=1.0, tokens_per_second=100.0, prompt_tokens_per_second=speed)
+    actual = planned("long_context", ROOMY, measured)
+    assert (prompt, prompt < 16384) == (actual.workload.prompt_tokens, bool(actual.notes))
