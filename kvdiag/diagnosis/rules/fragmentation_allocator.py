@@ -37,7 +37,7 @@ from kvdiag.diagnosis.reserved_memory import (
     watched,
 )
 from kvdiag.diagnosis.rule import unknown, worst
-from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
+from kvdiag.diagnosis.timeline_queries import block_bytes, gap_reason, torch_readings
 from kvdiag.engine_memory import runs_torch
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_holder, plural
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
@@ -71,8 +71,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not readings and not runs_torch(facts.engine_name):
         return (Finding(ID, "ok", "this engine allocates each buffer whole, without torch"),)
     if not readings:
-        hidden = "torch's free blocks are visible only inside the server's process; run the agent in it"
-        return unknown(ID, f"no allocation failed, and {hidden} (`kvdiag agent`)")
+        hidden = (
+            "torch's free blocks are visible only inside the server's process; run the agent in it (`kvdiag agent`)"
+        )
+        gap = gap_reason(timeline, facts, "torch_allocator")
+        missing = hidden if gap is None else f"{gap}; run `kvdiag doctor` with --agent-dir"
+        return unknown(ID, f"no allocation failed, and {missing}")
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
     judged = (_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest)

@@ -14,6 +14,7 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kvdiag.engine_memory import modelled_engines
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
@@ -80,7 +81,10 @@ def render_audit(
             parts.append(ledger_table(own))
     models = [model for pool in facts.pools if isinstance(model := served(facts, pool), Served) and model.figures]
     for model in dict.fromkeys(models):
-        parts += [heading("KV pool: predicted from the model's config, and reported by the engine"), _figures(model)]
+        parts += [
+            heading("KV pool: predicted from the model's config, and reported by the engine"),
+            _figures(model, facts),
+        ]
     pool = tuple(line for line in lines if line.gpu is None)
     if pool:
         parts += [heading("KV pool, as reported by the engine (no GPU was observed)"), ledger_table(pool)]
@@ -108,13 +112,15 @@ def _subject(facts: Facts, *, sampled: bool = True) -> RenderableType:
     return grid(row for row in rows if sampled or row[1] != NOT_REPORTED)
 
 
-def _figures(model: Served) -> RenderableType:
-    table = columns("=", ">predicted", ">reported", ">difference")
+def _figures(model: Served, facts: Facts) -> RenderableType:
+    table, unit = columns("=", ">predicted", ">reported", ">difference"), facts.capabilities.unit
     for figure in model.figures:
         drift = signed(format_ratio(figure.drift_ratio)) if figure.drift_ratio else "exact"
         sizes = (format_number(one.nominal) for one in (figure.predicted, figure.reported))
-        table.add_row(figure.figure.phrase, *sizes, drift)
-    return indented(Group(table, plain(f"assumed: {model.assumed}", "dim")))
+        table.add_row(figure.figure.phrase.replace("block", unit), *sizes, drift)
+    # vLLM's settings, which change nothing of another engine's pool.
+    assumed = [plain(f"assumed: {model.assumed}", "dim")] if facts.engine_name in modelled_engines() else []
+    return indented(Group(table, *assumed))
 
 
 def _cost(facts: Facts, pool: KvPool) -> str:
@@ -123,25 +129,26 @@ def _cost(facts: Facts, pool: KvPool) -> str:
         return f"differs with the context: windows or states are cached besides {facts.capabilities.unit}s"
     model, size = served(facts, pool), block_bytes(facts, pool)
     if size is None or not pool.bytes_computed:
-        return _cost_model(model)
+        return _cost_model(model, facts.capabilities.unit)
     return f"{format_bytes(size[0])} per {facts.capabilities.unit}, {size[1]}"
 
 
-def _cost_model(model: Served | str) -> str:
+def _cost_model(model: Served | str, unit: str) -> str:
     """Whether the figures that the engine reports agree with its model's config."""
     if isinstance(model, str):
         return f"unknown: {model}"
-    name, size = model.architecture.model_type, "bytes per block unknown"
+    name, size = model.architecture.model_type, f"bytes per {unit} unknown"
     if model.block_bytes is not None:
-        size = f"{format_bytes(model.block_bytes)} per block"
+        size = f"{format_bytes(model.block_bytes)} per {unit}"
     if not model.figures:
         return f"{size}; the engine reports nothing to compare with kvdiag's calculation ({name})"
     drift = model.drift()
     if drift is None:
-        labels = ", ".join(one.figure.label for one in model.figures)
+        labels = ", ".join(one.figure.label for one in model.figures).replace("block", unit)
         return f"{size}; reported {labels} match kvdiag's calculation ({name})"
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
-    figures = f"{reported} {drift.figure.phrase}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
+    what = drift.figure.phrase.replace("block", unit)
+    figures = f"{reported} {what}, predicted {predicted} ({signed(format_ratio(drift.drift_ratio))})"
     return ": ".join((name, figures, *(reason.text for reason in drift.reasons[:1])))
 
 

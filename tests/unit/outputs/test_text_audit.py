@@ -1,9 +1,12 @@
 """An audit as text: each GPU with its own lines, the pool where there is none, and readable sizes."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
 from kvdiag.ledger import ledger
-from kvdiag.model import Facts, Sample
+from kvdiag.model import Capabilities, Facts, Sample
 from kvdiag.outputs.terminal.text import render_audit
 from tests.builders.runs import judged
 from tests.builders.values import GIB, NO_ANSWER, NO_NVML, device, pool, process
@@ -54,3 +57,22 @@ def test_an_audit_without_a_device_shows_the_pool() -> None:
     sample = judged(World(nvml=NO_NVML)).ledger
     found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
     assert "KV free" in next(part for title, part in found.items() if title.startswith("KV pool"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "can", "assumed"), [("vllm", Capabilities(), True), ("sglang", Capabilities(unit="page"), False)]
+)
+def test_a_pool_is_compared_in_its_own_units(engine: str, can: Capabilities, assumed: bool) -> None:
+    """SGLang counts pages, and vLLM's settings change nothing of its pool."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    known = Facts(
+        url="http://server",
+        engine_name=engine,
+        capabilities=can,
+        model_config=json.dumps({"model_type": "llama", "torch_dtype": "bfloat16", **shape}),
+        max_model_len_tokens=8192,
+        tensor_parallel=1,
+        pools=(pool(pool_bytes=6145 * 16 * 512, capacity_tokens=None, max_concurrency=None),),
+    )
+    text = piped(render_audit(known, (), (), ()))
+    assert (f"per {can.unit}" in text, f"{can.unit}s, with" in text, "max_num_batched" in text) == (True, True, assumed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Allocator, Facts, Finding, Mark, Memory, Outcome, Sample, Timeline
+from kvdiag.model import Allocator, Facts, Finding, Gap, Mark, Memory, Outcome, Sample, Timeline
 from tests.builders.answers import containing, evidence, rows
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, engine, pool, split
@@ -27,6 +27,13 @@ from tests.unit.diagnosis.rules.leaks.cycles import cycles
 def test_runs_get_their_status(world: World, status: str) -> None:
     """What lies unused inside the allocator is not visible from outside; 3 GiB of 0.75 would have failed anyway."""
     assert status == of_timeline(run(world), facts(world)).status
+
+
+def test_an_agent_that_sees_no_allocator_is_not_said_to_be_missing() -> None:
+    """On a CPU the agent runs in each process, and none has an allocator: its own reason is given."""
+    gap = Gap(source="torch_allocator", kind="absent", reason="none here")
+    found = of_timeline(run(World()), replace(facts(World()), gaps=(gap,)))
+    assert ("unknown", containing("none here")) == (found.status, found.summary)
 
 
 NO_GAP = replace(HELD, allocated_bytes=8 * GIB)
