@@ -62,13 +62,16 @@ def title() -> str:
 
 
 def host_bytes() -> dict[str, int]:
-    """Resident bytes, and the anonymous ones, in memory or moved to swap."""
-    _, resident, shared = _read("/proc/self/statm").split()[:3]
-    page = os.sysconf("SC_PAGE_SIZE")
-    status = _read("/proc/self/status").splitlines()
-    swapped = next((int(line.split()[1]) * 1024 for line in status if line.startswith(b"VmSwap:")), 0)
-    anonymous = max(int(resident) - int(shared), 0) * page + swapped
-    return {"resident_bytes": int(resident) * page, "anonymous_bytes": anonymous}
+    """Resident bytes, and the anonymous ones, in memory or moved to swap, as proc_pid_status(5) has them."""
+    sizes = {}
+    for line in _read("/proc/self/status").splitlines():
+        name, _, size = line.partition(b":")
+        if size.endswith(b" kB"):
+            sizes[name] = int(size.split()[0]) * 1024
+    found = {"resident_bytes": sizes.get(b"VmRSS", 0)}
+    if b"RssAnon" in sizes:
+        found["anonymous_bytes"] = sizes[b"RssAnon"] + sizes.get(b"VmSwap", 0)
+    return found
 
 
 def ranks() -> dict[str, int]:
