@@ -19,6 +19,7 @@ from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
 from kvdiag.kv.pools.cell_cache import CellSettings
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
+from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.share_pools import default_block
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 
@@ -26,6 +27,8 @@ _VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
 _CELLS, _WINDOWS = "llamacpp", "sliding window"
 _ON_HOST = "weights are not compared: part of them stays in host memory"
+_NO_TENSORS = "weights are not compared: the log lists no tensors; pass the model's GGUF file"
+_LISTED = "the model that the log lists"
 _NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
 
 
@@ -36,6 +39,10 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         KvdiagError: there is nothing to compare.
     """
     engine = report.engine_name or options.engine
+    header = None
+    if model is None and report.model_settings is not None:
+        header = GgufHeader(values=report.model_settings, lengths={}, tensor_bytes={}, formats={})
+        model = report.settings.model or report.settings.architecture or _LISTED
     if model is None:
         named = report.settings.model
         hint = f"; the engine calls it {named[:120]!r}" if named else ""
@@ -49,10 +56,10 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     flags = {**_reported_flags(engine, report), **engine_settings()}
     if report.state_slots is not None:
         flags.setdefault("state_slots", report.state_slots * data_parallel_groups(flags)[1])
-    name, planned, weights = engine_planner(model, chosen, flags)
+    name, planned, weights = engine_planner(model, chosen, flags, header)
     plan = planned(chosen)
     if further := _window_flags(plan, report, flags):
-        name, planned, weights = engine_planner(model, chosen, {**flags, **further})
+        name, planned, weights = engine_planner(model, chosen, {**flags, **further}, header)
         plan = planned(chosen)
     on_host = bool(report.settings.host_weights)
     held = () if on_host else weights()
@@ -60,7 +67,8 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     if not comparisons:
         raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
-    notes = () if held or not any(rank.weights for rank in report.ranks) else (_ON_HOST if on_host else _NOT_ALIKE,)
+    why_not = _ON_HOST if on_host else _NO_TENSORS if header else _NOT_ALIKE
+    notes = () if held or not any(rank.weights for rank in report.ranks) else (why_not,)
     calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *notes))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":

@@ -31,6 +31,7 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
 from kvdiag.kv.pools.cell_model import CellModel, cells_of
 from kvdiag.kv.pools.engine_plan import POOL_TYPES, EnginePlan, Machine
+from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.pools.share_plan import plan_share
 from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings
@@ -109,29 +110,32 @@ def is_given(option: str) -> bool:
 
 
 def engine_planner(
-    model: str, options: FitOptions, flags: Mapping[str, Any]
+    model: str, options: FitOptions, flags: Mapping[str, Any], header: GgufHeader | None = None
 ) -> tuple[str, Callable[[FitOptions], EnginePlan], Callable[[], tuple[int, ...]]]:
     """Where the model is from, what the engine makes of it with its own `flags` and some options, and its weights of
-    each stage: none where the engine holds them quantized as neither the model's files nor the options say.
+    each stage: none where the engine holds them quantized as neither the model's files nor the options say. A `header`
+    is the model's, as the engine listed it, without tensors.
     """
     path = Path(model).expanduser()
-    if path.is_file() and is_gguf(path):
+    if header is None and path.is_file() and is_gguf(path):
         if options.engine != "llamacpp":
             raise KvdiagError(f"{path} is a GGUF file: pass --engine llamacpp, or a config.json")
         header = read_gguf(path)
+    if header is not None:
         total = sum(header.tensor_bytes.values())
         # The token embedding stays on the host unless the output layer is the same tensor.
         embedding = header.tensor_bytes.get("token_embd.weight", 0) if "output.weight" in header.tensor_bytes else 0
         held = cells_of_gguf(header)
-        return str(path), lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: (total,)
+        weighed = (total,) if total else ()
+        return model, lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: weighed
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
 
     def weights() -> tuple[int, ...]:
         source = fit_inputs.weights_of(files, architecture, options)
-        plain = isinstance(source, CountedWeights) and not source.quantization.quantizes and options.weights == "auto"
-        # The config is that of the model before it was made a GGUF file, which is quantized.
-        if plain and (options.engine == "llamacpp" or "quantization" in flags):
+        plain = isinstance(source, CountedWeights) and not source.quantization.quantizes and "quantization" in flags
+        # The config is that of the model before it was made a GGUF file, which is quantized in another way.
+        if options.weights == "auto" and (options.engine == "llamacpp" or plain):
             return ()
         return _weights(files, architecture, options)(options.tp, options.pp, options.tp)
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from kvdiag.engines.llamacpp.listed_model import ListedModel
+from kvdiag.engines.llamacpp.ollama_lines import OllamaLoad
 from kvdiag.engines.printed_figures import last_start
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.formatting import plural
@@ -28,7 +30,7 @@ _COUNT = r"(\d{1,12})"
 # A device of another machine: RPC[192.0.2.1:50052], since 2025 RPC0[…].
 _DEVICE = r"([\w.:-]{1,40}(?:\[[\w.:-]{1,80}\])?)"
 
-_START = re.compile(r"\bbuild(?:_info)?: (?:b?\d|\d)|llama_model_loader: loaded meta data")
+_START = re.compile(r"\bbuild(?:_info)?: b?\d|msg=\"starting (?:runner|llama server)")
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
 _NEXT_CONTEXT = re.compile(r"llama_context: (?:n_ctx|flash_attn) {1,40}=")
 """The first line of a context at -lv 4, or in an excerpt."""
@@ -126,13 +128,15 @@ class _Start:
     slots: tuple[str, str | None, str | None] | None = None
     file: str | None = None
     drafts: bool = False
+    listed: ListedModel = field(default_factory=ListedModel)
+    ollama: OllamaLoad = field(default_factory=OllamaLoad)
 
     @property
     def tells_memory(self) -> bool:
         """Whether this start has printed a figure of its memory."""
         return bool(
             self.weights or self.slots or any(one.kv_sizes or one.caches or one.states for one in self.contexts)
-        )
+        ) or (self.ollama.report() is not None)
 
 
 def failed_pool_bytes(text: str) -> int | None:
@@ -156,7 +160,7 @@ def parse_log(text: str) -> EngineReport:
         line = raw[:MAX_LINE_CHARACTERS]
         if "\x1b" in line:
             line = ANSI.sub("", line)
-        if _START.search(line) and starts[-1].tells_memory and "loaded meta data" not in line:
+        if _START.search(line) and starts[-1].tells_memory:
             starts.append(_Start())
         _take(starts[-1], line)
     start, notes = last_start(
@@ -188,6 +192,8 @@ def _take(start: _Start, line: str) -> None:
         start.drafts = found[1] != start.file and any(one.kv_mib for one in start.contexts)
     if start.drafts:
         return
+    start.listed.take(line)
+    start.ollama.take(line)
     if (found := _WEIGHTS.search(line)) is not None:
         _add(start.weights, found[1], found[2])
     if _NEW_CONTEXT.search(line) and len(start.contexts) < MAX_CONTEXTS:
@@ -255,6 +261,8 @@ def _kind(kind_k: str | None, kind_v: str | None) -> str:
 
 def _report(start: _Start) -> EngineReport:
     context = max(start.contexts, key=lambda one: one.kv_mib, default=_Context())
+    if not context.kv_mib and not start.slots and (own := start.ollama.report()) is not None:
+        return replace(own, model_settings=start.listed.settings)
     slots, slot_context, unified = start.slots or (None, None, None)
     longest = int(slot_context) if slot_context else context.settings.get("per_seq") or context.settings.get("n_ctx")
     cells = (context.caches[0].cells if context.caches else 0) or context.old_cells
@@ -288,6 +296,7 @@ def _report(start: _Start) -> EngineReport:
             window_tokens=context.window_cells or None,
         ),
         cache_layers=_cache_layers(context),
+        model_settings=start.listed.settings,
         ranks=_ranks(start, context),
         num_blocks=tokens or None,
         tokens=tokens or None,

@@ -156,12 +156,14 @@ class EngineReport:
     `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
     `state_slots` are those of a pool for recurrent states that requests can use.
     `cache_layers` are the layers of each cache of tokens that it lists, `None` where it lists no layers.
+    `model_settings` are those of the model's GGUF file, where the engine lists them.
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
     engine_name: str | None = None
     ranks: tuple[RankReport, ...] = ()
     cache_layers: tuple[int, ...] | None = None
+    model_settings: Mapping[str, Any] | None = None
     num_blocks: int | None = None
     tokens: int | None = None
     state_slots: int | None = None

@@ -28,6 +28,20 @@ _DEFAULT_TOKEN_SHIFTS = 2
 _DEFAULT_KDA_STEPS = 3
 
 
+_STATEFUL = (
+    "recurrent",
+    "side_by_side",
+    "states_without_kv_heads",
+    "states_without_feed_forward",
+    "states_by_interval",
+)
+
+
+def keeps_states(architecture: str) -> bool:
+    """Whether layers of this architecture keep a state for each request."""
+    return any(architecture in _KINDS[kind] for kind in _STATEFUL)
+
+
 def cells_of_gguf(header: GgufHeader) -> CellModel:
     """The caches of the model in a GGUF file.
 

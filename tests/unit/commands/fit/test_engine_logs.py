@@ -1,6 +1,7 @@
 """`kvdiag fit --from-log` of other engines: pools by that engine's arithmetic, inside the print's rounding."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,23 @@ def test_printed_starts(start: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     config.write_bytes(gguf(start["gguf"]) if "gguf" in start else json.dumps(start.get("config")).encode())
     options = ["--engine", start["engine"], "--output", "json", "--offline", *start["options"]]
 
-    code = main(["fit", start.get("model") or str(config), "--from-log", str(log), *options])
+    subject = [] if "listed" in start else [start.get("model") or str(config)]
+    code = main(["fit", *subject, "--from-log", str(log), *options])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
 
     drifts = {one["figure"]: one["drift_ratio"] for one in document["comparisons"]}
     assert (code, set(drifts.values())) == (0, {0.0})
     assert {"kv_pool_bytes", "capacity_tokens"} <= drifts.keys()
+
+
+def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp prints 40 characters of a list: heads of 48 layers are not known by it."""
+    (start,) = [one for one in PRINTED_STARTS if "listed" in one]
+    heads = "arr[i32,48]  = [8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, ..."
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(re.sub(r"(head_count_kv) u32 += 1", rf"\1 {heads}", line) for line in start["lines"]))
+
+    assert "pass MODEL" in refusal(capsys, "--from-log", str(log), "--offline")
 
 
 @pytest.mark.parametrize(("model", "tokens"), [(None, 100), ("llama_7b", None)])
