@@ -73,7 +73,9 @@ class TokenModel:
             for layer in architecture.layers
             if isinstance(layer, AttentionLayer) and layer.kind in WINDOW_KINDS
         ]
-        self.window_tokens = max(windows, default=0) if self.windowed else 0
+        # models/*.py::get_attention_sliding_window_size: some leave out the token itself.
+        own = architecture.model_type in POOL_TYPES["exclusive_window"]
+        self.window_tokens = max(windows, default=0) - own if self.windowed else 0
         self.page = self._page()
         self.cells = tuple(
             Cells(architecture, settings, windowed=self.windowed, state_dtype=self._state_dtype).of_stages()
@@ -213,7 +215,8 @@ class TokenModel:
         decode = self.page if not settings.draft_tokens else 2 * drafts
         each = self.window_tokens + _SWA_EVICTION_INTERVAL_TOKENS * drafts + self.page + decode
         requests = max(1, settings.max_running_requests // settings.attention_parallel)
-        cap = each * requests + (2 if settings.overlap else 1) * chunk + self.page
+        # parallel_hook.py: groups for attention share a chunk.
+        cap = each * requests + (2 if settings.overlap else 1) * (chunk // settings.attention_parallel) + self.page
         return -(-cap // self.page) * self.page
 
     def _state_slots(self, budget_gib: float | None) -> tuple[int | None, float | None]:
