@@ -6,7 +6,7 @@ it printed, inside the rounding of its figures; tokens are predicted from the pr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from kvdiag.commands.fitting.engine_fit import data_parallel_groups, engine_plan
 from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
-from kvdiag.errors import KvdiagError
+from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Figure, Interval, between, exactly
 from kvdiag.kv.pools.cell_cache import CellSettings
@@ -26,10 +26,11 @@ from kvdiag.outputs.terminal.calibration_text import calibration_document, rende
 _VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
 _CELLS, _WINDOWS = "llamacpp", "sliding window"
-_ON_HOST = "weights are not compared: part of them stays in host memory"
-_NO_TENSORS = "weights are not compared: the log lists no tensors; pass the model's GGUF file"
+_NOT_COMPARED = "weights are not compared: {}"
+_ON_HOST = "part of them stays in host memory"
+_NO_TENSORS = "the log lists no tensors; pass the model's GGUF file"
 _LISTED = "the model that the log lists"
-_NOT_ALIKE = "weights are not compared: the engine holds them quantized as MODEL's config does not say; pass --weights"
+_NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
 
 def calibrate_engine(model: str | None, report: EngineReport, origin: str, options: FitOptions) -> int:
@@ -61,21 +62,33 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     if further := _window_flags(plan, report, flags):
         name, planned, weights = engine_planner(model, chosen, {**flags, **further}, header)
         plan = planned(chosen)
-    on_host = bool(report.settings.host_weights)
-    held = () if on_host else weights()
+    held, why = _held(report, weights, lacking=_NO_TENSORS if header else _NOT_ALIKE)
     comparisons = tuple(_comparisons(plan, report, held))
     if not comparisons:
         raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
-    why_not = _ON_HOST if on_host else _NO_TENSORS if header else _NOT_ALIKE
-    notes = () if held or not any(rank.weights for rank in report.ranks) else (why_not,)
-    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *notes))
+    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *why))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":
         print_json(calibration_document(calibration, report, **shown, profile_file=None))
     else:
         print_text(render_calibration(calibration, report, **shown))
     return 0 if calibration.within_limit else 1
+
+
+def _held(
+    report: EngineReport, weights: Callable[[], tuple[Interval, ...]], *, lacking: str
+) -> tuple[tuple[Interval, ...], tuple[str, ...]]:
+    """The model's weights of each stage, where the engine reports its own; and why they cannot be compared."""
+    if not any(rank.weights for rank in report.ranks):
+        return (), ()
+    if report.settings.host_weights:
+        return (), (_NOT_COMPARED.format(_ON_HOST),)
+    try:
+        held = weights()
+    except KvModelError as error:
+        return (), (_NOT_COMPARED.format(error),)
+    return held, () if held else (_NOT_COMPARED.format(lacking),)
 
 
 def _chosen(report: EngineReport, options: FitOptions) -> FitOptions:
@@ -158,7 +171,7 @@ def _counted(plan: EnginePlan, report: EngineReport) -> list[EnginePool]:
     return [pool for pool in own if pool.unit not in absent and not (cut and pool.name == _WINDOWS)]
 
 
-def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...]) -> Iterator[Comparison]:
+def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[Interval, ...]) -> Iterator[Comparison]:
     """Weights, bytes of the pool, tokens."""
     printed = [rank.weights for rank in report.ranks if rank.weights is not None]
     pools = [rank.pool for rank in report.ranks if rank.pool is not None]
@@ -166,7 +179,8 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[int, ...
     if printed and weights and not (report.settings.is_cpu and plan.engine != _CELLS):
         # llama.cpp lists devices that share the model; other engines ranks, each with its own.
         size = _sum(printed) if plan.engine == _CELLS else max(printed, key=lambda size: size.nominal_bytes)
-        yield Comparison(figure=Figure.WEIGHTS, predicted=exactly(max(weights)), reported=between(size))
+        largest = max(weights, key=lambda stage: stage.high)
+        yield Comparison(figure=Figure.WEIGHTS, predicted=largest, reported=between(size))
     states = [rank.states for rank in report.ranks if rank.states is not None]
     slots = next((pool for pool in plan.pools if pool.unit == "slot"), None)
     if states and slots is not None and report.state_slots is not None:

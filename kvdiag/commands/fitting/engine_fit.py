@@ -19,6 +19,7 @@ from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.predicted_vs_reported import Interval, exactly
 from kvdiag.kv.families.architecture import parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.families.config_fields import Fields
@@ -111,7 +112,7 @@ def is_given(option: str) -> bool:
 
 def engine_planner(
     model: str, options: FitOptions, flags: Mapping[str, Any], header: GgufHeader | None = None
-) -> tuple[str, Callable[[FitOptions], EnginePlan], Callable[[], tuple[int, ...]]]:
+) -> tuple[str, Callable[[FitOptions], EnginePlan], Callable[[], tuple[Interval, ...]]]:
     """Where the model is from, what the engine makes of it with its own `flags` and some options, and its weights of
     each stage: none where the engine holds them quantized as neither the model's files nor the options say. A `header`
     is the model's, as the engine listed it, without tensors.
@@ -126,18 +127,21 @@ def engine_planner(
         # The token embedding stays on the host unless the output layer is the same tensor.
         embedding = header.tensor_bytes.get("token_embd.weight", 0) if "output.weight" in header.tensor_bytes else 0
         held = cells_of_gguf(header)
-        weighed = (total,) if total else ()
+        weighed = (exactly(total),) if total else ()
         return model, lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: weighed
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
 
-    def weights() -> tuple[int, ...]:
+    def weights() -> tuple[Interval, ...]:
         source = fit_inputs.weights_of(files, architecture, options)
         plain = isinstance(source, CountedWeights) and not source.quantization.quantizes and "quantization" in flags
         # The config is that of the model before it was made a GGUF file, which is quantized in another way.
         if options.weights == "auto" and (options.engine == "llamacpp" or plain):
             return ()
-        return _weights(files, architecture, options)(options.tp, options.pp, options.tp)
+        ends = (_weights(files, architecture, options, padded=padded) for padded in (False, True))
+        attention = max(1, options.tp // data_parallel_groups(flags)[1])
+        sizes = zip(*(end(options.tp, options.pp, attention) for end in ends), strict=True)
+        return tuple(Interval(nominal=high, low=low, high=high) for low, high in sizes)
 
     if options.engine == "llamacpp":
         text = text_fields(files.config)
@@ -171,9 +175,14 @@ def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions)
 
 
 def _weights(
-    files: ModelFiles, architecture: Architecture, options: FitOptions
+    files: ModelFiles, architecture: Architecture, options: FitOptions, *, padded: bool = True
 ) -> Callable[[int, int, int], tuple[int, ...]]:
+    """Bytes of each stage; without `padded` as the checkpoint has them, since kernels of other engines than vLLM's may
+    pad experts by less or not at all.
+    """
     source = fit_inputs.weights_of(files, architecture, options)
+    if not padded and isinstance(source, CountedWeights):
+        source = replace(source, quantization=replace(source.quantization, padded_experts=False))
 
     def weights(tensor_parallel: int, pipeline_parallel: int, attention_ranks: int) -> tuple[int, ...]:
         scenario = Scenario(

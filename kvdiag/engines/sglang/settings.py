@@ -54,7 +54,7 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     arguments: dict[str, Any] = {}
     resolved: dict[str, Any] = {}
     for line in lines:
-        if ARGUMENT_LINE.search(line):
+        if "server_args" in line:
             arguments = found_settings(_ARGUMENTS, line, absent=_ABSENT)
         elif _COMMAND_LINE.search(line):
             command.update(found_settings(_COMMAND, line, absent=_ABSENT))

@@ -97,6 +97,20 @@ def lfm2(text: Fields) -> ModelLayers:
     return mixed_model(text, names, LayerKind.SHORT_CONV, state)
 
 
+def minicpm_sala(text: Fields) -> ModelLayers:
+    """MiniCPM-SALA (SGLang's models/minicpm_sala.py): lightning attention, whose states are float32, where mixer_types
+    names no MiniCPM 4 layer.
+    """
+    size = text.integer("lightning_head_dim", high=1 << 14)
+    heads = text.integer("lightning_nkv", high=MAX_HEADS)
+    state = StateShape(recurrent_heads=heads, recurrent_head_elements=size * size, recurrent_dtype="float32")
+    mixers = text.strings("mixer_types") or ()
+    if len(mixers) < read_depth(text):
+        raise text.error("mixer_types", f"names {len(mixers)} layers and num_hidden_layers is {read_depth(text)}")
+    names = names_where((mixer == "minicpm4" for mixer in mixers[: read_depth(text)]), "linear_attention")
+    return mixed_model(text, names, LayerKind.LINEAR, state)
+
+
 def kimi_linear(text: Fields) -> ModelLayers:
     """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
     elsewhere; layers are counted from 1 and the recurrent state is float32.

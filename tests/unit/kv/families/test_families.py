@@ -53,7 +53,7 @@ OF_PATTERN = {
     "LLLLLLLLL": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 pangu_ultra_moe sarvam_mla""",
     "IIIIIIIII": "glm_moe_dsa",
     "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
-    "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text olmo_hybrid",
+    "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid",
     "1F11F11F1": "jamba",
     "111111111": "mamba falcon_mamba",
     "222222222": "mamba2 granitemoehybrid",
@@ -64,6 +64,7 @@ OF_PATTERN = {
     "ccccFcccc": "lfm2 lfm2_moe",
     "kkkLkkkLk": "kimi_linear",
     "lllLlllLl": "bailing_hybrid bailing_moe_v3",
+    "FllFllFll": "minicpm_sala",
     "FxFxFxFxFxFxFxFxFx": "whisper",
     "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte",
 }
