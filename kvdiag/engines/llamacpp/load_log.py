@@ -34,6 +34,8 @@ _START = re.compile(r"\bbuild(?:_info)?: b?\d|msg=\"starting (?:runner|llama ser
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
 _NEXT_CONTEXT = re.compile(r"llama_context: (?:n_ctx|flash_attn) {1,40}=")
 """The first line of a context at -lv 4, or in an excerpt."""
+_DECIMAL_COMMA = re.compile(r"(\d),(\d{1,4} MiB)")
+"""As programs print that set their locale."""
 _LOADED = re.compile(r"loaded meta data .{1,80} from (.{1,1024}?) \(version")
 _UNIFIED = re.compile(r"llama_context: kv_unified {1,40}= (true|false)")
 _BUILD = re.compile(r"\bbuild(?:_info)?: (b?\d[\w.-]{0,40}(?: \([0-9a-f]{5,40}\))?)")
@@ -160,6 +162,7 @@ def parse_log(text: str) -> EngineReport:
         line = raw[:MAX_LINE_CHARACTERS]
         if "\x1b" in line:
             line = ANSI.sub("", line)
+        line = _DECIMAL_COMMA.sub(r"\1.\2", line)
         if _START.search(line) and starts[-1].tells_memory:
             starts.append(_Start())
         _take(starts[-1], line)

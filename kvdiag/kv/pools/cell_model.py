@@ -15,8 +15,9 @@ from kvdiag.kv.pools.engine_plan import POOL_TYPES
 # type's sliding layers keep all tokens there. Llama 4 attends in chunks of 8,192, with a window of that size.
 _WINDOWED = frozenset(POOL_TYPES["window_cache"])
 _CHUNK_WINDOW_TOKENS = 8_192
-# Cross-attention to images, for which there is neither a converter nor an architecture.
-_UNCONVERTED = frozenset(POOL_TYPES["no_cells"])
+# Cross-attention to images, for which there is neither a converter nor an architecture, and the types of architectures
+# whose caches are not modelled (gguf_architectures.json: unsupported).
+_NOT_MODELLED = frozenset(POOL_TYPES["no_cells"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ def cells_of(architecture: Architecture, *, hidden_size: int, vocabulary: int) -
     Raises:
         KvModelError: its layers keep what llama.cpp does not.
     """
-    if architecture.model_type in _UNCONVERTED:
-        raise KvModelError(f"llama.cpp does not load models of type {architecture.model_type}", "model_type")
+    if architecture.model_type in _NOT_MODELLED:
+        raise KvModelError(f"llama.cpp's caches of model type {architecture.model_type} are not modelled", "model_type")
     windowed = architecture.model_type in _WINDOWED
     layers = tuple(_layers(architecture, windowed=windowed))
     windows = {

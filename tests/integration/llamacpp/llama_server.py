@@ -15,6 +15,7 @@ from pathlib import Path
 
 import xllamacpp
 
+FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 KINDS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -30,7 +31,9 @@ def _parsed() -> argparse.Namespace:
     add("-no-kvu", "--no-kv-unified", action="store_true", default=env("LLAMA_ARG_KV_UNIFIED") == "off")
     add("-ctk", "--cache-type-k", choices=KINDS, default=env("LLAMA_ARG_CACHE_TYPE_K", "f16"))
     add("-ctv", "--cache-type-v", choices=KINDS, default=env("LLAMA_ARG_CACHE_TYPE_V", "f16"))
+    add("-b", "--batch-size", type=int, default=2048)
     add("-ub", "--ubatch-size", type=int, default=512)
+    add("-fa", "--flash-attn", choices=tuple(FLASH), default="auto")
     add("-cram", "--cache-ram", type=int, default=int(env("LLAMA_ARG_CACHE_RAM", "8192")))
     add("-ctxcp", "--ctx-checkpoints", type=int, default=32)
     add("-cms", "--checkpoint-min-step", type=int, default=8192)
@@ -53,7 +56,9 @@ def _params(asked: argparse.Namespace) -> xllamacpp.CommonParams:
     params = xllamacpp.CommonParams()
     params.model.path = asked.model
     params.hostnames, params.port = ["127.0.0.1"], asked.port
-    params.n_ctx, params.n_ubatch = asked.ctx_size, asked.ubatch_size
+    params.n_ctx, params.n_batch, params.n_ubatch = asked.ctx_size, asked.batch_size, asked.ubatch_size
+    flash = f"LLAMA_FLASH_ATTN_TYPE_{FLASH[asked.flash_attn]}"
+    params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, flash)
     # What llama-server does where the number of slots is not given (common/arg.cpp, since 2025-12).
     params.n_parallel = asked.parallel if asked.parallel > 0 else 4
     params.kv_unified = asked.kv_unified or (asked.parallel <= 0 and not asked.no_kv_unified)

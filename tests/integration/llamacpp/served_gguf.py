@@ -1,5 +1,6 @@
 """One llama.cpp server for the length of a `with` block: on a free loopback port, awaited, ended with the block."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,10 +12,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx2
+
+from kvdiag.engines import recognise
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.model import Facts
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import free_port
 
 PROGRAM = Path(__file__).with_name("llama_server.py")
 START_LIMIT_SECONDS = 60.0
+
+
+def facts_at(url: str) -> Facts:
+    """What kvdiag finds out about the server at an address."""
+
+    async def ask() -> Facts:
+        async with httpx2.AsyncClient(base_url=url) as client:
+            reader = ThreadedReader(read_facts, "host")
+            try:
+                return (await gather_facts(await recognise(HttpReader(client)), url, reader))[0]
+            finally:
+                reader.close()
+
+    return asyncio.run(ask())
 
 
 class LlamaServer:

@@ -13,13 +13,11 @@ import httpx2
 import pytest
 
 from kvdiag.engines import recognise
-from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import Hostile, free_port, reply_json
 from tests.integration.llamacpp.conftest import Start
-from tests.integration.llamacpp.served_gguf import PROGRAM
+from tests.integration.llamacpp.served_gguf import PROGRAM, facts_at
 from tests.integration.vllm.cli import kvdiag
 from tests.unit.commands.bad_input.refusals import call
 
@@ -72,18 +70,9 @@ def test_a_model_is_read_loaded_reloaded_and_unloaded(ollama: str) -> None:
 
 def test_the_pool_of_a_model_is_its_childs(ollama: str) -> None:
     """1,024 cells for one request at a time, by the child's command line."""
-
-    async def ask() -> list[tuple[str, int, int | None]]:
-        async with httpx2.AsyncClient(base_url=ollama) as http:
-            reader = ThreadedReader(read_facts, "host")
-            try:
-                facts, identity = await gather_facts(await recognise(HttpReader(http)), ollama, reader)
-            finally:
-                reader.close()
-        assert ("0.14.0", 1024) == (identity.version, facts.max_model_len_tokens)
-        return [(pool.engine, pool.usable_blocks, pool.max_requests) for pool in facts.pools]
-
-    assert [("tiny:latest", 1024, 1)] == asyncio.run(ask())
+    facts = facts_at(ollama)
+    assert ("0.14.0", 1024) == (facts.engine_version, facts.max_model_len_tokens)
+    assert [("tiny:latest", 1024, 1)] == [(pool.engine, pool.usable_blocks, pool.max_requests) for pool in facts.pools]
 
 
 def test_test_steps_are_for_the_models_own_server(ollama: str) -> None:
@@ -119,20 +108,14 @@ def test_a_router_is_refused_with_the_addresses_of_its_models_servers(llama: Sta
 def test_two_models_are_two_engines(ollama: str) -> None:
     """Each with the pool of its own child: after one was unloaded, the other reloaded with fewer tokens, that alone."""
 
-    async def ask() -> list[tuple[str, int]]:
-        async with httpx2.AsyncClient(base_url=ollama) as http:
-            reader = ThreadedReader(read_facts, "host")
-            try:
-                facts, _ = await gather_facts(await recognise(HttpReader(http)), ollama, reader)
-            finally:
-                reader.close()
-        return sorted((pool.engine, pool.usable_blocks) for pool in facts.pools)
+    def pools() -> list[tuple[str, int]]:
+        return sorted((pool.engine, pool.usable_blocks) for pool in facts_at(ollama).pools)
 
     generate(ollama, model="second:latest", options={"num_ctx": 2048})
-    assert [("second:latest", 2048), ("tiny:latest", 1024)] == asyncio.run(ask())
+    assert [("second:latest", 2048), ("tiny:latest", 1024)] == pools()
     generate(ollama, keep_alive=0)
     generate(ollama, model="second:latest", options={"num_ctx": 512})
-    assert [("second:latest", 512)] == asyncio.run(ask())
+    assert [("second:latest", 512)] == pools()
     generate(ollama, model="second:latest", keep_alive=0)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -14,31 +15,16 @@ import pytest
 from kvdiag.engines import recognise
 from kvdiag.engines.llamacpp import ENGINE
 from kvdiag.feeds.active.load_generator import Requests, token_ids
-from kvdiag.feeds.live.server_facts import gather_facts, read_facts
-from kvdiag.model import Engine, Facts, Outcome, Workload
+from kvdiag.model import Engine, Outcome, Workload
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import eventually
 from tests.integration.llamacpp.conftest import Start
-from tests.integration.llamacpp.served_gguf import LlamaServer
+from tests.integration.llamacpp.served_gguf import LlamaServer, facts_at
 from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.bad_input.refusals import call
 
 SLACK = 16
 """Cells of a request by which slots and streams may differ where the machine is busy."""
-
-
-def facts_of(server: LlamaServer) -> Facts:
-    """What kvdiag finds out about a server."""
-
-    async def ask() -> Facts:
-        async with httpx2.AsyncClient(base_url=server.url) as client:
-            reader = ThreadedReader(read_facts, "host")
-            try:
-                return (await gather_facts(await recognise(HttpReader(client)), server.url, reader))[0]
-            finally:
-                reader.close()
-
-    return asyncio.run(ask())
 
 
 def reads(server: LlamaServer, seconds: float, *, until_asleep: bool) -> Engine | None:
@@ -90,8 +76,12 @@ def test_all_steps_match_to_the_cell(llama: Start, args: tuple[str, ...], slots:
     # The last requests' tokens stay in the slots: a cache, which is no fault.
     kept = [slot.get("n_prompt_tokens", 0) for slot in server.get("/slots")]
     assert longest - 1 == max(kept)
-    (found,) = facts_of(server).pools
-    assert (pool, slots, longest) == (found.usable_blocks, found.max_requests, facts_of(server).max_model_len_tokens)
+    (found,) = facts_at(server.url).pools
+    assert (pool, slots, longest) == (
+        found.usable_blocks,
+        found.max_requests,
+        facts_at(server.url).max_model_len_tokens,
+    )
 
 
 @pytest.mark.long
@@ -153,24 +143,45 @@ def test_a_server_falls_asleep_although_it_is_read(llama: Start) -> None:
     assert (True, True) == (still.asleep, server.get("/props")["is_sleeping"])
 
 
-@pytest.mark.parametrize(
-    ("model", "args"),
-    [
-        ("llama", ("-c", "5000", "-np", "3")),
-        ("llama", ("-c", "4096", "-ctk", "q8_0", "-ctv", "q8_0")),
-        ("gemma3", ("-c", "8192", "-ub", "128")),
-        ("lfm2", ("-c", "4096")),
-        ("mamba", ("-c", "4096")),
-        ("deepseek2", ("-c", "4096")),
-    ],
-)
-def test_the_bytes_of_the_caches_are_those_allocated(llama: Start, model: str, args: tuple[str, ...]) -> None:
-    """By command line and GGUF header, as the server's log prints its buffers: to the log's two decimals."""
+PLAIN, QUANTISED = ("f16", "bf16", "f32"), ("q8_0", "q4_0", "q5_1")
+FLAGS = {
+    "-c": ("0", "256", "1000", "4096", "5000", "40000"),
+    "-np": ("1", "2", "3", "7"),
+    "-ub": ("32", "100", "1024"),
+    "-b": ("64", "512"),
+    "-fa": ("on", "auto", "off"),
+}
+SWITCHES = ("-kvu", "--swa-full")
+
+
+def drawn(seed: int) -> tuple[str, list[str]]:
+    """A model and flags that llama.cpp accepts for it: quantised V needs flash attention, latent rows one type."""
+    draw = random.Random(seed)  # noqa: S311 - a test draws flags
+    model = ("llama", "gemma3", "lfm2", "mamba", "deepseek2")[seed % 5]
+    given = {flag: draw.choice(values) for flag, values in FLAGS.items() if draw.random() < 0.6}
+    accepted = PLAIN if model in ("mamba", "deepseek2") or given.get("-fa") == "off" else PLAIN + QUANTISED
+    given["-ctk"] = draw.choice(accepted)
+    given["-ctv"] = given["-ctk"] if model == "deepseek2" else draw.choice(accepted)
+    args = [word for flag, value in given.items() for word in (flag, value)]
+    return model, [*args, *(switch for switch in SWITCHES if draw.random() < 0.3)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_caches_are_those_allocated(llama: Start, seed: int) -> None:
+    """By command line and GGUF header, and by its log alone, as that prints its cells and buffers, to two decimals."""
+    model, args = drawn(seed)
     server = llama(*args, "-lv", "4", model=model)
-    (pool,) = facts_of(server).pools
-    sizes = re.findall(r"(?:KV|RS) buffer size = *([\d.]+) MiB", server.log.read_text(errors="replace"))
-    assert pool.bytes_computed
-    assert sum(map(float, sizes)) == pytest.approx((pool.pool_bytes or 0) / 2**20, abs=0.006 * len(sizes))
+    assert eventually(lambda: b"n_slots = " in server.log.read_bytes())
+    text = server.log.read_text(errors="replace")
+    (pool,) = facts_at(server.url).pools
+    sizes = [float(size) for size in re.findall(r"(?:KV|RS) buffer size = *([\d.]+) MiB", text)]
+    predicted = json.loads(call("fit", "--from-log", str(server.log), "--output", "json").stdout)["comparisons"]
+
+    assert re.findall(r"llama_context: n_ctx += (\d+)", text) == [str(pool.total_blocks)]
+    assert sum(sizes) == pytest.approx((pool.pool_bytes or 0) / 2**20, abs=0.006 * len(sizes))
+    assert {("kv_pool_bytes", 0.0), ("capacity_tokens", 0.0)} == {
+        (one["figure"], one["drift_ratio"]) for one in predicted
+    }
 
 
 @pytest.mark.long
@@ -184,17 +195,17 @@ def test_drafted_tokens_are_no_waste(llama: Start, llama_home: tuple[Path, Path]
 def test_the_environment_shows_the_pool(llama: Start) -> None:
     """Containers set LLAMA_ARG_*: two slots of 1,024 cells each."""
     server = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_N_PARALLEL="2", LLAMA_ARG_CACHE_TYPE_K="q8_0")
-    (pool,) = facts_of(server).pools
+    (pool,) = facts_at(server.url).pools
     assert (2048, 2, "f16/q8_0") == (pool.usable_blocks, pool.max_requests, pool.cache_dtype)
     shared = llama(LLAMA_ARG_CTX_SIZE="2048", LLAMA_ARG_KV_UNIFIED="on", LLAMA_ARG_N_PARALLEL="2")
-    assert 1.0 == facts_of(shared).pools[0].max_concurrency
+    assert 1.0 == facts_at(shared.url).pools[0].max_concurrency
 
 
 def test_the_environment_limits_the_prompt_cache(llama: Start) -> None:
     """LLAMA_ARG_CACHE_RAM is its limit; the command line has the last word; without either it is the default."""
 
     def limits(*args: str, **environ: str) -> dict[str, int]:
-        return {cache.flag: cache.limit_bytes for cache in facts_of(llama(*args, **environ)).host_caches or ()}
+        return {cache.flag: cache.limit_bytes for cache in facts_at(llama(*args, **environ).url).host_caches or ()}
 
     assert 16 << 20 == limits(LLAMA_ARG_CACHE_RAM="16")["LLAMA_ARG_CACHE_RAM"]
     assert 32 << 20 == limits("-cram", "32", LLAMA_ARG_CACHE_RAM="16")["-cram"]

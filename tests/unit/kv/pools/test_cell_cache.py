@@ -1,5 +1,6 @@
 """llama.cpp's caches, against starts of the real engine (b11549 on a CPU): every cell and every printed digit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -161,11 +162,14 @@ def test_slots_without_a_context(settings: dict[str, Any], context: int, slot: i
     assert (context, slot) == (cache.context_tokens, cache.slot_tokens)
 
 
-def test_a_model_that_is_never_converted() -> None:
-    """Llama 3.2 Vision attends to images; llama.cpp has no such architecture."""
-    vision = parse_architecture(config("Llama-3.2-11B-Vision"))
+@pytest.mark.parametrize(
+    ("name", "model_type"), [("Llama-3.2-11B-Vision", None), ("Qwen3-Next-80B-A3B", "qwen4_exp_text")]
+)
+def test_a_model_whose_caches_are_not_modelled(name: str, model_type: str | None) -> None:
+    """llama.cpp has no architecture that attends to images, and an indexer of its own for Qwen4."""
+    known = parse_architecture(config(name))
     with pytest.raises(KvModelError):
-        cells_of(vision, hidden_size=4_096, vocabulary=128_256)
+        cells_of(replace(known, model_type=model_type or known.model_type), hidden_size=4_096, vocabulary=128_256)
 
 
 def test_a_device_that_is_too_small() -> None:
