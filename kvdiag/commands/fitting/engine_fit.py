@@ -61,8 +61,9 @@ _UNUSED = (
 _DRAFTING = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"})
 _DRAFTS = (5, 4, 8)
 _MTP_DRAFTS = (3, 1, 4)
-"""Steps, branches and draft tokens by default, of Llama and of models with MTP layers
-(speculative_hook.py::_auto_choose_speculative_params)."""
+_NGRAM_DRAFTS = (1, 10, 12)
+"""Steps, branches and draft tokens by default, of Llama, of models with MTP layers, and without a drafter
+(speculative_hook.py::_auto_choose_speculative_params, _handle_ngram)."""
 
 
 def engine_fit(model: str, options: FitOptions) -> int:
@@ -215,7 +216,7 @@ def _token_plan(
         architecture = parse_architecture({**files.config, "model_type": "deepseek_v2"})
     classes = Fields(files.config).strings("architectures") or ()
     windows = flags.get("window_pool", True) and not any(one in POOL_TYPES["no_window_pool"] for one in classes)
-    draft_layers, draft_tokens = _drafts(files, architecture, options, flags)
+    draft_layers, draft_tokens, taken = _drafts(files, architecture, options, flags)
     replicas, groups = data_parallel_groups(flags)
     settings = _settings(
         TokenSettings,
@@ -232,6 +233,7 @@ def _token_plan(
         radix_cache=not options.no_prefix_caching,
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
+        draft_step_tokens=taken,
     )
     model = TokenModel(architecture, settings, config_state_dtype=text.text("mamba_ssm_dtype"))
     demand = fit_inputs.demand_of(
@@ -249,19 +251,23 @@ def data_parallel_groups(flags: Mapping[str, Any]) -> tuple[int, int]:
 
 def _drafts(
     files: ModelFiles, architecture: Architecture, options: FitOptions, flags: Mapping[str, Any]
-) -> tuple[int, int | None]:
-    """Layers of the drafter, which are in the pool too, and tokens that it drafts."""
+) -> tuple[int, int | None, int | None]:
+    """Layers of the drafter, which are in the pool too, tokens that it drafts, and those that a step takes."""
     algorithm = str(flags.get("speculative_algorithm", "")).upper()
-    if algorithm not in _DRAFTING and not options.num_speculative_tokens:
-        return 0, None
-    _, _, usual = _DRAFTS if architecture.model_type == "llama" and algorithm != "STANDALONE" else _MTP_DRAFTS
+    if algorithm not in (*_DRAFTING, "NGRAM") and not options.num_speculative_tokens:
+        return 0, None, None
+    drafts = _DRAFTS if architecture.model_type == "llama" and algorithm != "STANDALONE" else _MTP_DRAFTS
+    steps, branches, usual = _NGRAM_DRAFTS if algorithm == "NGRAM" else drafts
     tokens = flags.get("draft_tokens") or options.num_speculative_tokens or usual
+    taken = max(tokens, flags.get("draft_steps", steps) * flags.get("draft_topk", branches))
+    if algorithm == "NGRAM":
+        return 0, tokens, taken
     path = flags.get("draft_model")
     if path is not None:
         draft = read_model(str(path), offline=options.offline)
-        return fit_inputs.architecture_of(draft, options).depth, tokens
+        return fit_inputs.architecture_of(draft, options).depth, tokens, taken
     layers = text_fields(files.config).integer("num_nextn_predict_layers", default=0, low=0, high=64)
-    return layers, tokens
+    return layers, tokens, taken
 
 
 def _share_plan(

@@ -21,7 +21,7 @@ EXTRA_SLOTS = {"no_buffer": 0, "extra_buffer": 2, "extra_buffer_lazy": 1}
 
 _STATE_CONV_BYTES = 2
 _FP4_BLOCK, _MXFP8_BLOCK = 16, 32
-_KV_DTYPES = {"fp4_e2m1": "fp4", "float4_e2m1fn_x2": "fp4", "mxfp8": "mxfp8"}
+_KV_DTYPES = dict.fromkeys(("fp4_e2m1", "float4_e2m1fn_x2", "nvfp4", "fp4_mx_block16"), "fp4") | {"mxfp8": "mxfp8"}
 # Backends that read plain latent rows, without scales (calculate_mla_kv_cache_dim).
 _PLAIN_ROW_BACKENDS = ("trtllm", "tilelang")
 
@@ -58,6 +58,7 @@ class TokenSettings:
     state_dtype: str | None = None
     draft_layers: int = 0
     draft_tokens: int | None = None
+    draft_step_tokens: int | None = None
     backend: str | None = None
 
     def __post_init__(self) -> None:

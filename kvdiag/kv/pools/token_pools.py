@@ -212,7 +212,9 @@ class TokenModel:
         if not self.windowed or not full or settings.radix_cache or settings.max_running_requests is None or chunk < 0:
             return None
         drafts = settings.draft_tokens or 1
-        decode = self.page if not settings.draft_tokens else 2 * drafts
+        taken = max(drafts, settings.draft_step_tokens or 0)
+        # Two steps are outstanding where they overlap; else each is in whole pages.
+        decode = 2 * taken if settings.draft_tokens and settings.overlap else -(-taken // self.page) * self.page
         each = self.window_tokens + _SWA_EVICTION_INTERVAL_TOKENS * drafts + self.page + decode
         requests = max(1, settings.max_running_requests // settings.attention_parallel)
         # parallel_hook.py: groups for attention share a chunk.

@@ -51,6 +51,19 @@ def test_sglang_s_own_command_line(row: dict[str, Any], tmp_path: Path, capsys: 
     assert code == (2 if int(context) > document["capacity_tokens"] else 0)
 
 
+def test_windows_by_requests_hold_the_drafts_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real start of 0.5.23: by NGRAM a step takes ten branches, more than its four drafts."""
+    (row,) = [one for one in LIMITED if one["id"] == "sglang-0.5.23-m1"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(row["model_config"]))
+    drafts = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4", "--disable-overlap-schedule")
+    limits = ("--max-total-tokens", "30000", "--disable-radix-cache", "--max-running-requests", "4")
+
+    _, document = planned(capsys, str(path), "--engine", "sglang", *limits, *drafts)
+
+    assert [pool["units"] for pool in document["pools"]] == [30_000, 6_701]
+
+
 def test_llama_server_s_own_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """-c, -np and -ctk decide without a GPU; four slots have a quarter each."""
     code, document = planned(

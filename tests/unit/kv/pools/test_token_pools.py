@@ -229,7 +229,7 @@ def test_a_window_pool_that_is_too_small() -> None:
     assert refused.value.field == "swa_full_tokens_ratio"
 
 
-@pytest.mark.parametrize("dtype", ["fp4_e2m1", "float4_e2m1fn_x2"])
+@pytest.mark.parametrize("dtype", ["fp4_e2m1", "float4_e2m1fn_x2", "nvfp4", "fp4_mx_block16"])
 def test_dtypes_are_known(dtype: str) -> None:
     """A model's own dtype is the cache's where none is asked for."""
     assert "bfloat16" in MODEL_DTYPE_BYTES
