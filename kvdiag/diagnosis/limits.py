@@ -300,6 +300,13 @@ class Limits:
     """A pool with this share free, and room for so many mean requests, on both sides of a preemption did not fill and
     empty within a sample of a second."""
 
+    burst_ratio: float = 0.02
+    """Of the time in which requests lack room, and preemptions of the finished requests, in a history of
+    `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
+
+    burst_over_seconds: float = 1800.0
+    """Time since the last burst after which it is over."""
+
     pool_full_ratio: float = 0.95
     """Usage of a pool at which it counts as full where requests beyond it fail: a step adds a token for each."""
 

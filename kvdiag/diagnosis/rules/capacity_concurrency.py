@@ -1,8 +1,9 @@
 """capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
-Decided in this order: any preemption for lack of room is a fault; a queue in front of a full pool is suspect, and a
-fault where the server meanwhile does less than half of its usual work; requests that ran together without either are
-ok. An engine in which no request waits for the pool shows it by requests that fail (llama.cpp: all that run do).
+Decided in this order: bursts that are over and cost next to nothing of a long history are ok; any other preemption for
+lack of room is a fault; a queue in front of a full pool is suspect, and a fault where the server meanwhile does less
+than half of its usual work; requests that ran together without either are ok. An engine in which no request waits for
+the pool shows it by requests that fail (llama.cpp: all that run do).
 
 vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
 preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted
@@ -27,7 +28,8 @@ from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import began_busy, beside_others, gap_reason, pool_tokens, whole_load
 from kvdiag.formatting import format_ratio, plural
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Span, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
+from kvdiag.model.timeline import EngineCount
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
@@ -55,6 +57,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         evidence += (Evidence("preemptions_with_room", totals.preempted_with_room, "times", "engine"),)
     limit = _fits(timeline, facts)
     unit = facts.capabilities.unit
+    if (preempted or totals.queued) and (share := _burst_share(timeline, facts, preempted, limits)) is not None:
+        bursts = f"requests lacked room for {format_ratio(share)} of the time, in bursts that are over"
+        cost = f" ({plural(preempted, 'preemption')} with recomputation)" if preempted else ""
+        return (Finding(ID, "ok", f"{bursts}{cost}", (*evidence, Evidence("burst_time", share, "ratio", "engine"))),)
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV {unit}s{limit}"
@@ -86,6 +92,34 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "ok", f"no request waited for KV {unit}s; {paused}", evidence),)
     or_preempted = " or was preempted" if counts else ", and all of the run's requests ran at the same time"
     return (Finding(ID, "ok", f"no request waited for KV {unit}s{or_preempted}", evidence),)
+
+
+def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limits) -> float | None:
+    """The share of the time in which requests lacked room, where that was short, rare and is over; else `None`.
+
+    Only a history of hours, without test steps, shows that: what is short in it is rare.
+    """
+    read = [sample for sample in timeline.samples if sample.engines]
+    if timeline.marks or len(read) < 2 or read[-1].at_seconds - read[0].at_seconds < limits.busy_floor_seconds:  # noqa: PLR2004 - two ends
+        return None
+    finished, lacking = 0, []
+    for before, sample in pairwise(read):
+        finished += max(_rise(before, sample, "requests_finished_total"), 0)
+        waits = any(_waiting_for_room(one, facts) for one in sample.engines or ())
+        if waits or _rise(before, sample, "preemptions_total") > 0:
+            lacking.append((sample.at_seconds, sample.at_seconds - before.at_seconds))
+    if preempted > limits.burst_ratio * finished:
+        return None
+    end = read[-1].at_seconds
+    spans = (end - read[0].at_seconds, limits.busy_floor_seconds)
+    shares = [sum(seconds for at, seconds in lacking if at > end - span) / span for span in spans]
+    is_over = not lacking or lacking[-1][0] < end - limits.burst_over_seconds
+    return shares[0] if is_over and max(shares) <= limits.burst_ratio else None
+
+
+def _rise(before: Sample, after: Sample, count: EngineCount) -> int:
+    first, last = before.total(count), after.total(count)
+    return 0 if first is None or last is None else last - first
 
 
 def _all_ran(timeline: Timeline, facts: Facts) -> bool:
