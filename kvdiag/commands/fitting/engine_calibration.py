@@ -29,6 +29,7 @@ _CELLS, _WINDOWS = "llamacpp", "sliding window"
 _NOT_COMPARED = "weights are not compared: {}"
 _ON_HOST = "part of them stays in host memory"
 _NO_TENSORS = "the log lists no tensors; pass the model's GGUF file"
+_ASSUMED = "the log does not show the types of the cache: f16 is assumed; pass -ctk and -ctv"
 _LISTED = "the model that the log lists"
 _NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
@@ -66,8 +67,12 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     comparisons = tuple(_comparisons(plan, report, held))
     if not comparisons:
         raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
+    given = report.settings.kv_dtype is not None or not report.cache_layers or "type_k" in engine_settings()
+    assumed = () if given or engine != _CELLS else (_ASSUMED,)
     missing = () if report.deciding_rank is not None else ("bytes of the pool",)
-    calibration = Calibration(comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *why))
+    calibration = Calibration(
+        comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *why, *assumed)
+    )
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":
         print_json(calibration_document(calibration, report, **shown, profile_file=None))

@@ -199,18 +199,19 @@ def pool_cells(options: Options | None, *, slots: int, slot_tokens: int, trained
     by_kind = {True: one, False: slots * each}
     # Older builds let a slot have more than the model was trained for.
     shown = {kind: {tokens, min(tokens, trained_tokens or tokens)} for kind, tokens in ((True, one), (False, each))}
+    fitting = [kind for kind, tokens in shown.items() if slot_tokens in tokens and not capped]
     unified = options.unified
     if unified is None and options.complete:
         unified = options.slots is None
+    if asked is not None and len(fitting) == 1:
+        # What the server reports decides, where flags override one another: without -np, --no-kv-unified has no effect.
+        (unified,) = fitting
     if unified is None:
-        fitting = [kind for kind, tokens in shown.items() if slot_tokens in tokens and not capped]
-        if asked is None or len(fitting) != 1:
-            return (
-                "the KV pool is not reported, and the server's environment is not readable, which may set whether the "
-                "slots share it; run kvdiag as the server's user"
-            )
-        unified = fitting[0]
-    if not capped and slot_tokens not in shown[unified]:
+        return (
+            "the KV pool is not reported, and the server's environment is not readable, which may set whether the "
+            "slots share it; run kvdiag as the server's user"
+        )
+    if not capped and not fitting:
         return (
             f"the command line's context gives {min(shown[unified]):,} tokens a slot, but the server reports "
             f"{slot_tokens:,}; check --ctx-size and --parallel in its log"

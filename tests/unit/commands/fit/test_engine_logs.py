@@ -104,6 +104,19 @@ def test_printed_starts(start: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     assert {"kv_pool_bytes", "capacity_tokens"} <= drifts.keys()
 
 
+@pytest.mark.parametrize(("types", "assumed"), [("", True), (", K (f16): 4096.00 MiB, V (f16): 4096.00 MiB", False)])
+def test_types_that_a_log_does_not_show(
+    types: str, assumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are assumed to be the default, which a note says."""
+    log = tmp_path / "server.log"
+    log.write_text(f"llama_kv_cache: size = 8192.00 MiB (131072 cells, 16 layers, 1/1 seqs){types}\n")
+    main(["fit", "qwen3.6-27b", "--from-log", str(log), "--output", "json", "--offline"])
+    notes = json.loads(capsys.readouterr().out)["notes"]
+
+    assert assumed is any("-ctk" in note for note in notes)
+
+
 def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp prints 40 characters of a list: heads of 48 layers are not known by it."""
     (start,) = [one for one in PRINTED_STARTS if "listed" in one]

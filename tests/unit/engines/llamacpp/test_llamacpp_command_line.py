@@ -73,6 +73,12 @@ def test_an_unreadable_environment_is_not_guessed(command: str, slot_tokens: int
     assert expected == (found.total if isinstance(found, Cells) else None)
 
 
+def test_the_slots_size_decides_where_flags_override_one_another() -> None:
+    """Without -np, --no-kv-unified has no effect: the slots share their cells (tools/server/server.cpp)."""
+    found = pool_cells(options("llama-server -c 8192 -no-kvu"), slots=4, slot_tokens=8192, trained_tokens=TRAINED)
+    assert Cells(total=8192, usable=8192) == found
+
+
 def test_a_command_line_that_does_not_meet_the_slots_is_refused() -> None:
     """The process was taken for the server's, or the build rounds in another way."""
     found = pool_cells(options("llama-server -c 4096"), slots=4, slot_tokens=8192, trained_tokens=TRAINED)
