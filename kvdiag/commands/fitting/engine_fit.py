@@ -36,7 +36,7 @@ from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.pools.share_plan import plan_share
 from kvdiag.kv.pools.share_pools import TGI_BLOCKS, ShareModel, ShareSettings
-from kvdiag.kv.pools.static_fraction import plan_tokens
+from kvdiag.kv.pools.static_fraction import plan_tokens, vision_ratio
 from kvdiag.kv.pools.token_cells import TokenSettings
 from kvdiag.kv.pools.token_pools import TokenModel
 from kvdiag.outputs.documents.pool_document import grid_document, pool_document
@@ -227,6 +227,7 @@ def _token_plan(
         page_size=options.block_size,
         kv_dtype=options.kv_dtype,
         mem_fraction_static=options.memory_fraction,
+        vision_ratio=_vision_ratio(files),
         context_tokens=options.context,
         chunked_prefill_size=options.max_num_batched_tokens,
         state_dtype=options.mamba_ssm_cache_dtype,
@@ -241,6 +242,14 @@ def _token_plan(
     )
     machine = _machine(files, architecture, options)
     return plan_tokens(model, demand, machine=machine, pool_bytes=options.kv_pool_bytes)
+
+
+def _vision_ratio(files: ModelFiles) -> float | None:
+    """Of the model's encoder for images; None without one."""
+    encoder = Fields(files.config).child("vision_config")
+    if encoder is None:
+        return None
+    return vision_ratio(encoder.maybe_integer("num_hidden_layers"), encoder.maybe_integer("hidden_size"))
 
 
 def data_parallel_groups(flags: Mapping[str, Any]) -> tuple[int, int]:

@@ -34,10 +34,22 @@ _WHOLE_PROMPT_TOKENS = 16_384
 _DECODE_GRAPH_MIB, _PREFILL_GRAPH_MIB, _LATENT_GRAPH_MIB = 2, 8, 1_536
 _MANY_GRAPHS = 300
 _MOST_LATENT_GRAPH_TOKENS = 8_192
+# adjust_mem_fraction_for_vlm: what models with an encoder for images give up, by its size against ViT-L/14; and
+# mm_runtime_reservation_gb: its cache, taken from the pool.
+_VISION_RATIO, _VISION_STEP, _VISION_BOUNDS = 0.95, 0.1, (0.8, 1.05)
+_VIT_LAYERS, _VIT_WIDTH = 24, 1_024
+_VISION_CACHE_BYTES = 100 * MIB
 _FRACTION_STEP = 0.001
 _HIGHEST_FRACTION = 0.95
 _LOWEST_FRACTION = 0.1
 _LOWER_RATIOS = (0.5, 0.25, 0.1)
+
+
+def vision_ratio(layers: int | None, width: int | None) -> float:
+    """The default fraction with an encoder for images of that size, as a share of the one without."""
+    size = (layers or _VIT_LAYERS) * (width or _VIT_WIDTH) ** 2 / (_VIT_LAYERS * _VIT_WIDTH**2)
+    low, high = _VISION_BOUNDS
+    return _VISION_RATIO * max(low, min(high, 1 - _VISION_STEP * (size - 1)))
 
 
 def resolved(settings: TokenSettings, gpu_bytes: int, *, latent: bool) -> TokenSettings:
@@ -53,12 +65,14 @@ def resolved(settings: TokenSettings, gpu_bytes: int, *, latent: bool) -> TokenS
         fraction = round((gpu_mib - _reserve_mib(settings, gpu_mib, chunk, batch, latent=latent)) / gpu_mib, 3)
         if not 0 < fraction <= 1:
             raise KvModelError(f"SGLang's reserve exceeds a GPU of {gpu_mib:,.0f} MiB", "gpu")
+        fraction *= settings.vision_ratio or 1.0
     return replace(settings, chunked_prefill_size=chunk, graph_batch=batch, mem_fraction_static=fraction)
 
 
 def _reserve_mib(settings: TokenSettings, gpu_mib: float, chunk: int, batch: int, *, latent: bool) -> float:
     """What handle_gpu_memory_settings keeps outside the fraction."""
-    reserve = _META_MIB + _ACTIVATION_MIB_PER_TOKEN * max(chunk, _LEAST_TOKENS)
+    step = chunk if chunk > 0 else _WHOLE_PROMPT_TOKENS
+    reserve = _META_MIB + _ACTIVATION_MIB_PER_TOKEN * max(step, _LEAST_TOKENS)
     reserve += settings.tensor_parallel * settings.pipeline_parallel / 8 * 1024
     if settings.graphs:
         reserve += _DECODE_GRAPH_MIB * batch
@@ -115,7 +129,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
     weights = max(machine.weights(settings.tensor_parallel, settings.pipeline_parallel, settings.ranks))
     free = machine.gpu_bytes - overheads.context_bytes
     reserve = round(free * (1 - fraction))
-    budget = free - weights - reserve
+    budget = free - weights - reserve - (0 if settings.vision_ratio is None else _VISION_CACHE_BYTES)
     base = [Part("weights", weights), Part("CUDA context", overheads.context_bytes, estimated=True)]
     try:
         pools = model.pools_of(budget / GIB)
@@ -160,7 +174,7 @@ def _plan(model: TokenModel, demand: Demand, machine: Machine) -> EnginePlan:
 
 def _shown(model: TokenModel, settings: TokenSettings) -> dict[str, object]:
     return {
-        "mem_fraction_static": settings.mem_fraction_static,
+        "mem_fraction_static": None if settings.mem_fraction_static is None else round(settings.mem_fraction_static, 4),
         "page_size": model.page,
         "chunked_prefill_size": settings.chunked_prefill_size,
         "cuda_graph_max_bs": settings.graph_batch,

@@ -42,6 +42,7 @@ class TokenSettings:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     mem_fraction_static: float | None = None
+    vision_ratio: float | None = None
     max_total_tokens: int | None = None
     max_running_requests: int | None = None
     context_tokens: int | None = None

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.pools.engine_plan import EnginePlan, Machine
-from kvdiag.kv.pools.static_fraction import plan_tokens, resolved
+from kvdiag.kv.pools.static_fraction import plan_tokens, resolved, vision_ratio
 from kvdiag.kv.pools.token_cells import TokenSettings
 from tests.unit.kv.pools.recorded_engines import config, sglang_model
 
@@ -29,6 +29,27 @@ def test_the_default_fraction(gpu_mib: int, ranks: int, latent: bool, fraction: 
     settings = resolved(TokenSettings(tensor_parallel=ranks), gpu_mib * MIB, latent=latent)
 
     assert settings.mem_fraction_static == fraction
+
+
+@pytest.mark.parametrize(
+    ("encoder", "ratio"),
+    # By hand: 0.95 x (1 - 0.1 x (layers x width^2 / (24 x 1,024^2) - 1)), within 0.95 x 0.8 and 0.95 x 1.05.
+    # A start of 0.5.23 on a CPU, where the fraction is 0.95 before, printed 0.947625 for a width of 512.
+    [
+        ((None, 512), 0.947625 / 0.95),
+        ((24, 1_152), 0.95 * (1 - 0.1 * (1_152**2 / 1_024**2 - 1))),
+        ((63, 3_200), 0.95 * 0.8),
+        ((None, None), 0.95),
+    ],
+)
+def test_an_encoder_for_images_lowers_the_default_fraction(
+    encoder: tuple[int | None, int | None], ratio: float
+) -> None:
+    """By its size against ViT-L/14 (memory_hook.py::adjust_mem_fraction_for_vlm)."""
+    alone = resolved(TokenSettings(), 81_559 * MIB, latent=False)
+    beside = resolved(TokenSettings(vision_ratio=vision_ratio(*encoder)), 81_559 * MIB, latent=False)
+
+    assert (beside.mem_fraction_static or 0) / (alone.mem_fraction_static or 1) == pytest.approx(ratio)
 
 
 def planned(*, activation: int = GIB, weights: int = 16 * GIB, requests: int = 1, **settings: Any) -> EnginePlan:
