@@ -54,8 +54,11 @@ def parse_settings(lines: Iterable[str]) -> EngineSettings:
     arguments: dict[str, Any] = {}
     resolved: dict[str, Any] = {}
     for line in lines:
-        if "server_args" in line:
+        if ARGUMENT_LINE.search(line):
             arguments = found_settings(_ARGUMENTS, line, absent=_ABSENT)
+        elif "server_args" in line:
+            # An excerpt of that line, or code in a traceback, which changes nothing of what is known.
+            arguments = {**found_settings(_ARGUMENTS, line, absent=_ABSENT), **arguments}
         elif _COMMAND_LINE.search(line):
             command.update(found_settings(_COMMAND, line, absent=_ABSENT))
         # A drafter's weights and pool are loaded after the model's own.

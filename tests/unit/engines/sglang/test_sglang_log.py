@@ -148,6 +148,14 @@ def test_a_command_line_gives_settings(command: str) -> None:
     assert settings.max_model_len_tokens == 32_768
 
 
+@pytest.mark.parametrize("code", ["launch_server(server_args)", "Runner(server_args, dtype=server_args.dtype)"])
+def test_code_in_a_traceback_leaves_the_arguments(code: str) -> None:
+    """A server that fails after its start prints the names of its arguments again, without their values."""
+    log = f"server_args=ServerArgs(tp_size=8, dtype='bfloat16')\n{LAST.format('', 1024)}    {code}\n"
+    settings = parse_log(log).settings
+    assert (settings.tensor_parallel, settings.dtype) == (8, "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("flag", "on_host"),
     [("--cpu-offload-gb 400", True), ("--kt-weight-path /m/int4", True), ("--cpu-offload-gb 0", None)],
