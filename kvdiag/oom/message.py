@@ -235,7 +235,7 @@ def _processes(spaced: str, squeezed: str, known: dict[str, Any]) -> dict[str, A
     held = known.get("allocated_bytes", 0) + known.get("unallocated_bytes", 0)
     # Its own is the one that can hold what torch says it does; of several the one that holds little else.
     own = [each for each in listed if each[1] >= held]
-    if len(own) > 1:
+    if len(own) > 1 and "allocated_bytes" in known:
         own = [each for each in own if each[1] <= held + OUTSIDE_TORCH_BYTES]
     if len(own) != 1:
         return {"others": tuple(listed)}

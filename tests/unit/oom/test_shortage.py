@@ -103,6 +103,13 @@ def test_own_process_is_left_open_where_none_or_two_can_be_it(parts: str) -> Non
     assert "process_bytes" not in told(text)
 
 
+def test_own_process_is_left_open_where_torch_s_bytes_are_missing() -> None:
+    """Of a message that ends after the list, a small process is not torch's own for its size."""
+    listed = "Process 1 has 70.00 GiB memory in use. Process 2 has 1.00 GiB memory in use."
+    found = told(f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed}")
+    assert ("process_bytes" in found, len(found["others"])) == (False, 2)
+
+
 WORDS = st.sampled_from(
     [
         *(NEW[at : at + 17] for at in range(0, 300, 11)),
