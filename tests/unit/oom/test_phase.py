@@ -105,6 +105,13 @@ def test_what_stands_beside_a_message_tells_its_phase(said: str, phase: Phase) -
     assert (phase, "message") == told(f"{HEAD}{frame('execute_model')}{said} ", log=log)
 
 
+@pytest.mark.parametrize(("said", "phase"), [("timed out", "wake"), ('HTTP/1.1" 200 OK', "request")])
+def test_a_server_that_has_woken_up_serves(said: str, phase: Phase) -> None:
+    """The access log of a wake-up that succeeded is no sign of one that is under way."""
+    found = told(f'"POST /resume_memory_occupation {said} ', log=("Application startup complete.",))
+    assert phase == found[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "phase"),
     [
