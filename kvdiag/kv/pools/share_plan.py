@@ -8,6 +8,7 @@ from typing import Any
 
 from kvdiag.errors import KvModelError
 from kvdiag.formatting import plural
+from kvdiag.kv.bounds import MAX_TOKENS
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.pools.engine_plan import EnginePlan, Machine, Part, helpful
 from kvdiag.kv.pools.share_pools import ShareModel, SizedPool
@@ -66,13 +67,12 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
     sized = model.pools(pool_bytes)
     needed = [(one, one.needed(demand.context_tokens)) for one in sized]
     held = min(one.units // blocks for one, blocks in needed)
-    longest = sized[-1].units * settings.block
     return EnginePlan(
         engine=settings.engine,
         demand=demand,
         pools=(*(one.pool for one in sized), *(() if states is None else (states,))),
         capacity_tokens=sum(one.blocks for one in sized) * settings.block,
-        longest_request_tokens=min(model.longest, longest, sized[-1].window or longest),
+        longest_request_tokens=_longest_request(model, sized),
         max_requests=min(settings.running, held),
         max_running_requests=settings.running,
         kv_bytes_per_token=max(model.token_bytes) if len(sized) == 1 else None,
@@ -85,6 +85,18 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
         },
         notes=tuple(_notes(model, sized)),
     )
+
+
+def _longest_request(model: ShareModel, sized: Sequence[SizedPool]) -> int:
+    """The most tokens of a request: what the last pool holds, and more than the windows where each is as it was asked.
+
+    TensorRT-LLM lowers max_seq_len to the largest window only where it cuts one (_validate_and_adjust_attention_windows).
+    """
+    asked = {min(model.longest, window) for window in model.settings.windows or ()}
+    if model.longest < MAX_TOKENS and all(one.units and one.window in asked for one in sized):
+        return model.longest
+    held = sized[-1].units * model.settings.block
+    return min(model.longest, held, sized[-1].window or held)
 
 
 def _notes(model: ShareModel, sized: Sequence[SizedPool]) -> Iterator[str]:

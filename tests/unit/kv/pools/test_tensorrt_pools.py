@@ -84,6 +84,14 @@ def test_windows_divide_the_pool_equally() -> None:
     assert again.pool_bytes == pytest.approx(60 * GIB, rel=1e-3)
 
 
+@pytest.mark.parametrize("windows", [(1_024,), (1_024, 4_096)])
+def test_requests_may_be_longer_than_their_windows(windows: tuple[int, ...]) -> None:
+    """What has left a window needs no block: the model's context stays the limit of a request."""
+    found = plan(config("gemma-3-27b"), pool_bytes=60 * GIB, windows=windows, context_tokens=131_072)
+
+    assert (found.longest_request_tokens, found.outcome) == (131_072, None)
+
+
 def test_windows_are_cut_where_no_sequence_fits() -> None:
     """A pool below one sequence keeps the small window whole, and of the large one what the rest holds."""
     row = 16 * 128 * 2 * 2
