@@ -28,7 +28,7 @@ _MIB = 1 << 20
 _SIZE = r"= {1,12}(\d{1,9}\.\d{1,4}) MiB"
 _COUNT = r"(\d{1,12})"
 # A device of another machine: RPC[192.0.2.1:50052], since 2025 RPC0[…].
-_DEVICE = r"([\w.:-]{1,40}(?:\[[\w.:-]{1,80}\])?)"
+_DEVICE = r"(?<![\w.:-])([\w.:-]{1,40}(?:\[[\w.:-]{1,80}\])?)"
 
 _START = re.compile(r"\bbuild(?:_info)?: b?\d|msg=\"starting (?:runner|llama server)")
 _NEW_CONTEXT = re.compile(r"llama_context: constructing|n_seq_max {1,40}=")
