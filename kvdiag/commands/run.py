@@ -93,7 +93,7 @@ def command(options: RunOptions) -> int:
 
     Takes about a minute; the server should have no other traffic. --soak adds a step that alternates load and
     idle cycles, for leaks too slow to show in a minute. Where an engine reports its figures late, the steps take up
-    to five minutes and a soak up to half an hour or longer, as --dry-run prints. --isolation replaces the steps: two
+    to five minutes and a soak half an hour or longer, as --dry-run prints. --isolation replaces the steps: two
     tenants send the same prompts, with and without cache_salt.
 
     Scenarios of --simulate: healthy, kv-leak, device-leak, fragmentation, foreign-memory, duplicate-model,

@@ -83,11 +83,11 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
     fits = fits_together(planned.workload, facts)
     if waited and not fits:
         workload, notes = admitted(planned.workload, facts, together=True)
-        why = "shorter requests: in the attempt before, requests waited for room in the pool"
+        why = "shorter requests: in the previous attempt, requests waited for room in the pool"
     else:
         longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
         workload, notes = admitted(longer, facts, together=fits)
-        why = f"{workload.max_tokens:,} output tokens per request, so that they last longer: in the attempt before, "
+        why = f"{workload.max_tokens:,} output tokens per request, so that they last longer: in the previous attempt, "
         why += "no sample had all requests running"
     # Of several repetitions the last one says how the step was run.
     kept = [note for note in planned.notes if not note.startswith(_REPEATED)]
