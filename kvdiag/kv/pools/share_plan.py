@@ -90,7 +90,8 @@ def _judged(model: ShareModel, demand: Demand, pool_bytes: int) -> EnginePlan:
 def _longest_request(model: ShareModel, sized: Sequence[SizedPool]) -> int:
     """The most tokens of a request: what the last pool holds, and more than the windows where each is as it was asked.
 
-    TensorRT-LLM lowers max_seq_len to the largest window only where it cuts one (_validate_and_adjust_attention_windows).
+    TensorRT-LLM lowers max_seq_len to the largest window only where it cuts one
+    (resource_manager.py::_validate_and_adjust_attention_windows).
     """
     asked = {min(model.longest, window) for window in model.settings.windows or ()}
     if model.longest < MAX_TOKENS and all(one.units and one.window in asked for one in sized):
