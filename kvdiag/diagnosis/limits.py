@@ -304,6 +304,9 @@ class Limits:
     """Of the time in which requests lack room, and preemptions of the finished requests, in a history of
     `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
 
+    burst_gap_seconds: float = 300.0
+    """Of the time between two samples no more is taken as observed: a scrape is a minute, seldom five."""
+
     burst_over_seconds: float = 1800.0
     """Time since the last burst after which it is over."""
 

@@ -16,7 +16,7 @@ the pool has no room for one more request of the mean size of those that run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -97,24 +97,31 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limits) -> float | None:
     """The share of the time in which requests lacked room, where that was short, rare and is over; else `None`.
 
-    Only a history of hours, without test steps, shows that: what is short in it is rare.
+    Only a history of hours, without test steps, shows that: what is short in it is rare. Hours without a sample count
+    neither way.
     """
     read = [sample for sample in timeline.samples if sample.engines]
-    if timeline.marks or len(read) < 2 or read[-1].at_seconds - read[0].at_seconds < limits.busy_floor_seconds:  # noqa: PLR2004 - two ends
+    if timeline.marks or not read:
         return None
-    finished, lacking = 0, []
+    finished, observed, lacking = 0, [], []
     for before, sample in pairwise(read):
         finished += max(_rise(before, sample, "requests_finished_total"), 0)
         waits = any(_waiting_for_room(one, facts) for one in sample.engines or ())
+        interval = (sample.at_seconds, min(sample.at_seconds - before.at_seconds, limits.burst_gap_seconds))
+        observed.append(interval)
         if waits or _rise(before, sample, "preemptions_total") > 0:
-            lacking.append((sample.at_seconds, sample.at_seconds - before.at_seconds))
-    if preempted > limits.burst_ratio * finished:
-        return None
+            lacking.append(interval)
     end = read[-1].at_seconds
-    spans = (end - read[0].at_seconds, limits.busy_floor_seconds)
-    shares = [sum(seconds for at, seconds in lacking if at > end - span) / span for span in spans]
+    if preempted > limits.burst_ratio * finished or _seconds_after(0.0, observed) < limits.busy_floor_seconds:
+        return None
+    begins = (0.0, end - limits.busy_floor_seconds)
+    shares = [_seconds_after(begin, lacking) / _seconds_after(begin, observed) for begin in begins]
     is_over = not lacking or lacking[-1][0] < end - limits.burst_over_seconds
     return shares[0] if is_over and max(shares) <= limits.burst_ratio else None
+
+
+def _seconds_after(begin: float, intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(seconds for at_seconds, seconds in intervals if at_seconds > begin)
 
 
 def _rise(before: Sample, after: Sample, count: EngineCount) -> int:

@@ -426,3 +426,9 @@ def history(pressed_minutes: int, *, hours: int = 12, rest_minutes: int = 120, f
 def test_a_short_burst_of_a_long_history_is_no_lack_of_room(timeline: Timeline, status: str) -> None:
     """A few minutes of a day cost next to nothing, once they are over."""
     assert status == verdict(timeline).status
+
+
+def test_hours_without_a_sample_are_no_hours_with_room() -> None:
+    """Five minutes of two observed hours are much, though nine hours passed."""
+    whole = history(5, hours=9, rest_minutes=500).samples
+    assert "fault" == verdict(Timeline(samples=(*whole[:60], *whole[-60:]))).status
