@@ -11,7 +11,7 @@ MAX_TEXT_CHARACTERS = 512
 _MOST = 1 << 40
 _FORMS = {
     "whole": r"(\d{1,15})(?!\w|\.\d)",
-    "given": r"'?([1-9][\d.]{0,20}|[A-Za-z/.~][^'\s,]{0,200})",
+    "given": r"'?([1-9][\d.]{0,20}|0\.\d{0,8}[1-9]|[A-Za-z/.~][^'\s,]{0,200})",
     "fraction": r"(\d(?:\.\d{1,20})?(?:e-\d{1,2})?)(?!\w|\.\d)",
     "flag": r"(True|False)\b",
     "negated": r"(True|False)\b",

@@ -158,7 +158,12 @@ def test_code_in_a_traceback_leaves_the_arguments(code: str) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "on_host"),
-    [("--cpu-offload-gb 400", True), ("--kt-weight-path /m/int4", True), ("--cpu-offload-gb 0", None)],
+    [
+        ("--cpu-offload-gb 400", True),
+        ("--cpu-offload-gb 0.5", True),
+        ("--kt-weight-path /m/int4", True),
+        ("--cpu-offload-gb 0", None),
+    ],
 )
 def test_weights_in_host_memory_are_known(flag: str, on_host: bool | None) -> None:
     """Weights on the GPU are then fewer than the model's."""
