@@ -294,8 +294,9 @@ def _rate(trend: Trend, total_bytes: int | None) -> Text:
         return signed(format_bytes(ratio * total_bytes))
 
     change = trend.recent[-1] - trend.recent[0]
+    stayed = "unchanged" if len(set(trend.recent)) == 1 else "no net change"
     gained = Text.assemble(
-        shown(change) if change else "unchanged", (f" in {format_duration(trend.watched_seconds)}", "dim")
+        shown(change) if change else stayed, (f" in {format_duration(trend.watched_seconds)}", "dim")
     )
     if trend.watched_seconds < LIMITS.recent_min_seconds:
         return gained

@@ -269,6 +269,7 @@ def test_the_age_of_a_diagnosis_is_shown() -> None:
     [
         (Trend(of="0", is_pool=True, recent=(0.25, 0.5), watched_seconds=10.0), ["+25 points in 10 s"]),
         (Trend(of="GPU-0", is_pool=False, recent=(0.5, 0.5), watched_seconds=120.0), ["unchanged in 2 min"]),
+        (Trend(of="0", is_pool=True, recent=(0.0, 0.9, 0.0), watched_seconds=47.0), ["no net change in 47 s"]),
         (
             Trend(of="GPU-0", is_pool=False, recent=(0.5, 0.75), watched_seconds=120.0),
             ["+6.00 GiB in 2 min", "not steadily"],
