@@ -48,7 +48,7 @@ class ThreadedReader(Generic[T]):
         self._thread = DaemonThreadPool(1, name)
         self._closed = False
         self.answered = False
-        """Whether a read ever returned in time."""
+        """Whether a read ever found something, which its caller says."""
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
         """What `read(**kwargs)` returns or raises; `ReadTimeout` where this call or an earlier one takes longer.
@@ -62,7 +62,6 @@ class ThreadedReader(Generic[T]):
             await self._finish(self._call, deadline_seconds)
         call = self._call = _Call(partial(self._thread.submit, self._read, **kwargs))
         await self._finish(call, deadline_seconds)
-        self.answered = True
         return call.outcome.result()
 
     def close(self) -> None:

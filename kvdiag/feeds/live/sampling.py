@@ -294,6 +294,7 @@ class Sampler:
         with self._timed("nvml"):
             stuck = DRIVER_STUCK if self.nvml.answered else NVML_LOADING
             devices, gaps = await _in_time(self.nvml, DRIVER_SECONDS, ("nvml", stuck), processes=processes)
+        self.nvml.answered = self.nvml.answered or devices is not None
         self._driver_absent = driver_absent(devices, gaps)
         self.record(Sample(at_seconds=self.clock.now_seconds(), devices=devices, gaps=gaps))
 

@@ -161,14 +161,21 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
-def test_driver_that_answered_an_earlier_sampler_is_known() -> None:
-    """A driver that hangs while the server restarts is not taken for a library that is still being loaded."""
+@pytest.mark.parametrize(
+    ("first", "named"),
+    [(((GPU,), ()), "the driver has not answered"), ((None, (Gap("nvml", "absent", "no library"),)), "NVML has not")],
+    ids=["a driver", "no driver"],
+)
+def test_driver_that_answered_an_earlier_sampler_is_known(first: DeviceReading, named: str) -> None:
+    """A driver that hangs while the server restarts is not taken for a library that is still being loaded; where there
+    never was one, a slow search for it is no driver that hangs.
+    """
     asked, found = list[bool](), list[Sample]()
 
     async def work(hang: Callable[..., DeviceReading]) -> None:
         def read(*, processes: bool) -> DeviceReading:
             asked.append(processes)
-            return ((GPU,), ()) if len(asked) == 1 else hang()
+            return first if len(asked) == 1 else hang()
 
         nvml = ThreadedReader(read, "nvml")
         for _ in range(2):
@@ -180,7 +187,8 @@ def test_driver_that_answered_an_earlier_sampler_is_known() -> None:
 
     with hanging() as hang:
         asyncio.run(work(hang))
-    assert [[], [containing("the driver has not answered")]] == [[gap.reason for gap in one.gaps] for one in found]
+    earlier = [gap.reason for gap in first[1]]
+    assert [earlier, [containing(named)]] == [[gap.reason for gap in one.gaps] for one in found]
 
 
 def test_process_that_hangs_holds_up_nothing_else() -> None:
