@@ -82,6 +82,7 @@ def _split(timeline: Timeline, facts: Facts, limits: Limits) -> Iterator[Lifetim
         answer = max((place for place, one in enumerate(part) if one.answered), default=len(part) - 1)
         life = Life(start_seconds=part[0].at_seconds if part else 0.0, worst="unknown")
         own = facts if is_last else _facts_at(timeline, facts, part[answer].at_seconds)
+        life = replace(life, engine=own.engine_name)
         if begin:
             own = replace(own, started_seconds=max(own.started_seconds or 0.0, life.start_seconds))
         is_over = not is_last or _is_down(part, limits)

@@ -139,13 +139,15 @@ class Finding:
 class Life:
     """One life of a server, from a start of its process to its last answer, judged by itself.
 
-    `end_seconds` and `end` are `None` while the server answers. `findings` are its suspects and faults.
+    `end_seconds` and `end` are `None` while the server answers. `findings` are its suspects and faults. `engine` is its
+    engine's name.
     """
 
     start_seconds: float
     end_seconds: float | None = None
     end: LifeEnd | None = None
     end_detail: str | None = None
+    engine: str | None = None
     worst: Status
     findings: tuple[Finding, ...] = ()
 

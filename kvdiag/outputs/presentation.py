@@ -118,12 +118,14 @@ def sentence(diagnosis: Diagnosis) -> str:
         parts.append(f"{since(down_seconds, diagnosis.lives[-1].end_detail)}; {POSTMORTEM}")
         parts.append(f"last verdict: {WORDS[status]}, {present}")
     if past is not None:
-        when = f"before the server stopped at {format_time(past.end_seconds or 0.0)}: {headline(past.findings)}"
+        server = f"the {past.engine} server" if _is_other(past, diagnosis) else "the server"
+        when = f"before {server} stopped at {format_time(past.end_seconds or 0.0)}: {headline(past.findings)}"
         parts.append(when if not parts else f"{WORDS[past.worst]} {when}")
         if down_seconds is None:
             began = format_time(diagnosis.lives[-1].start_seconds)
             shown = "" if status == "ok" else f" ({present})"
-            parts.append(f"since it started again at {began}: {WORDS[status]}{shown}")
+            now = f"{diagnosis.facts.engine_name} started" if _is_other(past, diagnosis) else "it started again"
+            parts.append(f"since {now} at {began}: {WORDS[status]}{shown}")
     elif down_seconds is None and (restarts := len(diagnosis.lives[1:])) > 1:  # a single one is an update
         planned = f"the server restarted {restarts} times; where that was not planned, {POSTMORTEM}"
         parts = [present, planned]
@@ -158,8 +160,16 @@ def time_span(finding: Finding, diagnosis: Diagnosis) -> str:
     over = diagnosis.down_since_seconds is not None or finding not in diagnosis.findings
     if last_seconds is not None and (over or last_seconds < diagnosis.end_seconds - OLD_SECONDS):
         ended = "" if finding in diagnosis.findings else ", before a restart of the server"
+        past = diagnosis.worst_past_life
+        if ended and past is not None and finding in past.findings and _is_other(past, diagnosis):
+            ended = f", of the {past.engine} server that was at this address before"
         parts.append(f"last seen {format_time(last_seconds)}{ended}")
     return ", ".join(parts)
+
+
+def _is_other(past: Life, diagnosis: Diagnosis) -> bool:
+    """Whether another engine answers now than in an earlier life."""
+    return None not in (past.engine, diagnosis.facts.engine_name) and past.engine != diagnosis.facts.engine_name
 
 
 def problems_shown(diagnosis: Diagnosis) -> list[Finding]:

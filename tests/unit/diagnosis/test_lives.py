@@ -8,7 +8,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import restarts
 from kvdiag.model import Facts, Gap, GapKind, HostProcess, Sample, Timeline
-from kvdiag.outputs.presentation import sentence
+from kvdiag.outputs.presentation import sentence, time_span
 from tests.builders.answers import finding
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, REFUSED, judged, life, outage
 from tests.builders.values import GIB, device, pool, process
@@ -146,3 +146,15 @@ def test_a_start_is_known_by_any_of_its_traces() -> None:
     assert () == places(first, second, known=replace(KNOWN, started_seconds=90.0))
     third, last = life(300.0, 0, tokens=900), replace(KNOWN, started_seconds=290.0)
     assert (20, 40) == places(first, second, third, known=last, changed=[130.0])
+
+
+def test_a_life_of_another_engine_is_told_as_such() -> None:
+    """A llama.cpp server that leaked, then SGLang at the same address: neither is taken for the other one."""
+    before, now = replace(KNOWN, engine_name="llamacpp"), replace(KNOWN, engine_name="sglang")
+    found = judged(
+        life(100.0, LEAKED_BLOCKS, tokens=900), outage(120.0), life(140.0, 0), known=now, earlier=((130.0, before),)
+    )
+    assert ["llamacpp", "sglang"] == [one.engine for one in found.lives]
+    (leak,) = found.lives[0].findings
+    told = (sentence(found), time_span(leak, found))
+    assert [True, True] == ["llamacpp server" in line and "again" not in line for line in told], told
