@@ -50,15 +50,27 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         status = max((severity for severity, _ in problems), key=SEVERITY.index)
         summary = "; ".join(text for severity, text in problems if severity == status)
         return (Finding(ID, status, summary, evidence),)
+    longest = _longest_request(pool, facts)
     if missing:
-        return unknown(ID, f"the longest request fits the pool, but the memory fraction was not checked: {missing}")
+        return unknown(ID, f"{longest}the memory fraction was not checked: {missing}")
     known = {
         "context length": None not in (pool.capacity_tokens, facts.max_model_len_tokens),
         "memory fraction": pool.memory_fraction_ratio is not None,
     }
     checked = ["pool", *(name for name, is_known in known.items() if is_known)]
     matching = " and ".join(filter(None, (", ".join(checked[:-1]), checked[-1])))
-    return (Finding(ID, "ok", f"{matching} {'match' if checked[1:] else 'matches'} the device", evidence),)
+    beyond = longest if pool_tokens(pool) < (facts.max_model_len_tokens or 0) else ""
+    return (Finding(ID, "ok", f"{beyond}{matching} {'match' if checked[1:] else 'matches'} the device", evidence),)
+
+
+def _longest_request(pool: KvPool, facts: Facts) -> str:
+    """Whether the longest request fits, as the beginning of a sentence; some engines refuse those that do not."""
+    longest, holds = facts.max_model_len_tokens, pool_tokens(pool)
+    if longest is None:
+        return ""
+    if holds >= longest:
+        return "the longest request fits the pool, but "
+    return f"the pool holds {holds:,} of the {longest:,} tokens that a request may have; "
 
 
 def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:

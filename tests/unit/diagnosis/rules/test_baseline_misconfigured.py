@@ -322,3 +322,17 @@ def judged(reported: KvPool) -> Finding:
 def test_a_pool_is_compared_with_what_its_config_gives(reported: KvPool, status: str) -> None:
     """A tenth fewer blocks, or requests of half as much again, are not what the config gives; 2 % are rounding."""
     assert status == judged(reported).status
+
+
+@pytest.mark.parametrize(
+    ("longest", "fits", "held"), [(65_536, True, False), (131_072, False, True), (None, False, False)]
+)
+@pytest.mark.parametrize("devices", [(), (holding(BUDGET),)], ids=["no device", "on its device"])
+def test_a_longer_request_than_the_pool_holds_is_not_said_to_fit(
+    longest: int | None, fits: bool, held: bool, devices: tuple[Device, ...]
+) -> None:
+    """Where the engine refuses such a request itself (SGLang) it reports no capacity, and the pool is no fault."""
+    refusing = replace(FRACTION, capacity_tokens=None)
+    found = at_idle(*devices, of=replace(SERVER, pools=(refusing,), max_model_len_tokens=longest))
+    assert ("ok" if devices else "unknown") == found.status
+    assert (fits and not devices, held) == ("the longest request fits" in found.summary, "131,072" in found.summary)
