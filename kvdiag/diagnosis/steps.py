@@ -1,7 +1,7 @@
 """The test steps: each is a workload as data, and a pure judge over the span that the workload left in the timeline.
 
-1. Baseline: nothing runs. Blocks in use while idle are a fault; used bytes beyond what pool, weights and an allowance
-   explain are suspect; memory that a GPU of the server failed to report makes the step unknown.
+1. Baseline: nothing runs. Blocks in use while idle are a fault, suspect where only a share is reported; used bytes
+   beyond what pool, weights and an allowance explain are suspect; memory that a GPU failed to report makes it unknown.
 2. One request, several times: its blocks must match its tokens and all be released, and device memory must stay flat,
    as the leak rules judge it. Judged on the later cycles: the first ones load kernels and workspaces lazily that are
    never released, so comparing memory before and after a single request is wrong for 47 to 100 % of healthy servers.
@@ -108,7 +108,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
         sessions, kept = open_sessions(timeline, floor, facts)
         in_use = f"{plural(floor.blocks, f'{unit} is', f'{unit}s are')} in use while idle"
         if not sessions:
-            status, parts = "fault", [in_use]
+            # Of a pool that is reported as a share alone, it is not known what the engine itself keeps.
+            status, parts = ("fault" if facts.capabilities.blocks else "suspect"), [in_use]
         elif kept == floor.blocks:
             parts = [f"{in_use}: {plural(sessions, 'streaming session holds', 'streaming sessions hold')} all of them"]
         else:

@@ -13,7 +13,8 @@ Decided in this order:
    have become longer (unknown), but without one there is none.
 
 Two kinds of engine show no leak while idle. Where lost units look like cached or free ones, the loads of a run prove
-how much of the pool is free (`blocks/refill.py`); where gauges move only when a request ends, a run makes them move.
+how much of the pool is free (`blocks/refill.py`). Where gauges move only when a request ends, a run makes them move;
+without one, their lowest values are judged as those of a server that is never idle.
 
 The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
+from kvdiag.diagnosis.blocks.busy_pool import busy_floor
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
@@ -55,6 +56,10 @@ from kvdiag.formatting import (
 from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Outcome, Sample, Timeline
 
 ID = "leak.kv_blocks"
+_ON_COMPLETION = (
+    "usage moves only when a request ends, so an idle pool is not observed; run `kvdiag run`, or watch it under load "
+    "for six hours"
+)
 PROBE = "isolation"
 """The step whose prompts are each sent alone, so that nothing moves the gauges after them."""
 
@@ -78,13 +83,14 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         return (_by_filling(timeline, facts, limits),)
     moved = timeline.marks and not timeline.spans(PROBE)
     if facts.capabilities.on_completion and not moved:
-        return unknown(ID, "usage moves only when a request ends, so an idle pool is not observed; run `kvdiag run`")
+        lowest = None if timeline.marks else busy_floor(timeline, facts, limits)
+        return unknown(ID, _ON_COMPLETION) if lowest is None else (lowest.finding(ID, facts),)
     unit = facts.capabilities.unit
     intervals = idle_floors(timeline, facts, limits)
     floors = [floor for floor in intervals if floor.blocks is not None]
     if not floors:
         if not timeline.marks and (lowest := busy_floor(timeline, facts, limits)) is not None:
-            return (_under_load(lowest, facts),)
+            return (lowest.finding(ID, facts),)
         return unknown(ID, _not_idle(timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
@@ -149,7 +155,9 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         timeout = format_duration(limits.connector_timeout_seconds)
         summary = f"{summary}; the KV connector ({facts.kv_connector}) may release them within its timeout of {timeout}"
         return (Finding(ID, "suspect", summary, evidence, growth=growth, since_seconds=since),)
-    return (Finding(ID, "fault", summary, evidence, growth=growth, since_seconds=since),)
+    # An engine that reports a share alone may keep a part for itself: without growth it is no proof, as in `_by_share`.
+    steady = timeline.marks and held == before and not facts.capabilities.blocks
+    return (Finding(ID, "suspect" if steady else "fault", summary, evidence, growth=growth, since_seconds=since),)
 
 
 def _by_share(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
@@ -288,38 +296,6 @@ def _not_idle(timeline: Timeline, facts: Facts) -> str:
     if answers and not is_reported:
         return reason or "the pool's usage is not reported; `kvdiag doctor` shows what /metrics lacks"
     return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
-
-
-def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
-    """A server that is never idle, by its minimum usage: ok as far as that bounds a leak, else unknown."""
-    total = sum(pool.usable_blocks for pool in facts.pools)
-    unit = facts.capabilities.unit
-    lowest = f"{format_number(floor.lowest_blocks)} of {plural(total, f'KV {unit}')}"
-    evidence = (
-        Evidence("window", round(floor.hours, 2), "hours", "kvdiag"),
-        Evidence("min_blocks_under_load", floor.lowest_blocks, "blocks", "engine"),
-        Evidence("running_at_min", floor.running, "requests", "engine"),
-        Evidence("min_blocks_growth_per_hour", floor.growth_per_hour, "blocks", "engine"),
-        Evidence("detection_limit_per_hour", floor.visible_per_hour, "blocks", "computed"),
-    )
-    if floor.says == "bounded":
-        most = plural(floor.lowest_blocks, f"{unit} is leaked", f"{unit}s are leaked")
-        leaked = f"at most {most}" if floor.lowest_blocks else f"no {unit} is leaked"
-        return Finding(ID, "ok", f"never idle, but usage fell to {lowest}: {leaked}", evidence)
-    usage = "never idle; minimum usage at equal concurrency"
-    if floor.says == "flat":
-        window, limit = format_duration(floor.hours * HOUR_SECONDS), format_number(floor.visible_per_hour)
-        summary = f"{usage} did not rise over {window} (detection limit {limit} {unit}s/h)"
-        return Finding(ID, "ok", summary, evidence)
-    if floor.says == "rising":
-        rate = f"{format_number(floor.growth_per_hour)} {unit}s/h"
-        summary = f"{usage} rises by {rate}; pause traffic for a moment to rule out longer requests"
-        return Finding(ID, "unknown", summary, evidence)
-    summary = (
-        f"never idle for two samples in a row, and usage never fell below {lowest} and varies too much to show "
-        "growth; pause traffic for a moment"
-    )
-    return Finding(ID, "unknown", summary)
 
 
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:

@@ -137,7 +137,9 @@ HELD = "held"
 """The blocks in use, of all engines together."""
 
 IDLE, IDLE_USAGE = "idle held", "idle usage "
-"""The same, and each engine's usage, when it was last idle: what stays in use shows apart from what is released."""
+"""The same, and each engine's usage, when it was last idle: what stays in use shows apart from what is released. Gauges
+that move only when a request ends never show an idle pool.
+"""
 
 
 def engines(timeline: Timeline, facts: Facts) -> Readings:
@@ -153,7 +155,7 @@ def engines(timeline: Timeline, facts: Facts) -> Readings:
             each = [name for label in labels for name in (f"usage {label}", f"{HELD} {label}", f"{IDLE_USAGE}{label}")]
             known, names = labels, (*names[:5], *each)
         held = held_blocks(sample, facts)
-        if sample.engines_idle:
+        if sample.engines_idle and not facts.capabilities.on_completion:
             floors[IDLE] = held
         values: list[float | None] = [
             held,
@@ -164,7 +166,7 @@ def engines(timeline: Timeline, facts: Facts) -> Readings:
         ]
         for engine in sample.engines or ():
             pool, usage = pools.get(engine.engine), engine.kv_usage_ratio
-            if engine.idle:
+            if engine.idle and not facts.capabilities.on_completion:
                 floors[engine.engine] = usage
             values += (usage, None if pool is None or usage is None else pool.used_blocks(usage))
             values.append(floors.get(engine.engine))

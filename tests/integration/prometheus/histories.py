@@ -342,6 +342,30 @@ def llamacpp() -> Iterator[str]:
             yield line("container_memory_rss", {**node, "container": "llama-server"}, used, sample.at_seconds)
 
 
+def trtllm() -> Iterator[str]:
+    """TensorRT-LLM's servers over 12 hours, whose gauges show the last step before a request ended: one keeps a block
+    of every other request.
+    """
+    for pod, kept in (("trt-healthy", 0.0), ("trt-leak", 0.5)):
+        own = server("trtllm", pod, container="trtllm")
+        for number in range(12 * 60):
+            running, ended = 1 + number % 3, 2 * number
+            blocks = min(running * (10 + number % 7) + round(kept * ended), 4_000)
+            figures = {
+                "kv_cache_max_blocks": 4_000,
+                "kv_cache_tokens_per_block": 32,
+                "kv_cache_used_blocks": blocks,
+                "kv_cache_utilization": blocks / 4_000,
+                "num_requests_running": running,
+                "num_requests_waiting": 0,
+                "prompt_tokens_total": 300 * ended,
+                "generation_tokens_total": 60 * ended,
+                "e2e_request_latency_seconds_count": ended,
+            }
+            for name, value in figures.items():
+                yield line(f"trtllm_{name}", own, value, END_SECONDS - 60.0 * (12 * 60 - number))
+
+
 WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
     {
         one.__name__: one
@@ -367,6 +391,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             down,
             engines_of_two,
             llamacpp,
+            trtllm,
         )
     }
 )

@@ -281,3 +281,10 @@ def test_llamacpp_shows_growth_of_memory(history: str, diagnose: Diagnose) -> No
     assert ["unknown", "ok", "ok", "unknown"] == statuses(found["llama-1"], *LEAKS)
     assert ["unknown", "ok", "fault", "ok"] == statuses(found["llama-2"], *LEAKS)
     assert "kvdiag serve" in reasons(found["llama-0"])
+
+
+def test_trtllm_s_late_gauges_bound_a_leak(history: str, diagnose: Diagnose) -> None:
+    """The lowest blocks of its requests' ends are low on the healthy server, and rise on the other at equal load."""
+    found = {one["subject"]["pod"]: one for one in whole(diagnose, history, '{namespace="trtllm"}')["replicas"]}
+    assert ["ok"] == statuses(found["trt-healthy"], LEAKS[0])
+    assert ["suspect"] == statuses(found["trt-leak"], LEAKS[0])

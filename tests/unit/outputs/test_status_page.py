@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvdiag.feeds.daemon.retention import Retention
-from kvdiag.model import Device, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot, Timeline
+from kvdiag.model import Capabilities, Device, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot, Timeline
 from kvdiag.outputs.current_verdict import current_verdict
 from kvdiag.outputs.html import report_series
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element
@@ -213,6 +213,14 @@ def test_minutes_that_were_thinned_do_not_break_the_line() -> None:
     assert [1, 1] == [path.count("M") for path in reader.lines("s0")]
     assert "last idle: 0 %, at most 0 %" in reader.text
     assert "6 %" in reader.text
+
+
+def test_late_gauges_show_no_idle_pool() -> None:
+    """Where usage moves only when a request ends, an idle engine's value is that of its last request."""
+    idle = [replace(one, engines=(engine(usage=0.07),)) for one in minutes(300)]
+    assert "when last idle" in read(shown(), idle).text
+    late = replace(shown().facts, capabilities=Capabilities(on_completion=True))
+    assert "when last idle" not in read(replace(shown(), facts=late), idle).text
 
 
 def test_a_failed_reading_ends_the_line() -> None:

@@ -11,7 +11,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, Says, busy_floor
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
-from kvdiag.model import Engine, Facts, Finding, Mark, Sample, Timeline
+from kvdiag.model import Capabilities, Engine, Facts, Finding, Mark, Sample, Timeline
 from tests.builders.answers import evidence, only, rows
 from tests.builders.values import engine, every_half_minute, holding, pool
 
@@ -217,3 +217,66 @@ def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -
     busy = [Sample(at_seconds=90.0 * number, engines=(one,)) for number, one in enumerate(working)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]
+
+
+LATE = replace(KNOWN, capabilities=Capabilities(on_completion=True))
+
+
+def late(
+    kept: float = 0.0,
+    *,
+    hours: float = 12.0,
+    blocks: Callable[[float], float] = lambda share: 20.0,
+    counted: bool = True,
+    idle_minutes: int = 0,
+) -> Finding:
+    """The finding of gauges that moved when requests ended, two a minute, each of which keeps some blocks."""
+    count = int(hours * 60)
+    samples = []
+    for number in range(count + idle_minutes):
+        minute = min(number, count - 1)
+        running, ended, size = 1 + minute % 3, 2 * minute, blocks(minute / count)
+        held = round(running * size * (0.5 + 0.1 * (minute % 6)) + kept * ended)
+        one = replace(
+            holding(held, of=KNOWN.pools[0], running=running if number == minute else 0),
+            requests_finished_total=ended if counted else None,
+            prompt_tokens_total=round(16 * size * ended),
+            generation_tokens_total=0,
+        )
+        samples.append(Sample(at_seconds=100.0 + 60.0 * number, engines=(one,)))
+    return only(judge, Timeline(samples=tuple(samples)), LATE)
+
+
+@pytest.mark.parametrize(
+    ("finding", "status"),
+    [
+        (late(), "ok"),
+        (late(1.0), "suspect"),
+        (late(1.0, idle_minutes=120), "suspect"),
+        (late(1.0, counted=False), "unknown"),
+        (late(blocks=lambda share: 20.0 + 600.0 * share), "unknown"),
+        (late(blocks=lambda share: 400.0), "ok"),
+        (late(1.0, hours=5.9), "unknown"),
+    ],
+    ids=[
+        "few blocks at the ends of requests",
+        "each request keeps one",
+        "idle since",
+        "requests are not counted",
+        "requests become longer",
+        "large requests",
+        "too short",
+    ],
+)
+def test_gauges_that_move_when_requests_end_are_bounded(finding: Finding, status: str) -> None:
+    """Their lowest values bound a leak; a rise is suspect where neither requests nor their lengths explain it."""
+    assert status == finding.status
+
+
+def test_a_slow_leak_is_within_what_is_said_to_be_possible() -> None:
+    """Below 2 % of the pool the lowest blocks are named as the most that is leaked."""
+    found = late(0.1)
+    assert "ok" == found.status
+    least = evidence(found)["min_blocks_under_load"]
+    assert isinstance(least, int | float)
+    assert least >= 0.1 * 2 * 720 * 2 / 3

@@ -35,12 +35,14 @@ def test_the_single_request_gives_the_size_of_the_pool() -> None:
     [
         pytest.param(World(pools=(HIDDEN,)), {"ok"}, id="healthy"),
         pytest.param(World(pools=(HIDDEN,), leaked_blocks_per_request=4), {"fault"}, id="leak"),
+        pytest.param(World(pools=(HIDDEN,), held_at_start_blocks=50), {"suspect"}, id="a steady share"),
     ],
 )
 def test_a_run_is_judged_by_share(world: World, expected: set[Status]) -> None:
-    """Blocks that stay are a fault; without a leak all are released."""
+    """Blocks that stay are a fault, a share that stood before and does not grow is suspect, as `serve` has it."""
     judged = diagnose(run(world), by_share(world))
     assert expected == {finding.status for finding in judged.findings if finding.id == "leak.kv_blocks"}
+    assert {judged.worst} == expected
 
 
 def test_a_measured_size_is_less_exact_than_a_reported_one() -> None:
