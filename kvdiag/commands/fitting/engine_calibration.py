@@ -30,6 +30,7 @@ _NOT_COMPARED = "weights are not compared: {}"
 _ON_HOST = "part of them stays in host memory"
 _NO_TENSORS = "the log lists no tensors; pass the model's GGUF file"
 _ASSUMED = "the log does not show the types of the cache: f16 is assumed; pass -ctk and -ctv"
+_OMIT = "the log lists the settings of the model's file: omit MODEL to compare with those"
 _LISTED = "the model that the log lists"
 _NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
@@ -73,6 +74,8 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     calibration = Calibration(
         comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *why, *assumed)
     )
+    if not calibration.within_limit and header is None and report.model_settings is not None:
+        calibration = replace(calibration, notes=(*calibration.notes, _OMIT))
     shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
     if options.output == "json":
         print_json(calibration_document(calibration, report, **shown, profile_file=None))

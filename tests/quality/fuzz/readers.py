@@ -28,7 +28,7 @@ from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.profiles import parse_profiles
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.page_specs import parse_page_specs
-from kvdiag.kv.pools.gguf_header import CutShortError, parse_gguf_header
+from kvdiag.kv.pools.gguf_header import CutShortError, GgufHeader, parse_gguf_header
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.kv.weights.module_names import parse_module_names
 from kvdiag.kv.weights.quantization import parse_weight_format
@@ -102,7 +102,8 @@ def _log(data: bytes) -> None:
         engine.parallel_ranks(text.splitlines())
         engine.kv_connector((), text.splitlines())
         with contextlib.suppress(KvdiagError):
-            engine.parse_startup_log(text)
+            listed = engine.parse_startup_log(text).model_settings
+            cells_of_gguf(GgufHeader(values=listed or {}, lengths={}, tensor_bytes={}, formats={}))
     read_failures(text)
     parse_oom(text)
     for kind in sorted({kind for kind, _ in ANCHORS}):

@@ -24,6 +24,8 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             yield "log", path.read_bytes()[:MAX_BYTES]
             yield "remains", path.read_bytes()[:MAX_BYTES]
+    for start in json.loads((TESTS / "unit" / "commands" / "fit" / "printed_starts.json").read_bytes()):
+        yield "log", "\n".join(start["lines"]).encode()[:MAX_BYTES]
     trace = gzip.decompress((TESTS / "golden" / "traces" / "vllm-0.32.0-starved.jsonl.gz").read_bytes())
     short = b"\n".join(trace.split(b"\n")[:8]) + b"\n"
     yield "trace", short

@@ -117,6 +117,16 @@ def test_types_that_a_log_does_not_show(
     assert assumed is any("-ctk" in note for note in notes)
 
 
+def test_a_log_that_lists_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The comparison is with MODEL; beyond the limit a note names the way to the model's own settings."""
+    (start,) = [one for one in PRINTED_STARTS if "listed" in one]
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(start["lines"]))
+
+    assert main(["fit", "llama_7b", "--from-log", str(log), "--output", "json", "--offline"]) == 1
+    assert any("omit MODEL" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
 def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp prints 40 characters of a list: heads of 48 layers are not known by it."""
     (start,) = [one for one in PRINTED_STARTS if "listed" in one]
