@@ -122,6 +122,9 @@ def size_cells(model: CellModel, settings: CellSettings) -> CellCache:
     asked = settings.context_size or (settings.slot_size or unset) * (1 if together else slots)
     if asked < 1:
         raise KvModelError("the model states no context length: pass -c", "ctx_size")
+    if settings.context_size == 1:
+        # common.cpp::common_init_from_params: two tokens, for which the batch has no room (b11549).
+        raise KvModelError("with -c 1 llama.cpp aborts in its warm-up: pass a longer context", "ctx_size")
     context = _padded(asked)
     streams = 1 if settings.shares_cells else slots
     cells = context if settings.shares_cells else _padded(context // slots)

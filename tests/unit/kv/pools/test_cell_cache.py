@@ -193,6 +193,7 @@ def test_a_device_that_is_too_small() -> None:
     ("settings", "field"),
     [
         ({"type_k": "fp8"}, "cache_type_k"),
+        ({"context_size": 1}, "ctx_size"),
         ({"slots": 257}, "slots"),
         ({"type_v": "q8_0", "flash_attention": False}, "cache_type_v"),
     ],
