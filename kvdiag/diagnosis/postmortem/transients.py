@@ -279,9 +279,11 @@ def judge_fragmentation(case: Case, limits: Limits) -> Finding:
     if failure.phase == "wake":
         change = "restart the server (sleep mode does not start with expandable_segments:True)"
     remedy = joined(None if expandable else change, lower_fraction(case, shortage.short_bytes))
-    full = ", but they are a tiny share of the device: a full device is likelier" if found.state == "slight" else ""
-    summary = f"{asked_for(case)}: {found.reason}{full}"
-    return Finding(HOLES, "suspect" if full else "fault", summary, evidence(case), remedy=remedy)
+    summary = f"{asked_for(case)}: {found.reason}"
+    if found.state == "slight":
+        full = "but they are a tiny share of the device: a full device is likelier"
+        return Finding(HOLES, "unknown", f"{summary}, {full}; the agent's black box shows the blocks", evidence(case))
+    return Finding(HOLES, "fault", summary, evidence(case), remedy=remedy)
 
 
 def _async(case: Case, limits: Limits) -> Finding:

@@ -96,7 +96,7 @@ STATUSES: dict[str, list[tuple[str, str | None, dict[str, Any], str]]] = {
         ("torch", None, {}, "ok"),
         ("torch", None, {"unallocated_bytes": GIB, "allocated_bytes": 76 * GIB}, "fault"),
         ("torch", None, ENOUGH_UNUSED, "fault"),
-        ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "suspect"),
+        ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": 700 * MIB}, "unknown"),
         ("torch", None, {"asked_bytes": 2 * MIB, "free_bytes": MIB, "unallocated_bytes": 3 * GIB}, "unknown"),
         ("torch", None, {"asked_bytes": 300 * MIB, "unallocated_bytes": GIB, "total_bytes": 100 * GIB}, "fault"),
         ("torch", None, {"unallocated_bytes": 900 * MIB}, "unknown"),
