@@ -31,6 +31,7 @@ _ON_HOST = "part of them stays in host memory"
 _NO_TENSORS = "the log lists no tensors; pass the model's GGUF file"
 _ASSUMED = "the log does not show the types of the cache: f16 is assumed; pass -ctk and -ctv"
 _OMIT = "the log lists the settings of the model's file: omit MODEL to compare with those"
+_ASSUMED_BLOCK = "the log does not show the tokens of a block: {} are assumed; pass --block-size"
 _LISTED = "the model that the log lists"
 _NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
@@ -53,7 +54,8 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
     block = chosen.block_size or default_block(engine)
     if report.tokens is None and report.num_blocks is not None and block is not None:
-        report = replace(report, tokens=report.num_blocks * block)
+        notes = () if chosen.block_size else (_ASSUMED_BLOCK.format(block),)
+        report = replace(report, tokens=report.num_blocks * block, notes=(*report.notes, *notes))
     if report.tokens is None:
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
     flags = {**_reported_flags(engine, report), **engine_settings()}

@@ -137,6 +137,22 @@ def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.Capt
     assert "pass MODEL" in refusal(capsys, "--from-log", str(log), "--offline")
 
 
+@pytest.mark.parametrize(("options", "code", "assumed"), [(["--block-size", "128"], 0, False), ([], 1, True)])
+def test_blocks_of_a_size_that_the_log_does_not_show(
+    options: list[str], code: int, assumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LMDeploy's log of InternLM-Chat-7B: blocks of 128 tokens, the default until 2024; today's is assumed."""
+    log, config = tmp_path / "server.log", tmp_path / "config.json"
+    log.write_text("[TM][INFO] [BlockManager] block_size = 64 MB\n[TM][INFO] [BlockManager] max_block_count = 159\n")
+    shape = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+    config.write_text(json.dumps({"model_type": "internlm", "vocab_size": 103_168, "torch_dtype": "float16", **shape}))
+
+    found = main(["fit", str(config), "--from-log", str(log), "--engine", "lmdeploy", "--output", "json", *options])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+
+    assert (found, any("--block-size" in note for note in document["notes"])) == (code, assumed)
+
+
 @pytest.mark.parametrize(("model", "tokens"), [(None, 100), ("llama_7b", None)])
 def test_nothing_to_compare(model: str | None, tokens: int | None) -> None:
     """Without MODEL, or without a capacity, there is no comparison."""
