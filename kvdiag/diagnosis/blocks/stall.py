@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
 from kvdiag.formatting import format_duration, plural
-from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,17 @@ def stalled(timeline: Timeline, facts: Facts, limits: Limits) -> Stall | None:
     last = next((sample for sample in reversed(timeline.samples) if sample.engines is not None), None)
     engines = () if last is None else last.engines or ()
     counted = any(engine.generation_tokens_total is not None for engine in engines)
-    if whole is not None or len(engines) < 2 or not counted:  # noqa: PLR2004 - several
+    if whole is not None or last is None or len(engines) < 2 or not counted:  # noqa: PLR2004 - several
         return whole
-    alone = (_stalled(timeline, facts, limits, engine.engine) for engine in engines)
+    alone = [_stalled(timeline, facts, limits, engine.engine) for engine in engines if _is_open(engine)]
+    if last.tokens_total is None and all(alone):
+        # One of them processes the tokens that are counted for all: their usage does not show which.
+        return None
     return max(filter(None, alone), key=lambda one: one.seconds, default=None)
+
+
+def _is_open(engine: Engine) -> bool:
+    return bool(engine.requests_running or engine.requests_waiting)
 
 
 def _stalled(timeline: Timeline, facts: Facts, limits: Limits, only: str | None = None) -> Stall | None:

@@ -108,6 +108,11 @@ def test_engines_of_which_each_works_or_is_idle_do_not_stall() -> None:
     assert several([UNCOUNTED] * 6, [UNCOUNTED] * 6) is None
 
 
+def test_usage_that_stands_still_in_all_engines_does_not_show_which_hangs() -> None:
+    """A recurrent model holds one slot for each request: tokens counted for all engines show that one works."""
+    assert several(MOVING, [UNCOUNTED] * 6) is None
+
+
 @pytest.mark.parametrize("late", [Capabilities(on_completion=True), Capabilities(reserved=True)])
 def test_figures_that_do_not_move_with_each_step_show_no_stall(late: Capabilities) -> None:
     """Gauges that move only when requests begin or end stand still under a long request."""
