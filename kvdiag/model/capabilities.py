@@ -22,7 +22,8 @@ class Capabilities(Checked):
     request keeps tenants' prefixes apart. `forces_length`: a request can demand an exact number of output tokens.
     `renewed_seconds`: usage and request counts are renewed only once in so long, under load, too. `late_tokens`: while
     requests decode, usage may be this many tokens of each behind. `linear`: the pool counts every token of a request
-    until it ends, for every kind of layer.
+    until it ends, for every kind of layer. `spare_blocks`: a request runs only where so many blocks are free
+    beyond what its tokens need.
     """
 
     unit: Unit = "block"
@@ -36,6 +37,7 @@ class Capabilities(Checked):
     renewed_seconds: float = 0.0
     on_completion: bool = False
     linear: bool = False
+    spare_blocks: int = 0
     salt: bool = True
     forces_length: bool = True
 

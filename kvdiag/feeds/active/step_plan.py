@@ -159,8 +159,10 @@ def admitted(workload: Workload, facts: Facts, *, together: bool = False) -> tup
     """
     workload, fewer = _at_once(workload, facts)
     limits = [(facts.max_model_len_tokens, "the server accepts {} tokens per request")]
+    spare = facts.capabilities.spare_blocks
+    holds = "the scheduler admits {} tokens" if spare else "the pool holds {} tokens"
     limits += [
-        (pool.usable_blocks * pool.block_tokens, "the pool holds {} tokens")
+        (max(pool.usable_blocks - spare, 1) * pool.block_tokens, holds)
         for pool in facts.pools
         if pool.sliding_window_tokens is None
     ]

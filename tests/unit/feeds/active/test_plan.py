@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis.steps import STEPS
+from kvdiag.engines.sglang.metrics import capabilities
 from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.step_plan import (
     CYCLES_SECONDS,
@@ -72,6 +73,14 @@ def test_small_pool_cuts_the_prompts() -> None:
     actual = planned("long_context", facts)
     assert Workload(requests=1, prompt_tokens=6272, max_tokens=128, hold_seconds=1.5) == actual.workload
     assert (containing("prompt of 16,384", "to 6,272:", "6,400 tokens"),) == actual.notes
+
+
+def test_a_request_that_would_never_be_admitted_is_not_sent() -> None:
+    """SGLang admits a request only with a page to spare: one of the whole pool stays in the queue."""
+    facts = Facts(max_model_len_tokens=32_768, pools=(pool(256, block_tokens=64),), capabilities=capabilities({}))
+    actual = planned("long_context", facts)
+    assert 255 * 64 == actual.workload.prompt_tokens + actual.workload.max_tokens
+    assert (containing("prompt of 16,384", "16,320 tokens"),) == actual.notes
 
 
 def test_pool_of_windowed_layers_does_not_cut() -> None:
