@@ -60,7 +60,8 @@ def restarts(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[int, ...
             if (count := engine.prompt_tokens_total) is not None:
                 fell = fell or count < counts.get(engine.engine, 0)
                 counts[engine.engine] = count
-        if fell:
+        if fell or replaced:
+            # SGLang has no counters until its first request: an earlier process's must not count then.
             counts = {one.engine: one.prompt_tokens_total or 0 for one in sample.engines}
         if before is None:
             replaced = False  # it was starting

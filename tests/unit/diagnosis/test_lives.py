@@ -11,7 +11,7 @@ from kvdiag.model import Facts, Gap, GapKind, HostProcess, Sample, Timeline
 from kvdiag.outputs.presentation import sentence, time_span
 from tests.builders.answers import finding
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, REFUSED, judged, life, outage
-from tests.builders.values import GIB, device, pool, process
+from tests.builders.values import GIB, device, engine, pool, process
 
 DAMAGE = Gap("recorder", "failed", "kvdiag-00000001.jsonl.gz is left out: it is damaged")
 
@@ -144,6 +144,8 @@ def test_a_start_is_known_by_any_of_its_traces() -> None:
     assert (20,) == places(*hosts)
     assert (20,) == places(first, second, known=replace(KNOWN, started_seconds=130.0))
     assert () == places(first, second, known=replace(KNOWN, started_seconds=90.0))
+    uncounted = tuple(replace(one, engines=(replace(engine(), prompt_tokens_total=None),)) for one in life(140.0, 0))
+    assert (20,) == places(life(100.0, 0, tokens=90), uncounted, life(160.0, 0, tokens=5), changed=[130.0])
     third, last = life(300.0, 0, tokens=900), replace(KNOWN, started_seconds=290.0)
     assert (20, 40) == places(first, second, third, known=last, changed=[130.0])
 
