@@ -3,7 +3,7 @@
 kvdiag/kv/pools/engine_flags.json lists, for each engine, the flags that decide its pools, the setting that each is, its
 type and its bounds. They are taken from the arguments before click reads the rest, only for the engine that --engine
 names, so that a flag is never taken for another engine's, and a mistyped one is still an error. Flags that `fit` has
-itself (--tp, --kv-cache-dtype) stay click's.
+itself (--tp, --kv-cache-dtype) stay click's. Those of plain_flags.json are left out: they decide no pool.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from kvdiag.commands.options.common import TOKEN_UNITS, TOKENS
-from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, POWER_OF_TWO, allowed, check_flag
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, PLAIN_FLAGS, POWER_OF_TWO, allowed, check_flag
 
 META_KEY = "kvdiag.engine_settings"
 _ENGINE_KEY = "kvdiag.engine"
@@ -41,6 +41,7 @@ class EngineCommand(click.Command):
         if rows:
             with formatter.section(f"Flags of {engine}"):
                 formatter.write_dl([(", ".join(flags), words) for flags, words in rows.values()])
+            formatter.write_text(f"Flags that decide no pool, such as {next(iter(PLAIN_FLAGS[engine]))}, are ignored.")
 
 
 def engine_settings() -> Mapping[str, Any]:
@@ -73,6 +74,9 @@ def _taken(engine: str, args: Sequence[str]) -> tuple[dict[str, Any], list[str]]
         flag, equals, value = argument.partition("=")
         if argument == "--":
             return taken, [*rest, argument, *waiting]
+        if (plain := PLAIN_FLAGS.get(engine, {}).get(flag)) is not None:
+            del waiting[: plain != "flag" and not equals]
+            continue
         if flag not in flags:
             rest.append(argument)
             continue
@@ -99,7 +103,9 @@ def _value(flag: str, kind: str, text: str) -> Any:
     """
     try:
         match kind:
-            case "int" | "power of two":
+            case "layers" if text in ("all", "auto"):
+                return None
+            case "int" | "layers" | "power of two":
                 return int(text[:20])
             case "float":
                 return float(text[:40])
@@ -123,6 +129,7 @@ def _value(flag: str, kind: str, text: str) -> Any:
 
 _WANTED = {
     "int": "a whole number",
+    "layers": "a number of layers, all or auto",
     POWER_OF_TWO: "a whole number",
     "float": "a number",
     "tokens": "a number of tokens, such as 32768 or 32K",

@@ -54,6 +54,7 @@ class CellSettings:
     flash_attention: bool | None = None
     swa_full: bool = False
     kv_offload: bool = True
+    gpu_layers: int | None = None
     fit: bool | None = None
     slot_size: int | None = None
     spec_type: str = "none"
@@ -253,6 +254,10 @@ def _plan(
 ) -> EnginePlan:
     cache = size_cells(model, settings)
     check_range("gpus", gpus, 1, model.depth)
+    layers = settings.gpu_layers
+    if gpu_bytes is not None and layers is not None and 0 <= layers < model.depth:
+        kept = f"--n-gpu-layers keeps {model.depth - layers} of {model.depth} layers in host memory"
+        raise KvModelError(f"{kept}; a plan counts all on the GPU: omit --gpu, or pass all", "gpu_layers")
     slots = settings.slot_count
     rows = [pool for pool in cache.pools if pool.unit == "cell"]
     per_token = sum(pool.bytes / (pool.units * pool.streams) for pool in rows if pool.name in PER_CELL)

@@ -2,6 +2,7 @@
 
 A flag has the setting that it is, its type, and what the engine takes: an interval such as [1,4096] or (0,1), whose
 omitted end is the most tokens that kvdiag calculates with; a list of names; and a remark where a value is another's.
+plain_flags.json has those that decide no pool, without and with a value, so that a start command can be pasted whole.
 Settings are checked by the same table, since the options of `kvdiag fit` for all engines set them, too.
 """
 
@@ -15,6 +16,12 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_TOKENS
 
 ENGINE_FLAGS: Mapping[str, Mapping[str, Any]] = json.loads(pkgutil.get_data(__package__, "engine_flags.json") or b"")
+PLAIN_FLAGS: Mapping[str, Mapping[str, str]] = {
+    engine: {flag: kind for kind, names in kinds.items() for flag in names.split()}
+    for engine, kinds in json.loads(pkgutil.get_data(__package__, "plain_flags.json") or b"").items()
+}
+"""Flags that decide no pool, to "flag" or, where a value follows, "text"."""
+
 POWER_OF_TWO = "power of two"
 _INTERVAL = re.compile(r"([\[(])([-\d.]+),([\d.]*)([\])])")
 

@@ -9,7 +9,8 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.commands import main
-from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, allowed
+from kvdiag.commands.fit import command
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, PLAIN_FLAGS, allowed
 from tests.unit.commands.fit.fitting import refusal
 from tests.unit.kv.pools.recorded_engines import vectors
 from tests.unit.sources.gguf_files import SETTINGS, gguf
@@ -217,6 +218,36 @@ def test_the_help_lists_the_engine_s_flags(capsys: pytest.CaptureFixture[str]) -
 
     assert [flag for flag in ENGINE_FLAGS["llamacpp"] if flag not in shown] == []
     assert "--page-size" not in shown
+
+
+def test_a_start_command_can_be_pasted(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags that decide no pool change nothing, with their values in either form."""
+    flags = ("-c", "1000", "-np", "8", "-ctk", "q8_0")
+    expected = planned(capsys, model, "--engine", "llamacpp", *flags)
+    more = ("--host", "127.0.0.1", "-t", "8", "--metrics", "--port=8080", "-ngl", "99", "--temp", "-1")
+    assert expected == planned(capsys, model, "--engine", "llamacpp", *more, *flags)
+
+
+@pytest.mark.parametrize(
+    ("layers", "refused"), [("1", True), ("0", True), ("all", False), ("-1", False), ("99", False)]
+)
+def test_layers_in_host_memory_are_no_plan_for_a_device(
+    layers: str, refused: bool, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The caches are as large as ever, but what is on the device is then less than is planned."""
+    flags = (model, "--engine", "llamacpp", "-c", "1000", "-ngl", layers)
+    planned(capsys, *flags)
+    if refused:
+        assert "gpu-layers" in refusal(capsys, *flags, "--gpu", "8GiB")
+    else:
+        planned(capsys, *flags, "--gpu", "8GiB")
+
+
+def test_flags_that_decide_no_pool_are_no_others() -> None:
+    """None of them is a setting, or an option of `fit` itself."""
+    own = {name for option in command.params for name in option.opts}
+    for engine, flags in PLAIN_FLAGS.items():
+        assert set() == {*flags} & {*own, *ENGINE_FLAGS[engine]}
 
 
 def test_the_table_s_bounds() -> None:
