@@ -42,7 +42,8 @@ def command(url: str | None, access: ServerAccess, agent_dir: Path | None, outpu
         # The first gap is the reason; if an agents' directory was named, so is what is wrong with it.
         reported = [*sample.gaps[:1], *(gap for gap in sample.gaps[1:] if gap.source == AGENTS)]
         reasons = "; ".join(gap.reason for gap in reported) or "neither a GPU nor a KV pool is visible"
-        raise KvdiagError(f"nothing to audit: {reasons}")
+        named = "" if url else "; name a server by --url to see its KV pool"
+        raise KvdiagError(f"nothing to audit: {reasons}{named}")
     if output == "json":
         print_json(diagnosis_document.audit_document(facts, sample, lines, sample.gaps))
     else:

@@ -88,3 +88,4 @@ def test_audit_says_what_it_looked_for(tmp_path: Path) -> None:
     assert (3, "", 1) == (result.code, result.stdout, result.stderr.count("\n"))
     assert result.stderr.startswith("kvdiag: nothing to audit: ")
     assert f"; no agent publishes in {tmp_path}" in result.stderr
+    assert "--url" in result.stderr
