@@ -141,7 +141,9 @@ def life_rows(diagnosis: Diagnosis) -> list[tuple[Status, str, str]]:
     """Each life with its verdict, its time and how it ended; none where there is just the present one."""
     if len(diagnosis.lives) == 1 and diagnosis.down_since_seconds is None:
         return []
-    return [(life.worst, _time_of(life), headline(life.findings)) for life in diagnosis.lives]
+    names = [f"{life.engine}, " if _is_other(life, diagnosis) else "" for life in diagnosis.lives]
+    times = [f"{name}{_time_of(life)}" for name, life in zip(names, diagnosis.lives, strict=True)]
+    return [(life.worst, at, headline(life.findings)) for at, life in zip(times, diagnosis.lives, strict=True)]
 
 
 def _time_of(life: Life) -> str:

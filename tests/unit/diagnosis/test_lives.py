@@ -8,7 +8,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import restarts
 from kvdiag.model import Facts, Gap, GapKind, HostProcess, Sample, Timeline
-from kvdiag.outputs.presentation import sentence, time_span
+from kvdiag.outputs.presentation import life_rows, sentence, time_span
 from tests.builders.answers import finding
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, REFUSED, judged, life, outage
 from tests.builders.values import GIB, device, engine, pool, process
@@ -158,5 +158,6 @@ def test_a_life_of_another_engine_is_told_as_such() -> None:
     )
     assert ["llamacpp", "sglang"] == [one.engine for one in found.lives]
     (leak,) = found.lives[0].findings
+    assert [True, False] == ["llamacpp" in time for _, time, _ in life_rows(found)]
     told = (sentence(found), time_span(leak, found))
     assert [True, True] == ["llamacpp server" in line and "again" not in line for line in told], told
