@@ -62,9 +62,8 @@ def _counts() -> Row:
             ),
             stat(
                 "Free KV tokens",
-                "Tokens that still fit into the KV pools.\n\n"
-                "Metrics: `kvdiag_kv_capacity_tokens`, `kvdiag_kv_usage_ratio`",
-                f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
+                "Tokens that still fit into the KV pools.\n\nMetric: `kvdiag_kv_headroom_tokens`",
+                f"sum({own('kv_headroom_tokens')})",
                 unit="short",
                 steps=PLAIN,
                 width=4,

@@ -99,9 +99,8 @@ def health() -> Row:
             ),
             stat(
                 "Free KV tokens",
-                "Tokens that still fit into the KV pools.\n\nMetrics: `kvdiag_kv_capacity_tokens`, "
-                "`kvdiag_kv_usage_ratio`",
-                f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
+                "Tokens that still fit into the KV pools.\n\nMetric: `kvdiag_kv_headroom_tokens`",
+                f"sum({own('kv_headroom_tokens')})",
                 unit="short",
                 steps=PLAIN,
                 width=3,

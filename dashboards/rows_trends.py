@@ -255,12 +255,8 @@ def pool() -> Row:
             ),
             graph(
                 "Room in the pool",
-                "Tokens that still fit into each engine's KV pool.\n\n"
-                "Metrics: `kvdiag_kv_capacity_tokens`, `kvdiag_kv_usage_ratio`",
-                Target(
-                    expr=each("sum", "engine", f"{own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')})"),
-                    legend="{{replica}} engine {{engine}}",
-                ),
+                "Tokens that still fit into each engine's KV pool.\n\nMetric: `kvdiag_kv_headroom_tokens`",
+                Target(expr=each("sum", "engine", own("kv_headroom_tokens")), legend="{{replica}} engine {{engine}}"),
                 unit="short",
                 width=8,
             ),
