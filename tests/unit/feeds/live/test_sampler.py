@@ -219,7 +219,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
     )
 
     gaps = [one.gaps for one in device_readings(samples)]
-    assert (Gap("nvml", "failed", containing("ZeroDivisionError")),) == gaps[0]
+    assert (Gap("nvml", "failed", containing("ZeroDivisionError")),) in gaps
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
