@@ -31,11 +31,13 @@ _RANK = re.compile(
     r"|\[(gpu(?:_id)?=\d{1,4})\]"
 )
 # A line that was wrapped after a comma, as in a report.
-_WRAPPED = re.compile(r",[ \t]{0,8}\r?\n[ \t]{1,80}(?=[A-Za-z])")
+_WRAPPED = re.compile(r",[ \t]{0,8}\r?\n[ \t]{0,80}(?=[A-Za-z])")
 _INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype|--[a-z]")
 # Weights are printed by how much free memory fell: libraries that load meanwhile are in it, 0.05 to 0.2 GiB in public
 # logs.
 _LIBRARIES_BYTES = GIB // 4
+# models/llama_eagle3.py, deepseek_nextn.py, qwen3_next_mtp.py …: a drafter's weights are printed as the model's are.
+_DRAFTER = re.compile(r"\btype=\w{0,60}?(?:Eagle|NextN|MTP)")
 _DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
 
 
@@ -56,6 +58,7 @@ class _Rank:
     """One scheduler's figures, in the order printed."""
 
     weights: list[PrintedSize] = field(default_factory=list)
+    has_drafter: bool = False
     pools: list[tuple[int | None, PrintedSize]] = field(default_factory=list)
     """Tokens of each, where its line has them."""
     window_tokens: int | None = None
@@ -126,7 +129,9 @@ def _take(start: _Start, line: str) -> None:
     rank = start.ranks[name]
     if found := _TOTAL.search(line):
         rank.total = rank.total or _size(found[1])
-    if found := _WEIGHTS.search(line):
+    if _DRAFTER.search(line):
+        rank.has_drafter = True
+    elif found := _WEIGHTS.search(line):
         rank.weights += [replace(size, excess_bytes=_LIBRARIES_BYTES) for size in _sizes(*found.groups())]
     if found := _GRAPHS.search(line):
         rank.graphs += _sizes(*found.groups())
@@ -199,7 +204,8 @@ def _report(start: _Start) -> EngineReport:
     notes = []
     if len(engines) > 1:
         notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
-    if any(len(named[name].weights) > 1 or _drafters(named[name]) for name in engines[engine]):
+    compared = [named[name] for name in engines[engine]]
+    if any(rank.has_drafter or len(rank.weights) > 1 or _drafters(rank) for rank in compared):
         notes.append("the log has a drafter's weights and pool, too: they are not compared")
     page = settings.block_size_tokens or 1
     held = tokens[engine]

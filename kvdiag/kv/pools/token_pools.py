@@ -109,7 +109,8 @@ class TokenModel:
         needs = {"trtllm_mla": (32, 64), "cutedsl_mla": (32, 64), "trtllm_mha": (16, 32, 64, 128)}.get(backend or "")
         if needs is not None and asked not in needs:
             return 64
-        return 1 if asked is None else asked
+        # Ascend's devices: hardware_backend/npu/utils.py::set_default_server_args
+        return (128 if backend == "ascend" else 1) if asked is None else asked
 
     @property
     def slots_per_request(self) -> int:

@@ -89,6 +89,20 @@ def test_a_drafter_of_a_model_with_windows_comes_third() -> None:
     assert any("drafter" in note for note in report.notes)
 
 
+def test_a_drafter_s_weights_alone_are_not_the_model_s() -> None:
+    """Of a cut log the drafter's line may be all that is left of the weights."""
+    weights = "Load weight end. elapsed=22.36 s, type=LlamaForCausalLMEagle3, avail mem=11.36 GB, mem usage=6.78 GB."
+    report = parse_log("\n".join((weights, POOL.format("", 8192), LAST.format("", 8192))))
+    assert [None] == [rank.weights for rank in report.ranks]
+    assert any("drafter" in note for note in report.notes)
+
+
+def test_a_line_wrapped_without_an_indent_is_one() -> None:
+    """A report's width cuts the pool's line after a comma."""
+    report = parse_log(POOL.format("", 8192).replace(", K", ",\nK"))
+    assert (8192, [5 * GIB]) == (report.tokens, [rank.pool.nominal_bytes for rank in report.ranks if rank.pool])
+
+
 def test_last_start_counts() -> None:
     """Of two starts in one file the later one that got as far as its pool is used, which a note says."""
     report = parse_log("\n".join((ARGUMENTS, LAST.format("", 1024), ARGUMENTS, LAST.format("", 2048), ARGUMENTS)))

@@ -42,6 +42,17 @@ available: 21.89 GiB
 {INFO} [MemUsageChange] Allocated 19.72 GiB for max tokens in paged KV cache (40384).
 """
 
+# triton-inference-server/tensorrtllm_backend#285, 0.7.1: Llama-2-7B
+RUNTIME_0_7 = f"""{INFO} Allocate 1342177280 bytes for k/v cache.
+{INFO} Using 2560 total tokens in paged KV cache, and 20 blocks per sequence
+"""
+
+
+def test_the_tokens_of_the_oldest_runtime() -> None:
+    """Before 0.8 they are printed with the blocks of a sequence."""
+    report = WORDINGS.report(RUNTIME_0_7)
+    assert (2560, [1342177280]) == (report.tokens, [rank.pool.nominal_bytes for rank in report.ranks if rank.pool])
+
 
 def test_of_the_two_pools_the_last_counts() -> None:
     """The trial run's pool is printed first, a dry run's last: neither is the pool."""

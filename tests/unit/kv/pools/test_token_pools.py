@@ -234,3 +234,10 @@ def test_dtypes_are_known(dtype: str) -> None:
     """A model's own dtype is the cache's where none is asked for."""
     assert "bfloat16" in MODEL_DTYPE_BYTES
     assert sglang_model(config("Llama-3.1-8B"), kv_dtype=dtype).cells[0].full_bytes == 131_072 // 4 + 131_072 // 32
+
+
+@pytest.mark.parametrize(("asked", "page"), [(None, 128), (16, 16)])
+def test_ascend_s_devices_have_pages_of_128(asked: int | None, page: int) -> None:
+    """hardware_backend/npu/utils.py sets the page where no flag does."""
+    model = sglang_model(config("Llama-3.1-8B"), backend="ascend", page_size=asked, max_total_tokens=4096)
+    assert page == model.page
