@@ -44,7 +44,7 @@ class _Host:
         return read_facts(**kwargs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Nvml:
     """The simulated GPU, read at once."""
 

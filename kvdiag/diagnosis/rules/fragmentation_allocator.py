@@ -75,7 +75,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             "torch's free blocks are visible only inside the server's process; run the agent in it (`kvdiag agent`)"
         )
         gap = gap_reason(timeline, facts, "torch_allocator")
-        missing = hidden if gap is None else f"{gap}; run `kvdiag doctor` with --agent-dir"
+        missing = hidden if gap is None else f"{gap}; `kvdiag doctor` checks the agent"
         return unknown(ID, f"no allocation failed, and {missing}")
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
