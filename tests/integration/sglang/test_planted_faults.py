@@ -24,15 +24,22 @@ def run_on(server: Server) -> Result:
     return kvdiag("run", "--url", server.url, "--output", "json")
 
 
-@pytest.fixture(scope="module")
-def small(nursery: Nursery) -> Iterator[Server]:
-    """A pool of a third of the concurrent step's tokens, and tokens that are lost when a request is aborted."""
+@pytest.fixture
+def lossy(nursery: Nursery) -> Iterator[Server]:
+    """A server that loses tokens when a request is aborted."""
     env = {
         "KVDIAG_TEST_PLUGIN": "forget_aborted",
         "KVDIAG_TEST_FORGOTTEN_TOKENS": str(FORGOTTEN_TOKENS),
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false",
     }
-    with nursery.start("small-pool", "--max-total-tokens", str(POOL_TOKENS), env=env) as one:
+    with nursery.start("lossy", "--max-total-tokens", "32768", env=env) as one:
+        yield one
+
+
+@pytest.fixture
+def small(nursery: Nursery) -> Iterator[Server]:
+    """A pool of a third of the concurrent step's tokens."""
+    with nursery.start("small-pool", "--max-total-tokens", str(POOL_TOKENS)) as one:
         yield one
 
 
@@ -46,21 +53,21 @@ def test_a_pool_too_small_for_ten_requests_is_judged_by_shorter_ones(small: Serv
     assert POOL_TOKENS / 2 < tokens < POOL_TOKENS
 
 
-def test_tokens_lost_with_aborted_requests_are_a_fault(small: Server, tmp_path: Path) -> None:
+def test_tokens_lost_with_aborted_requests_are_a_fault(lossy: Server, tmp_path: Path) -> None:
     """Clients that disconnect midway leave seven tokens each, which no request of the run adds to; a daemon's metrics
     fire the alert.
     """
     for number in range(LEFT):
-        small.leave(300, first=number)
+        lossy.leave(300, first=number)
     lost = LEFT * FORGOTTEN_TOKENS
-    assert eventually(lambda: small.used_tokens() == lost)
-    result = run_on(small)
+    assert eventually(lambda: lossy.used_tokens() == lost)
+    result = run_on(lossy)
     finding = result.finding("leak.kv_blocks")
     evidence = {one["name"]: one["value"] for one in finding["evidence"]}
     assert (result.code, finding["status"]) == (2, "fault"), result.not_ok
     assert (evidence["blocks_at_first_idle"], evidence["blocks_at_last_idle"]) == (lost, lost)
-    assert leak(looked_at(small)).status == "fault"
-    with daemon(small.url) as serving:
+    assert leak(looked_at(lossy)).status == "fault"
+    with daemon(lossy.url) as serving:
         assert eventually(serving.says("fault"))
         series = [*input_series(serving.client.get("/metrics")[1], {"job": "kvdiag", "instance": "sglang-0:9743"})]
     firing = 'count(ALERTS{alertname="KvdiagLeakKvBlocks",alertstate="firing"})'
