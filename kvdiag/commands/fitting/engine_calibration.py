@@ -25,7 +25,7 @@ from kvdiag.outputs.terminal.calibration_text import calibration_document, rende
 
 _VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
 _NO_PROFILE = "no profile saved: measured overheads are kept for vLLM alone"
-_CELLS, _WINDOWS = "llamacpp", "sliding window"
+_CELLS, _PAGED, _WINDOWS = "llamacpp", "sglang", "sliding window"
 _NOT_COMPARED = "weights are not compared: {}"
 _ON_HOST = "part of them stays in host memory"
 _NO_TENSORS = "the log lists no tensors; pass the model's GGUF file"
@@ -33,6 +33,11 @@ _ASSUMED = "the log does not show the types of the cache: f16 is assumed; pass -
 _OMIT = "the log lists the settings of the model's file: omit MODEL to compare with those"
 _ASSUMED_BLOCK = "the log does not show the tokens of a block: {} are assumed; pass --block-size"
 _LISTED = "the model that the log lists"
+_BLOCK_MISSING = "the tokens of a block ({} by default, which do not match); pass --block-size"
+_PART_OF_PAGE = "the log's {:,} tokens are no multiple of the page of {:,} tokens that is given"
+_OTHER_SLOTS = "{:,} state slots are given, but the log has {:,}"
+_LARGEST_PAGE_TOKENS = 256
+"""Of SGLang's backends (DiffusionGemma's)."""
 _NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
 
@@ -52,13 +57,16 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         hint = f"; the engine calls it {named[:120]!r}" if named else ""
         raise KvdiagError(f"{origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
     chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
-    block = chosen.block_size or default_block(engine)
+    own = engine_settings()
+    given_block = own.get("page_size") or own.get("block_tokens") or chosen.block_size
+    block = given_block or default_block(engine)
+    assumed_block = report.tokens is None and report.num_blocks is not None and block is not None and not given_block
     if report.tokens is None and report.num_blocks is not None and block is not None:
-        notes = () if chosen.block_size else (_ASSUMED_BLOCK.format(block),)
+        notes = (_ASSUMED_BLOCK.format(block),) if assumed_block else ()
         report = replace(report, tokens=report.num_blocks * block, notes=(*report.notes, *notes))
     if report.tokens is None:
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
-    flags = {**_reported_flags(engine, report), **engine_settings()}
+    flags = {**_reported_flags(engine, report), **own}
     if report.state_slots is not None:
         flags.setdefault("state_slots", report.state_slots * data_parallel_groups(flags)[1])
     name, planned, weights = engine_planner(model, chosen, flags, header)
@@ -67,14 +75,23 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         name, planned, weights = engine_planner(model, chosen, {**flags, **further}, header)
         plan = planned(chosen)
     held, why = _held(report, weights, lacking=_NO_TENSORS if header else _NOT_ALIKE)
-    comparisons = tuple(_comparisons(plan, report, held))
+    # A page more than the capacity is allocated, and the tokens show which pages are possible.
+    page = report.tokens & -report.tokens
+    widest = planned(replace(chosen, block_size=min(page, _LARGEST_PAGE_TOKENS))) if engine == _PAGED else plan
+    comparisons = tuple(_comparisons((plan, plan if given_block else widest), report, held))
+    lacks = None if report.deciding_rank is not None else "bytes of the pool"
+    if assumed_block and not all(one.within_limit for one in comparisons if one.figure is not Figure.WEIGHTS):
+        # The default is no evidence against the model.
+        comparisons = tuple(one for one in comparisons if one.figure is Figure.WEIGHTS)
+        lacks = _BLOCK_MISSING.format(block)
     if not comparisons:
-        raise KvdiagError(f"{origin} reports nothing to compare: it lacks bytes of the pool and of the weights")
-    given = report.settings.kv_dtype is not None or not report.cache_layers or "type_k" in engine_settings()
+        raise KvdiagError(f"{origin} reports nothing to compare: it lacks {lacks or 'bytes of the pool'}")
+    given = report.settings.kv_dtype is not None or not report.cache_layers or "type_k" in own
     assumed = () if given or engine != _CELLS else (_ASSUMED,)
-    missing = () if report.deciding_rank is not None else ("bytes of the pool",)
     calibration = Calibration(
-        comparisons=comparisons, missing=missing, notes=(*report.notes, *plan.notes, *why, *assumed)
+        comparisons=comparisons,
+        missing=() if lacks is None else (lacks,),
+        notes=(*report.notes, *contradictions(report, own), *plan.notes, *why, *assumed),
     )
     if not calibration.within_limit and header is None and report.model_settings is not None:
         calibration = replace(calibration, notes=(*calibration.notes, _OMIT))
@@ -99,6 +116,16 @@ def _held(
     except KvModelError as error:
         return (), (_NOT_COMPARED.format(error),)
     return held, () if held else (_NOT_COMPARED.format(lacking),)
+
+
+def contradictions(report: EngineReport, own: Mapping[str, Any]) -> Iterator[str]:
+    """What the user's flags say otherwise than the log."""
+    page, tokens = own.get("page_size"), report.tokens
+    if page and tokens and tokens % page:
+        yield _PART_OF_PAGE.format(tokens, page)
+    slots, groups = own.get("state_slots"), data_parallel_groups(own)[1]
+    if slots and report.state_slots and slots // groups != report.state_slots:
+        yield _OTHER_SLOTS.format(slots // groups, report.state_slots)
 
 
 def _chosen(report: EngineReport, options: FitOptions) -> FitOptions:
@@ -181,8 +208,11 @@ def _counted(plan: EnginePlan, report: EngineReport) -> list[EnginePool]:
     return [pool for pool in own if pool.unit not in absent and not (cut and pool.name == _WINDOWS)]
 
 
-def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[Interval, ...]) -> Iterator[Comparison]:
-    """Weights, bytes of the pool, tokens."""
+def _comparisons(
+    plans: tuple[EnginePlan, EnginePlan], report: EngineReport, weights: tuple[Interval, ...]
+) -> Iterator[Comparison]:
+    """Weights, bytes of the pool, tokens; `plans` with the smallest and the largest page that it can have."""
+    plan, _ = plans
     printed = [rank.weights for rank in report.ranks if rank.weights is not None]
     pools = [rank.pool for rank in report.ranks if rank.pool is not None]
     # On a CPU what a start took of the machine is not the weights alone: other processes take and release memory, too.
@@ -196,17 +226,18 @@ def _comparisons(plan: EnginePlan, report: EngineReport, weights: tuple[Interval
     if states and slots is not None and report.state_slots is not None:
         size = min(states, key=lambda size: size.nominal_bytes)
         yield Comparison(figure=Figure.STATES, predicted=exactly(slots.bytes), reported=between(size))
-    predicted = sum(pool.bytes for pool in _counted(plan, report))
+    predicted, most = (sum(pool.bytes for pool in _counted(one, report)) for one in plans)
     if not pools or not predicted:
         return
     pool = _sum(pools) if plan.engine == _CELLS else min(pools, key=lambda size: size.nominal_bytes)
-    yield Comparison(figure=Figure.POOL, predicted=exactly(predicted), reported=between(pool))
+    held = Interval(nominal=predicted, low=predicted, high=most)
+    yield Comparison(figure=Figure.POOL, predicted=held, reported=between(pool))
     tokens = report.tokens or 0
     if plan.engine == _CELLS:
         yield Comparison(figure=Figure.TOKENS, predicted=exactly(plan.capacity_tokens), reported=exactly(tokens))
         return
-    ratio = tokens / predicted
-    interval = Interval(nominal=pool.nominal_bytes * ratio, low=pool.low_bytes * ratio, high=pool.high_bytes * ratio)
+    ratio, least = tokens / predicted, tokens / most
+    interval = Interval(nominal=pool.nominal_bytes * ratio, low=pool.low_bytes * least, high=pool.high_bytes * ratio)
     yield Comparison(figure=Figure.TOKENS, predicted=interval, reported=exactly(tokens))
 
 

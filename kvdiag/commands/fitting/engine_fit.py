@@ -28,7 +28,7 @@ from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.fit.scenario import CountedWeights, Scenario, rank_weights
 from kvdiag.kv.layout.deployment import Deployment
-from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
 from kvdiag.kv.pools.cell_model import CellModel, cells_of
 from kvdiag.kv.pools.engine_plan import POOL_TYPES, EnginePlan, Machine
@@ -58,6 +58,7 @@ _UNUSED = (
 )
 """Options about vLLM's block manager, its profiles and its metrics."""
 
+_DECODING: Mapping[str, Any] = {"architectures": [], "is_causal": True, "use_bidirectional_attention": False}
 _DRAFTING = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"})
 _DRAFTS = (5, 4, 8)
 _MTP_DRAFTS = (3, 1, 4)
@@ -139,7 +140,8 @@ def engine_planner(
         # The config is that of the model before it was made a GGUF file, which is quantized in another way.
         if options.weights == "auto" and (options.engine == "llamacpp" or plain):
             return ()
-        ends = (_weights(files, architecture, options, padded=padded) for padded in (False, True))
+        most = _in_engine_file if options.engine == "trtllm" else None
+        ends = (_weights(files, architecture, options, changed) for changed in (_unpadded, most))
         attention = max(1, options.tp // data_parallel_groups(flags)[1])
         sizes = zip(*(end(options.tp, options.pp, attention) for end in ends), strict=True)
         return tuple(Interval(nominal=high, low=low, high=high) for low, high in sizes)
@@ -175,15 +177,30 @@ def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions)
     return Machine(gpu_bytes(options.gpu), _weights(files, architecture, options), overheads)
 
 
-def _weights(
-    files: ModelFiles, architecture: Architecture, options: FitOptions, *, padded: bool = True
-) -> Callable[[int, int, int], tuple[int, ...]]:
-    """Bytes of each stage; without `padded` as the checkpoint has them, since kernels of other engines than vLLM's may
-    pad experts by less or not at all.
+def _unpadded(source: CountedWeights) -> CountedWeights:
+    """As the checkpoint has them: kernels of other engines than vLLM's may pad experts by less or not at all."""
+    return replace(source, quantization=replace(source.quantization, padded_experts=False))
+
+
+def _in_engine_file(source: CountedWeights) -> CountedWeights:
+    """As TensorRT-LLM's C++ runtime has them by default: each rank has the whole embedding (use_parallel_embedding is
+    off), and a tied output layer is a copy (use_embedding_sharing is off).
     """
+    parts = source.parameters
+    apart = replace(parts, embedding=0, head=parts.head or parts.embedding, other=parts.other + parts.embedding)
+    return replace(source, parameters=apart)
+
+
+def _weights(
+    files: ModelFiles,
+    architecture: Architecture,
+    options: FitOptions,
+    changed: Callable[[CountedWeights], CountedWeights] | None = None,
+) -> Callable[[int, int, int], tuple[int, ...]]:
+    """Bytes of each stage; `changed` makes of those counted what the engine holds."""
     source = fit_inputs.weights_of(files, architecture, options)
-    if not padded and isinstance(source, CountedWeights):
-        source = replace(source, quantization=replace(source.quantization, padded_experts=False))
+    if changed is not None and isinstance(source, CountedWeights):
+        source = changed(source)
 
     def weights(tensor_parallel: int, pipeline_parallel: int, attention_ranks: int) -> tuple[int, ...]:
         scenario = Scenario(
@@ -214,6 +231,9 @@ def _token_plan(
     if architecture.model_type in POOL_TYPES["latent"]:
         # SGLang keeps latent rows where vLLM keeps heads (configs/model_config.py).
         architecture = parse_architecture({**files.config, "model_type": "deepseek_v2"})
+    if LayerKind.ENCODER_ONLY in architecture.kinds:
+        # It keeps the rows of a decoder that encodes, too (EmbeddingGemma).
+        architecture = parse_architecture({**files.config, **_DECODING})
     classes = Fields(files.config).strings("architectures") or ()
     windows = flags.get("window_pool", True) and not any(one in POOL_TYPES["no_window_pool"] for one in classes)
     draft_layers, draft_tokens, taken = _drafts(files, architecture, options, flags)

@@ -207,16 +207,13 @@ def _report(start: _Start) -> EngineReport:
     compared = [named[name] for name in engines[engine]]
     if any(rank.has_drafter or len(rank.weights) > 1 or _drafters(rank) for rank in compared):
         notes.append("the log has a drafter's weights and pool, too: they are not compared")
-    page = settings.block_size_tokens or 1
-    held = tokens[engine]
+    page, held = settings.block_size_tokens, tokens[engine]
     return EngineReport(
         settings=replace(
-            settings,
-            block_size_tokens=page,
-            window_tokens=next(filter(None, (_window(named[name]) for name in engines[engine])), None),
+            settings, window_tokens=next(filter(None, (_window(named[name]) for name in engines[engine])), None)
         ),
         ranks=tuple(_rank(name, named[name]) for name in engines[engine]),
-        num_blocks=None if held is None else held // page,
+        num_blocks=None if held is None or page is None else held // page,
         tokens=held,
         state_slots=min((named[name].state_slots or 0 for name in engines[engine]), default=0) or None,
         notes=tuple(notes),

@@ -34,8 +34,8 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         # Experts may work in a narrower space than the residual (Kimi-K3).
         inner = text.integer("routed_expert_hidden_size", default=hidden)
         dense = LayerParameters()
-        if architecture.model_type.startswith("gemma4"):
-            # gemma4.py: experts in addition to a dense block, not instead of it.
+        if architecture.model_type.startswith("gemma4") or text.flag("residual_moe", default=False):
+            # gemma4.py, grok.py: experts in addition to a dense block, not instead of it.
             dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size"))
             shared = 0
         if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.commands.fitting.engine_calibration import calibrate_engine
+from kvdiag.commands.fitting.engine_calibration import calibrate_engine, contradictions
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
@@ -100,6 +100,7 @@ def test_printed_starts(start: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
 
     drifts = {one["figure"]: one["drift_ratio"] for one in document["comparisons"]}
+    assert abs(drifts.pop("weights_bytes", 0.0)) <= start.get("weights_within", 0.0)
     assert (code, set(drifts.values())) == (0, {0.0})
     assert {"kv_pool_bytes", "capacity_tokens"} <= drifts.keys()
 
@@ -137,20 +138,27 @@ def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.Capt
     assert "pass MODEL" in refusal(capsys, "--from-log", str(log), "--offline")
 
 
-@pytest.mark.parametrize(("options", "code", "assumed"), [(["--block-size", "128"], 0, False), ([], 1, True)])
-def test_blocks_of_a_size_that_the_log_does_not_show(
-    options: list[str], code: int, assumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """LMDeploy's log of InternLM-Chat-7B: blocks of 128 tokens, the default until 2024; today's is assumed."""
+def test_blocks_of_a_size_that_the_log_does_not_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LMDeploy's log of InternLM-Chat-7B: blocks of 128 tokens, the default until 2024; today's is no evidence."""
     log, config = tmp_path / "server.log", tmp_path / "config.json"
     log.write_text("[TM][INFO] [BlockManager] block_size = 64 MB\n[TM][INFO] [BlockManager] max_block_count = 159\n")
     shape = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
     config.write_text(json.dumps({"model_type": "internlm", "vocab_size": 103_168, "torch_dtype": "float16", **shape}))
 
-    found = main(["fit", str(config), "--from-log", str(log), "--engine", "lmdeploy", "--output", "json", *options])
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    asked = [str(config), "--from-log", str(log), "--engine", "lmdeploy", "--output", "json"]
+    assert main(["fit", *asked, "--block-size", "128"]) == 0
+    capsys.readouterr()
 
-    assert (found, any("--block-size" in note for note in document["notes"])) == (code, assumed)
+    assert "--block-size" in refusal(capsys, *asked)
+
+
+def test_flags_that_the_log_contradicts() -> None:
+    """A public log of Ling 3.0: neither the page nor the state slots of the command that was published with it."""
+    report = EngineReport(engine_name="sglang", tokens=1_226_984, state_slots=117, ranks=(printed(9.21),))
+    own = {"page_size": 64, "state_slots": 64}
+
+    assert [True, True] == [any(word in note for note in contradictions(report, own)) for word in ("page", "slots")]
+    assert [] == list(contradictions(report, {"page_size": 8, "state_slots": 117}))
 
 
 @pytest.mark.parametrize(("model", "tokens"), [(None, 100), ("llama_7b", None)])

@@ -99,6 +99,13 @@ def test_experts_have_a_width_under_each_name(field: str) -> None:
     assert experts(5, 86) == halves(**{**config, "intermediate_size": 86})[0]
 
 
+def test_experts_of_grok_2_are_beside_a_dense_block() -> None:
+    """grok.py: `residual_moe` adds the dense block."""
+    grok = {"model_type": "git", "architectures": ["Grok1ForCausalLM"], **EXPERTS}
+    alone, both = totals(**grok)[0], totals(**grok, residual_moe=True)[0]
+    assert both - alone == 3 * H * BASE["intermediate_size"]
+
+
 def test_each_layer_may_have_experts_of_its_own_width() -> None:
     """Hunyuan lists them; a list that ends before the layers do is an error."""
     config = {"model_type": "hunyuan_v1_moe", "num_experts": 5}
