@@ -78,8 +78,12 @@ def holds(reported: Mapping[str, Any]) -> bool:
     return bool(reserved.get("current") or reserved.get("allocated"))
 
 
-def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+def snapshot(
+    cuda: Any, statistics: Mapping[str, Any], *, history: bool = False
+) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
     """Every segment of every device, and the allocator's settings, if that does not stall the server.
+
+    `history`: accept a memory history in the result, which is then known to be short.
 
     Raises:
         TooManyBlocksError: there are too many blocks, or a memory history that the snapshot would include.
@@ -91,7 +95,7 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
     accepted = inspect.signature(cuda.memory_snapshot).parameters
     if "include_traces" in accepted:
         whole = library._cuda_memorySnapshot((0, 0, False))  # noqa: SLF001 - memory_snapshot leaves the settings out
-    elif library._cuda_isHistoryEnabled():  # noqa: SLF001 - torch has no public name for it
+    elif not history and library._cuda_isHistoryEnabled():  # noqa: SLF001 - torch has no public name for it
         raise TooManyBlocksError("torch records a memory history, which this version would return with the blocks")
     else:
         whole = library._cuda_memorySnapshot(*([None] if "mempool_id" in accepted else []))  # noqa: SLF001 - as above

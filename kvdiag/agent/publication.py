@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +17,7 @@ FOLDER_MODE = 0o750
 """Readers of the same group may list the folder, as they may read the files."""
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-KEPT_SECONDS = {"agent-": 3600.0, "oom-": 7 * 86_400.0}
+KEPT_SECONDS = {"agent-": 3600.0, "profile-": 3600.0, "oom-": 7 * 86_400.0}
 """How long files are kept, by the prefix of their names. A running agent renews its own every second."""
 
 MAX_NAMES = 4096
@@ -81,6 +83,27 @@ class Folder:
             return os.stat(os.path.join(self._path, name), follow_symlinks=False).st_mtime_ns  # noqa: PTH116, PTH118
         except OSError:
             return None
+
+    def content(self, name: str, max_bytes: int) -> bytes:
+        """The content of a file that anyone who may write in this folder left.
+
+        Raises:
+            OSError: there is no such file, or its author may not ask.
+        """
+        with self._opened() as folder:
+            # Follow no link, and do not wait for a pipe.
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                about, around = os.fstat(file), os.fstat(folder)
+                # A volume of Kubernetes is writable by all of the pod: its files get the volume's group.
+                shared = around.st_mode & stat.S_ISGID and about.st_gid == around.st_gid
+                if not (about.st_uid in (0, os.getuid(), around.st_uid) or shared):
+                    raise PermissionError(errno.EPERM, "asked for by another user")
+                if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or about.st_mode & stat.S_IWOTH:
+                    raise PermissionError(errno.EPERM, "not a file of one author")
+                return os.read(file, max_bytes)
+            finally:
+                os.close(file)
 
     def drop(self, name: str) -> None:
         """Remove one of this process's files."""

@@ -3,7 +3,7 @@
 A publication does the following, in this order: nothing until the process itself has imported torch; the first time it
 takes its file's name from pid and start time and removes expired files of exited processes; it reads the document, with
 a new block summary where one was requested; it attaches the black box; and it writes the file, in which parts that
-rarely change are not encoded again.
+rarely change are not encoded again. At last it looks whether a profile was requested.
 
 The server comes first: signals are left to its threads, and no error leaves this one. A fork has only the forking
 thread, so the child starts an agent of its own; the parent first waits for the lock `busy`, for `WAIT_SECONDS` at most,
@@ -26,6 +26,7 @@ from . import say
 from .black_box import BlackBox
 from .document import Document
 from .driver import Driver
+from .memory_profile import Profiler
 from .process import identity
 from .publication import Folder, encoded
 
@@ -53,6 +54,7 @@ class Agent:
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
+        self.profiler: Profiler | None = None
         self._asked_at: int | None = None
         self._sequence = 0
         self._publish_seconds = 0.0
@@ -93,6 +95,7 @@ class Agent:
             who = identity()
             self._name = f"{who['pid']}-{who['start_ticks']}"
             self._box = BlackBox(self._folder, self._name)
+            self.profiler = Profiler(self._folder, self._name)
             self._asked_at = asked_at
             self._folder.tidy()
             # A forked worker of multiprocessing ends by os._exit, which runs no atexit.
@@ -113,6 +116,8 @@ class Agent:
         parts = {name: encoded(self._kept, name, reported.pop(name)) for name in SELDOM}
         parts["memory_stats"] = self._document.memory_stats_json
         self._folder.put(f"agent-{self._name}.json", reported, parts)
+        if self.profiler is not None:
+            self.profiler.poll()
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):
@@ -163,6 +168,8 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     """Start an agent in the child, which has the parent's memory but none of its threads."""
     with contextlib.suppress(BaseException):
+        if (profiler := _agents[0].profiler) is not None:
+            profiler.abandon()
         _agents[0] = Agent(_agents[0].directory, _agents[0].period_seconds)
         _agents[0].start()
 

@@ -106,6 +106,13 @@ def show_progress(total_seconds: float) -> Iterator[Callable[[Progress], None]]:
 
 
 @contextmanager
+def show_turns() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done now: at a spinner, or a line each off a terminal."""
+    with _spinner_or_lines("reading") as show:
+        yield lambda text: show(text, "")
+
+
+@contextmanager
 def show_replicas() -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many replicas are diagnosed: a spinner, or lines off a terminal."""
     with _spinner_or_lines("reading", REPLICAS_SECONDS) as show:

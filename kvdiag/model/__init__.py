@@ -5,6 +5,14 @@ Rules of this package: a missing figure is `None`, never 0 or nan; a name carrie
 cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
+from kvdiag.model.allocation_profile import (
+    Frame,
+    MemoryProfile,
+    ProfiledLoad,
+    ProfileKind,
+    ProfileSnapshot,
+    StackGrowth,
+)
 from kvdiag.model.capabilities import Capabilities
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.readings import (

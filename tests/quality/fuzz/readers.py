@@ -37,7 +37,7 @@ from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import ANCHORS, parse_shortage
 from kvdiag.server.request import BadRequestError, parse_request
 from kvdiag.server.web_config import read_web_config
-from kvdiag.sources import agent_publication, black_boxes, prometheus_answers
+from kvdiag.sources import agent_profiles, agent_publication, black_boxes, prometheus_answers
 from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
@@ -157,6 +157,16 @@ def _publication(data: bytes) -> None:
         agent_publication.parse(data)
 
 
+def _profile(data: bytes) -> None:
+    process = agent_publication.Publication(
+        pid=100, start_ticks=7, title="engine", sequence=0, period_seconds=1.0, monotonic_seconds=0.0
+    )
+    with contextlib.suppress(ValueError):
+        agent_profiles.read_profile(
+            _object(data), agent_profiles.Asked(publication=process, identifier="a1", kind="host")
+        )
+
+
 def _box(data: bytes) -> None:
     with contextlib.suppress(ValueError, KvdiagError):
         black_boxes.parse(data)
@@ -246,6 +256,7 @@ READERS: Mapping[str, Reader] = {
     "engine": _engine_answer,
     "profiles": _profiles,
     "publication": _publication,
+    "profile": _profile,
     "remains": _remains,
     "request": _request,
     "segments": _segments,

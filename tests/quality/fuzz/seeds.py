@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.builders.allocation_profiles import answer
 from tests.unit.sources.agents.publications import PUBLICATION
 from tests.unit.sources.gguf_files import gguf
 
@@ -32,6 +33,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "segments", gzip.compress(short, mtime=0)
     yield "segments", short
     yield "remains", short
+    yield "profile", json.dumps(answer()).encode()
     yield "publication", json.dumps(PUBLICATION).encode()
     yield "black_box", json.dumps({"kvdiag_black_box": 1, **PUBLICATION}).encode()
     yield "config", _CONFIG

@@ -14,7 +14,7 @@ from kvdiag.sim import SCENARIOS
 from tests.integration.vllm.cli import Result
 from tests.unit.commands.bad_input.refusals import call
 
-SUBCOMMANDS = {"agent": ("install",), "baseline": ("save", "compare"), "fit": ()}
+SUBCOMMANDS = {"agent": ("install", "profile"), "baseline": ("save", "compare"), "fit": ()}
 HEAVY = ("httpx2", "rich", "pynvml", "prometheus_client", "torch", "structlog", "psutil", "asyncio")
 
 IMPORTED = """

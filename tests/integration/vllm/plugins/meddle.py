@@ -6,6 +6,7 @@ it has obeyed last and how often its agent has tried to publish.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -23,6 +24,9 @@ COUNTING_POLL_SECONDS = 0.5
 HASTE_SECONDS = 0.2
 """Between the publications of an agent in haste."""
 
+KEPT_BYTES = 256 * 1024
+KEEP_SECONDS = 0.02
+
 TAKEN = {
     "torch.cuda": ("is_initialized", "memory_stats_as_nested_dict", "memory_snapshot", "device_count"),
     "torch._C": ("_cuda_memorySnapshot", "_cuda_attach_out_of_memory_observer"),
@@ -39,6 +43,7 @@ class Meddler:
         self._begun: list[int] = []
         self._publications: list[tuple[int, int, int]] = []
         self._counting = False
+        self._keeping = False
 
     def obey(self) -> None:
         """Wait for commands, forever."""
@@ -53,6 +58,10 @@ class Meddler:
             "free_agent": self._free_agent,
             "count_steps": self._count_steps,
             "tell_steps": self._tell_steps,
+            "keep_in_engine": lambda: self._keep("VLLM::EngineCore", _python),
+            "keep_natively_in_engine": lambda: self._keep("VLLM::EngineCore", _native),
+            "keep_in_api_server": lambda: self._keep("", _python),
+            "keep_nothing": self._end_keeping,
         }
         done, told = "0", ""
         while True:
@@ -108,6 +117,24 @@ class Meddler:
     def _free_agent(self) -> None:
         _agents()[0].busy.release()
 
+    def _keep(self, title: str, keep: Callable[[], None]) -> None:
+        """From now on keep memory in the process of this title, without one in that which has none."""
+        cmdline = Path("/proc/self/cmdline").read_text()
+        if not (cmdline.startswith(title) if title else "VLLM::" not in cmdline):
+            return
+        self._keeping = True
+
+        def work() -> None:
+            while self._keeping:
+                keep()
+                time.sleep(KEEP_SECONDS)
+
+        threading.Thread(target=work, name="meddle-keeps", daemon=True).start()
+
+    def _end_keeping(self) -> None:
+        self._keeping = False
+        _kept.clear()
+
     def _count_steps(self) -> None:
         """From now on note when each step of the model begins, where there is a worker, and each publication."""
         self._begun.clear()
@@ -143,6 +170,19 @@ class Meddler:
         self._write(f"steps-{os.getpid()}.json", json.dumps(told))
         self._begun.clear()
         self._publications.clear()
+
+
+_kept: list[bytearray] = []
+
+
+def _python() -> None:
+    _kept.append(bytearray(KEPT_BYTES))
+
+
+def _native() -> None:
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    ctypes.memset(library.malloc(KEPT_BYTES), 1, KEPT_BYTES)
 
 
 def _agents() -> list[Any]:

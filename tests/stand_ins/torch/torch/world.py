@@ -54,6 +54,9 @@ class World:
         total = sum(size for size, _ in blocks)
         address = 0x7F0000000000 + sum(segment["total_size"] for segment in self.segments)
         live = sum(size for size, state in blocks if state == ACTIVE)
+        # Innermost first, as torch's.
+        stack = reversed(traceback.extract_stack()[:-1]) if self.history else ()
+        frames = [{"filename": one.filename, "line": one.lineno, "name": one.name} for one in stack]
         self.segments.append(
             {
                 "device": device,
@@ -68,7 +71,7 @@ class World:
                 "requested_size": live,
                 "frames": [],
                 "blocks": [
-                    {"address": address, "size": size, "requested_size": size, "state": state, "frames": []}
+                    {"address": address, "size": size, "requested_size": size, "state": state, "frames": frames}
                     for size, state in blocks
                 ],
             }

@@ -8,8 +8,9 @@ from typing import Any
 from .. import _C, driver  # noqa: TID252 - it is a package of another name here than where it runs
 from ..tensors import CUDAGraph, graph  # noqa: TID252 - as above
 from ..world import WORLD  # noqa: TID252 - as above
+from . import memory
 
-__all__ = ["CUDAGraph", "graph"]
+__all__ = ["CUDAGraph", "graph", "memory"]
 
 
 def is_initialized() -> bool:

@@ -1,0 +1,103 @@
+"""What a profile of a process's allocations measured: its memory at two moments, and the growth of each stack."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.model.validation import Checked
+
+ProfileKind = Literal["host", "device"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of code; `function` where it was recorded."""
+
+    file: str
+    line: int
+    function: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGrowth:
+    """By how much the live memory of one stack, innermost frame first, changed; negative where it shrank."""
+
+    frames: tuple[Frame, ...]
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSnapshot(Checked):
+    """The process at one moment.
+
+    `traced_bytes` are live and allocated since tracing began, without the agent's `own_bytes`; `tracing_bytes` are
+    what the traces take, and `held_seconds` how long no other Python code of the process could run. `anonymous_bytes`
+    are of the whole process, on the host; `allocated_bytes` what torch holds on its GPUs.
+    """
+
+    at_monotonic_seconds: float
+    held_seconds: float
+    tracing_bytes: int
+    traced_bytes: int
+    traced_blocks: int
+    own_bytes: int
+    anonymous_bytes: int | None = None
+    allocated_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """The growth between two snapshots of a process that served requests meanwhile.
+
+    `first` is `None` where the traces reached their limit (`tracing_full`) before it: growth is then since the start,
+    and what was only warming up is part of it. The stacks that grew most come first; `other_bytes` is the growth of
+    `other_stacks` more.
+    """
+
+    kind: ProfileKind
+    pid: int
+    title: str
+    began_monotonic_seconds: float
+    ended_monotonic_seconds: float
+    tracing_full: bool
+    first: ProfileSnapshot | None = None
+    last: ProfileSnapshot
+    stacks: tuple[StackGrowth, ...]
+    other_stacks: int = 0
+    other_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time over which growth was measured."""
+        begin = self.began_monotonic_seconds if self.first is None else self.first.at_monotonic_seconds
+        return max(self.last.at_monotonic_seconds - begin, 0.0)
+
+    @property
+    def traced_growth_bytes(self) -> int:
+        """By how much the traced live memory grew."""
+        return self.last.traced_bytes - (0 if self.first is None else self.first.traced_bytes)
+
+    @property
+    def process_growth_bytes(self) -> int | None:
+        """By how much the memory of the process grew, without the traces' own; `None` where it was not read twice."""
+        first, last = self.first, self.last
+        if first is None:
+            return None
+        if self.kind == "device":
+            return _difference(last.allocated_bytes, first.allocated_bytes)
+        grown = _difference(last.anonymous_bytes, first.anonymous_bytes)
+        return None if grown is None else grown - (last.tracing_bytes - first.tracing_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledLoad:
+    """Requests that the server finished between the two snapshots, and per second before, during and after tracing."""
+
+    requests: float | None = None
+    before_per_second: float | None = None
+    during_per_second: float | None = None
+    after_per_second: float | None = None
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
