@@ -8,9 +8,8 @@ from typing import Any
 from .. import _C, driver  # noqa: TID252 - it is a package of another name here than where it runs
 from ..tensors import CUDAGraph, graph  # noqa: TID252 - as above
 from ..world import WORLD  # noqa: TID252 - as above
-from . import memory
 
-__all__ = ["CUDAGraph", "graph", "memory"]
+__all__ = ["CUDAGraph", "graph"]
 
 
 def is_initialized() -> bool:
@@ -68,3 +67,13 @@ def mem_get_info(device: int | None = None) -> tuple[int, int]:
 def synchronize(device: int | None = None) -> None:
     """Wait for the GPU: a touch."""
     WORLD.touches.append("synchronize")
+
+
+def _record_memory_history(
+    enabled: str | None = "all", context: str | None = "all", stacks: str = "all", max_entries: int = 2**31
+) -> None:
+    """Record the stack of each block that is allocated from now on; with `None`, no longer."""
+    WORLD.history = enabled is not None
+
+
+memory = SimpleNamespace(_record_memory_history=_record_memory_history)
