@@ -6,14 +6,20 @@ from email.utils import parsedate_to_datetime
 from kvdiag.checks.check import Check, clock_check
 from kvdiag.engines.engine import EngineAdapter, Identity
 from kvdiag.formatting import format_bytes, format_duration, plural
+from kvdiag.sources.http import KEY_STATUSES, Unreadable
 from kvdiag.sources.prometheus_text import Page
 
 
-def answers(url: str | None, identity: Identity | None, problem: str | None) -> Check:
+def answers(url: str | None, identity: Identity | None, problem: Unreadable | str | None) -> Check:
     """Check whether a server answers and identifies itself."""
     if identity is None:
-        found = problem or "no server found"
-        fix = "start the server, or pass its address as --url, with KVDIAG_API_KEY if it requires a key"
+        found = str(problem or "no server found")
+        status = problem.status if isinstance(problem, Unreadable) else None
+        fix = "start the server, or pass its address as --url"
+        if status is not None:
+            fix = "pass the address of an LLM server as --url"
+        if status in KEY_STATUSES:
+            fix = "set KVDIAG_API_KEY to the server's key, and pass its address as --url"
         return Check("engine.answers", "fail", found if url is None else f"{url}: {found}", fix)
     return Check("engine.answers", "pass", f"{url} serves {identity.model or 'an unnamed model'}")
 

@@ -149,7 +149,7 @@ def _device_nodes() -> list[str]:
     return [path.name for path in Path("/dev").glob("nvidia*")]
 
 
-def _no_server(url: str | None, problem: str) -> list[Check]:
+def _no_server(url: str | None, problem: Unreadable | str) -> list[Check]:
     return [engine_check.answers(url, None, problem), *skipped("no server reachable", *engine_check.AFTER_ANSWERS)]
 
 
@@ -160,7 +160,7 @@ async def _engine(url: str, http: HttpReader, front: HttpReader | None = None) -
     try:
         identity = await source.identify()
     except Unreadable as error:
-        return _no_server(url, str(error)), False
+        return _no_server(url, error), False
     page: Page | None = None
     problem = ""
     try:

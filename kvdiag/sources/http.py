@@ -43,6 +43,9 @@ UNPACKED = {"Accept-Encoding": "identity"}
 """Request headers that ask for an answer as it is."""
 
 
+KEY_STATUSES = (401, 403)
+"""Of an answer that requires a key, or another one."""
+
 NO_ANSWER = "no answer in time: is the server hanging, or a firewall in between?"
 
 
@@ -132,7 +135,7 @@ class HttpReader:
 
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
-            if response.status_code in (401, 403):
+            if response.status_code in KEY_STATUSES:
                 why = "the server requires an API key: set KVDIAG_API_KEY, and name the server with --url"
                 if "Authorization" in response.request.headers:
                     why = "the server rejected the API key"

@@ -16,6 +16,7 @@ from kvdiag.engines import trtllm
 from kvdiag.engines.engine import Identity
 from kvdiag.model import Capabilities, Gap
 from kvdiag.outputs.terminal import doctor_text
+from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
 from tests.builders.metrics_pages import parse_page
 from tests.builders.values import GIB, allocator, device, process
@@ -68,6 +69,8 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "processes without GPUs": (lambda: gpu_check.processes((), {7}), "skip"),
     "engine": (lambda: engine_check.answers("http://x", SERVER, None), "pass"),
     "no engine": (lambda: engine_check.answers("http://x", None, "refused"), "fail"),
+    "a key": (lambda: engine_check.answers("http://x", None, Unreadable("refused", "401", status=401)), "fail"),
+    "no such path": (lambda: engine_check.answers("http://x", None, Unreadable("absent", "404", status=404)), "fail"),
     "version": (lambda: engine_check.version(ENGINE, SERVER), "pass"),
     "old version": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.5.5")), "warn"),
     "patch of the newest": (lambda: engine_check.version(ENGINE, replace(SERVER, version="0.32.4+cu130")), "pass"),
