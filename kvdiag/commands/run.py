@@ -39,6 +39,7 @@ from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.engines.engine import Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
 from kvdiag.feeds.active.load_generator import REFRESH_PROMPT_TOKENS, Requests, token_ids
@@ -194,8 +195,7 @@ async def _run(
             if soak is not None:
                 _print_soak(soak(None))
             return None
-        if engine.requests_refused is not None:
-            raise KvdiagError(engine.requests_refused)
+        _refuse(server.identity)
         if facts.model is None:
             raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
         with ExitStack() as stack:
@@ -252,6 +252,7 @@ async def _show_pool(url: str, options: RunOptions) -> None:
     """Send one small request to a server that shows no pool: the gauges of some engines appear with their first one."""
     async with connect(url, options.access) as (client, server):
         facts, engine = server.facts, server.engine.engine
+        _refuse(server.identity)
         if not facts.pools and facts.model is not None:
             requests = Requests(client, facts.model, engine=engine, capabilities=facts.capabilities)
             await requests.measure(REFRESH_PROMPT_TOKENS, 1)
@@ -261,6 +262,11 @@ async def _show_pool(url: str, options: RunOptions) -> None:
                     async for _ in ticks(GAUGES_SECONDS / 5):
                         if engine.parse_pools(await server.engine.page(), facts.engine_version, ())[0]:
                             break
+
+
+def _refuse(identity: Identity | None) -> None:
+    if identity is not None and identity.requests_refused is not None:
+        raise KvdiagError(identity.requests_refused)
 
 
 def _print_plan(facts: Facts) -> None:

@@ -55,6 +55,8 @@ class Identity:
     weights_bytes: int | None = None
     """Of the model as it is loaded, where the server reports it."""
 
+    requests_refused: str | None = None
+    """Why the test steps cannot be run against this server; `None` if they can."""
 
 class RequestBody(Protocol):
     """Makes the JSON body of one streamed completion of exactly `max_tokens` tokens that reports its usage."""
@@ -244,8 +246,6 @@ class EngineAdapter:
     """The shortfall of memory for the KV pool, as logged; `None` if the log has none."""
 
     request: RequestDialect
-    requests_refused: str | None = None
-    """Why the test steps cannot be run against it, and where instead; `None` if they can."""
 
     first_engine_headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers that send a request to the first of several data-parallel engines."""

@@ -62,8 +62,4 @@ ENGINE = replace(
     process_title=re.compile(r"ollama", re.IGNORECASE),
     image=re.compile(r"ollama[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
     request=RequestDialect(body=completion_body),
-    requests_refused=(
-        "Ollama takes text alone, whose number of tokens is known only afterwards: run against the server of its "
-        "loaded model, http://127.0.0.1:PORT, as `kvdiag doctor` prints it"
-    ),
 )

@@ -54,6 +54,10 @@ class OllamaClient(OpenAIClient):
             max_model_len_tokens=min(contexts) if contexts else None,
             server_header=None,
             role=", ".join(addresses) or None,
+            requests_refused=(
+                "Ollama takes text alone, whose number of tokens is known only afterwards: run against the server of "
+                "its loaded model, http://127.0.0.1:PORT, as `kvdiag doctor` prints it"
+            ),
         )
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:  # noqa: ARG002 - the server has no filter

@@ -1,4 +1,4 @@
-"""Reads an SGLang server: /v1/loads at each tick, its metrics once a second, /server_info once.
+"""Reads an SGLang server: /v1/loads at each tick, its metrics once a second, /server_info and /model_info once.
 
 The metrics are late: a decoding scheduler renews them every 40 steps, an idle one every 30 s. /v1/loads (since 0.5.8)
 asks the schedulers, since 0.5.15 a snapshot that each prefill and an idle scheduler renew at once and a decoding one
@@ -12,6 +12,7 @@ shows that the scheduler did no work in between (`Rank.idle_since`). Else the ru
 GET /health is never sent: it generates a token.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,6 +48,15 @@ LOADS_PARAMS = (("include", "core"),)
 
 SERVER_INFO = ("/server_info", "/get_server_info")
 """Since 0.5.10, and before. Every scheduler answers it: it is read once."""
+
+MODEL_INFO = ("/model_info", "/get_model_info")
+"""Since 0.5.8, and before."""
+
+NO_GENERATION = (
+    "the server's model generates no tokens (an embedding or reward model): SGLang would exit at a completion, so the "
+    "test steps are not run; watch it with `kvdiag serve` or `kvdiag top`, which send no requests"
+)
+"""0.5.23 does not refuse it: the scheduler fails on the result that has no logits, and with it the server."""
 
 SERVER_FIGURES = {
     TOKENS: "max_total_num_tokens",
@@ -183,6 +193,11 @@ def parse_server_info(answer: object) -> ServerInfo | None:
     )
 
 
+def generates_none(answer: object) -> bool:
+    """Whether an answer of /model_info says that the model generates no tokens."""
+    return isinstance(answer, dict) and answer.get("is_generation") is False
+
+
 MAX_VERSION_CHARACTERS = 64
 
 
@@ -202,16 +217,20 @@ class SglangClient(OpenAIClient):
     async def identify(self) -> Identity:
         """As `EngineClient.identify`; the version is that of /server_info."""
         identity = await super().identify()
-        for path in SERVER_INFO:
-            try:
-                self._info = parse_server_info(await self._http.json(path))
-                break
-            except Unreadable:
-                continue
+        if generates_none(await self._first_of(MODEL_INFO)):
+            identity = replace(identity, requests_refused=NO_GENERATION)
+        self._info = parse_server_info(await self._first_of(SERVER_INFO))
         if (info := self._info) is None:
             return identity
         # The root in /v1/models is the name under which the model is served.
         return replace(identity, version=identity.version or info.version, root=info.model_path or identity.root)
+
+    async def _first_of(self, paths: tuple[str, ...]) -> Any:
+        """The JSON answer of the first of these paths that has one; `None` where none has."""
+        for path in paths:
+            with contextlib.suppress(Unreadable):
+                return await self._http.json(path)
+        return None
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:  # noqa: ARG002 - the server cannot filter
         """As `EngineClient.page`, with what /v1/loads and /server_info report."""

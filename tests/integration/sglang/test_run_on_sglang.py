@@ -95,6 +95,14 @@ def test_pages_of_sixteen_tokens_are_exact_and_flushed(nursery: Nursery) -> None
         assert again["usage"]["prompt_tokens"] == 64
 
 
+def test_an_embedding_server_is_sent_no_completion(nursery: Nursery) -> None:
+    """SGLang exits at one: the run is refused, and the server lives."""
+    with nursery.start("embedding", "--max-total-tokens", str(POOL_TOKENS), "--is-embedding") as embedding:
+        assert kvdiag("run", "--url", embedding.url).code == 3
+        assert kvdiag("run", "--url", embedding.url, "--isolation").code == 3
+        assert embedding.get("/model_info")["is_generation"] is False
+
+
 def test_forgotten_tokens_are_a_leak(nursery: Nursery) -> None:
     """An allocator that forgets seven tokens at each free is a fault, with as many as the scheduler says are in use."""
     with nursery.start(

@@ -20,7 +20,7 @@ from kvdiag.engines.llamacpp.cell_bytes import caches, is_mixed
 from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options
 from kvdiag.engines.llamacpp.slots import server_page, slots_of, slots_page, weights_bytes
 from kvdiag.engines.metrics_reader import parse_version
-from kvdiag.engines.sglang.client import parse_loads, parse_server_info
+from kvdiag.engines.sglang.client import generates_none, parse_loads, parse_server_info
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.postmortem_inputs import recognise
 from kvdiag.feeds.recording.folder_timeline import read_segments
@@ -92,6 +92,7 @@ def _engine_answer(data: bytes) -> None:
         return
     parse_loads(answer)
     parse_server_info(answer)
+    generates_none(answer)
 
 
 def _log(data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvdiag.engines.sglang.client import Rank, parse_loads, parse_server_info, with_loads
+from kvdiag.engines.sglang.client import Rank, generates_none, parse_loads, parse_server_info, with_loads
 from kvdiag.engines.sglang.metrics import parse_engines, parse_pools
 from kvdiag.model import Engine
 from kvdiag.sources.prometheus_text import Page
@@ -138,6 +138,13 @@ def test_version_is_a_short_text(answer: object, version: str | None) -> None:
 def test_server_info_that_is_no_object_is_none() -> None:
     """Only an object has figures."""
     assert parse_server_info([1]) is None
+
+
+def test_a_model_that_generates_nothing_is_known() -> None:
+    """Only where the server says so: a version without the field is asked for completions as before."""
+    assert [True, False, False, False] == [
+        generates_none(answer) for answer in ({"is_generation": False}, {"is_generation": True}, {}, [1])
+    ]
 
 
 def test_server_info_has_the_models_folder_and_the_intervals() -> None:
