@@ -80,9 +80,9 @@ def advice_engine() -> str:
     return next(name for name, engine in _engines().items() if engine.get("advice_has_its_words"))
 
 
-def advice_title() -> str:
-    """That engine's name in texts."""
-    return str(_engines()[advice_engine()]["advice_has_its_words"])
+def engine_title(engine_name: str) -> str:
+    """An engine's name in texts; the name itself where the engine is not known."""
+    return str(_engines().get(engine_name, {}).get("title", engine_name))
 
 
 def limits_on_command_line(command: str) -> tuple[HostCache, ...]:

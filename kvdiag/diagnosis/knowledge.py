@@ -15,7 +15,7 @@ from functools import cache
 from importlib import resources
 
 from kvdiag.engine_data import engine_data
-from kvdiag.engine_memory import advice_engine, advice_title
+from kvdiag.engine_memory import advice_engine, engine_title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def with_assumption(advice: str) -> str:
     flags = engine_data("flags.json")[advice_engine()].values()
     if not any(flag in advice for flag in flags):
         return advice
-    return f"{advice} The flags are {advice_title()}'s: the text does not show which engine failed."
+    return f"{advice} The flags are {engine_title(advice_engine())}'s: the text does not show which engine failed."
 
 
 @cache

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvdiag.engine_data import engine_data
+from kvdiag.engine_memory import engine_title
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Capabilities, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.http import HttpReader
@@ -54,9 +55,9 @@ class Identity:
     role: str | None = None
     weights_bytes: int | None = None
     """Of the model as it is loaded, where the server reports it."""
-
     requests_refused: str | None = None
     """Why the test steps cannot be run against this server; `None` if they can."""
+
 
 class RequestBody(Protocol):
     """Makes the JSON body of one streamed completion of exactly `max_tokens` tokens that reports its usage."""
@@ -156,9 +157,6 @@ class EngineAdapter:
     name: str
     """The name in `Facts.engine_name` and in traces."""
 
-    title: str
-    """The name in texts."""
-
     owned_by: str
     """`owned_by` of its models in GET /v1/models: by this `recognise` knows the engine first."""
 
@@ -249,6 +247,11 @@ class EngineAdapter:
 
     first_engine_headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers that send a request to the first of several data-parallel engines."""
+
+    @property
+    def title(self) -> str:
+        """The name in texts."""
+        return engine_title(self.name)
 
     @property
     def flags(self) -> Mapping[str, str]:

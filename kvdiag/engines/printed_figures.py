@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from kvdiag.engine_data import engine_data
+from kvdiag.engine_memory import engine_title
 from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.oom.message import ANSI
@@ -68,10 +69,10 @@ class _Start:
 class Wordings:
     """An engine's wordings, compiled."""
 
-    def __init__(self, engine: str, *, title: str) -> None:
-        """Compile wordings.json in the engine's folder; `title` is its name in texts."""
+    def __init__(self, engine: str) -> None:
+        """Compile wordings.json in the engine's folder."""
         table: Mapping[str, Any] = engine_data("wordings.json")[engine]
-        self._title = title
+        self._title = engine_title(engine)
         self._starts = re.compile(table["start"])
         self._interesting = re.compile(table["interesting"])
         self._sizes = [(name, unit, _compiled(wording)) for name, unit, wording in table["sizes"]]

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvdiag.engine_memory import engine_title
 from kvdiag.formatting import (
     format_bytes,
     format_duration,
@@ -82,11 +83,11 @@ def unknown_of(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def unknown_by_reason(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """The ids of the unknown verdicts by their reason: what lacks the same thing stands together."""
-    reasons: dict[str, list[str]] = {}
+    """The ids of the unknown verdicts by their reason: what lacks the same thing stands together, each id once."""
+    reasons: dict[str, dict[str, None]] = {}
     for one in findings:
-        reasons.setdefault(one.summary, []).append(one.id)
-    return reasons
+        reasons.setdefault(one.summary, {})[one.id] = None
+    return {reason: list(ids) for reason, ids in reasons.items()}
 
 
 def headline(findings: Iterable[Finding]) -> str:
@@ -118,13 +119,13 @@ def sentence(diagnosis: Diagnosis) -> str:
         parts.append(f"{since(down_seconds, diagnosis.lives[-1].end_detail)}; {POSTMORTEM}")
         parts.append(f"last verdict: {WORDS[status]}, {present}")
     if past is not None:
-        server = f"the {past.engine} server" if _is_other(past, diagnosis) else "the server"
+        server = f"the {_title(past.engine)} server" if _is_other(past, diagnosis) else "the server"
         when = f"before {server} stopped at {format_time(past.end_seconds or 0.0)}: {headline(past.findings)}"
         parts.append(when if not parts else f"{WORDS[past.worst]} {when}")
         if down_seconds is None:
             began = format_time(diagnosis.lives[-1].start_seconds)
             shown = "" if status == "ok" else f" ({present})"
-            now = f"{diagnosis.facts.engine_name} started" if _is_other(past, diagnosis) else "it started again"
+            now = f"{_title(diagnosis.facts.engine_name)} started" if _is_other(past, diagnosis) else "it started again"
             parts.append(f"since {now} at {began}: {WORDS[status]}{shown}")
     elif down_seconds is None and (restarts := len(diagnosis.lives[1:])) > 1:  # a single one is an update
         planned = f"the server restarted {restarts} times; where that was not planned, {POSTMORTEM}"
@@ -141,7 +142,7 @@ def life_rows(diagnosis: Diagnosis) -> list[tuple[Status, str, str]]:
     """Each life with its verdict, its time and how it ended; none where there is just the present one."""
     if len(diagnosis.lives) == 1 and diagnosis.down_since_seconds is None:
         return []
-    names = [f"{life.engine}, " if _is_other(life, diagnosis) else "" for life in diagnosis.lives]
+    names = [f"{_title(life.engine)}, " if _is_other(life, diagnosis) else "" for life in diagnosis.lives]
     times = [f"{name}{_time_of(life)}" for name, life in zip(names, diagnosis.lives, strict=True)]
     return [(life.worst, at, headline(life.findings)) for at, life in zip(times, diagnosis.lives, strict=True)]
 
@@ -164,9 +165,13 @@ def time_span(finding: Finding, diagnosis: Diagnosis) -> str:
         ended = "" if finding in diagnosis.findings else ", before a restart of the server"
         past = diagnosis.worst_past_life
         if ended and past is not None and finding in past.findings and _is_other(past, diagnosis):
-            ended = f", of the {past.engine} server that was at this address before"
+            ended = f", of the {_title(past.engine)} server that was at this address before"
         parts.append(f"last seen {format_time(last_seconds)}{ended}")
     return ", ".join(parts)
+
+
+def _title(engine: str | None) -> str:
+    return engine_title(engine or "")
 
 
 def _is_other(past: Life, diagnosis: Diagnosis) -> bool:

@@ -30,7 +30,6 @@ def _no_log(text: str) -> EngineReport:  # noqa: ARG001 - the form of a log's pa
 
 ENGINE = EngineAdapter(
     name="dynamo",
-    title="Dynamo",
     owned_by="nvidia",
     capabilities=metrics.capabilities,
     client=later("dynamo.front_end", "DynamoClient"),

@@ -83,7 +83,6 @@ def no_ranks(commands: Iterable[str]) -> tuple[int, int] | None:  # noqa: ARG001
 
 ENGINE = EngineAdapter(
     name="llamacpp",
-    title="llama.cpp",
     owned_by="llamacpp",
     capabilities=capabilities,
     client=later("llamacpp.client", "LlamaClient"),

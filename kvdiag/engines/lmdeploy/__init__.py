@@ -14,7 +14,7 @@ from kvdiag.model import Capabilities
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page, Series
 
-_WORDINGS = Wordings("lmdeploy", title="LMDeploy")
+_WORDINGS = Wordings("lmdeploy")
 _RANKS = re.compile(r"--tp[ =](\d{1,4})\b")
 
 
@@ -99,7 +99,6 @@ def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
 
 ENGINE = EngineAdapter(
     name="lmdeploy",
-    title="LMDeploy",
     owned_by="lmdeploy",
     capabilities=capabilities,
     client=LmdeployClient,

@@ -45,7 +45,6 @@ def capabilities(page: Page) -> Capabilities:
 ENGINE = replace(
     llamacpp.ENGINE,
     name="ollama",
-    title="Ollama",
     owned_by="library",
     capabilities=capabilities,
     client=later("ollama.ollama_client", "OllamaClient"),

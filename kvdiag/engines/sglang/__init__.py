@@ -29,7 +29,6 @@ def safe_body(
 
 ENGINE = EngineAdapter(
     name="sglang",
-    title="SGLang",
     owned_by="sglang",
     capabilities=metrics.capabilities,
     client=later("sglang.client", "SglangClient"),

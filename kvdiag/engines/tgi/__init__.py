@@ -13,7 +13,7 @@ from kvdiag.engines.tgi import metrics
 from kvdiag.model import MAX_COUNT, Capabilities
 from kvdiag.sources.http import Unreadable
 
-_WORDINGS = Wordings("tgi", title="TGI")
+_WORDINGS = Wordings("tgi")
 _SHARDS = re.compile(r"--num-shard[ =](\d{1,4})\b")
 
 
@@ -76,7 +76,6 @@ def parallel_ranks(commands: Iterable[str]) -> tuple[int, int] | None:
 
 ENGINE = EngineAdapter(
     name="tgi",
-    title="TGI",
     owned_by="",  # the model's name
     capabilities=lambda page: Capabilities(
         unit="token",

@@ -66,7 +66,6 @@ class TritonClient(TrtllmClient):
 
 ENGINE = EngineAdapter(
     name="trtllm",
-    title="TensorRT-LLM",
     owned_by="tensorrt_llm",
     capabilities=capabilities,
     client=TrtllmClient,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from kvdiag.engines.printed_figures import Wordings
 
-WORDINGS = Wordings("trtllm", title="TensorRT-LLM")
+WORDINGS = Wordings("trtllm")
 
 _PARALLEL = re.compile(r"--(tp|pp)(?:_size)?[ =](\d{1,4})\b")
 

@@ -11,7 +11,6 @@ from kvdiag.model.capabilities import ALL
 
 ENGINE = EngineAdapter(
     name="vllm",
-    title="vLLM",
     owned_by="vllm",
     capabilities=lambda _: ALL,
     client=OpenAIClient,

@@ -158,6 +158,6 @@ def test_a_life_of_another_engine_is_told_as_such() -> None:
     )
     assert ["llamacpp", "sglang"] == [one.engine for one in found.lives]
     (leak,) = found.lives[0].findings
-    assert [True, False] == ["llamacpp" in time for _, time, _ in life_rows(found)]
+    assert [True, False] == ["llama.cpp" in time for _, time, _ in life_rows(found)]
     told = (sentence(found), time_span(leak, found))
-    assert [True, True] == ["llamacpp server" in line and "again" not in line for line in told], told
+    assert [True, True] == ["llama.cpp server" in line and "again" not in line for line in told], told
