@@ -62,13 +62,18 @@ def title() -> str:
 
 
 def host_bytes() -> dict[str, int]:
-    """Resident bytes, and the anonymous ones, in memory or moved to swap, as proc_pid_status(5) has them."""
+    """Resident bytes, and the anonymous ones, in memory or moved to swap, as far as the kernel reports them."""
+    return parse_sizes(_read("/proc/self/status"))
+
+
+def parse_sizes(status: bytes) -> dict[str, int]:
+    """The sizes of a text as of proc_pid_status(5): a process without memory of its own has none of these lines."""
     sizes = {}
-    for line in _read("/proc/self/status").splitlines():
+    for line in status.splitlines():
         name, _, size = line.partition(b":")
         if size.endswith(b" kB"):
             sizes[name] = int(size.split()[0]) * 1024
-    found = {"resident_bytes": sizes.get(b"VmRSS", 0)}
+    found = {} if b"VmRSS" not in sizes else {"resident_bytes": sizes[b"VmRSS"]}
     if b"RssAnon" in sizes:
         found["anonymous_bytes"] = sizes[b"RssAnon"] + sizes.get(b"VmSwap", 0)
     return found

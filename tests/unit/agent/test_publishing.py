@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.agent.process import parse_sizes
 from kvdiag.agent.publication import encoded
 from tests.integration.vllm.sessions import kill_session
 from tests.unit.agent.subject import BUSY, ONCE, environment, names_in, published, run
@@ -75,6 +76,12 @@ def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> No
         split["private_bytes"],
     )
     assert {"driver": "DriverError: no libnvidia-ml.so.1 here"} == told["errors"]
+
+
+def test_a_size_that_the_kernel_does_not_report_is_left_out() -> None:
+    """A process without memory of its own has no VmRSS: that is not 0 bytes."""
+    assert {} == parse_sizes(b"Name:\tworker\nThreads:\t1\n")
+    assert {"resident_bytes": 4096} == parse_sizes(b"VmRSS:\t4 kB\n")
 
 
 def test_torch_is_never_imported(agent: Path, tmp_path: Path) -> None:
