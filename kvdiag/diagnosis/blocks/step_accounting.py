@@ -61,7 +61,10 @@ class LoadPeak:
 
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> LoadPeak | None:
-    """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown."""
+    """The fullest sample with all of a span's requests resident; `None` without one, or where blocks are unknown.
+
+    Where that one differs only by the moment of its two looks, the fullest that was taken between two tokens.
+    """
     samples = [sample for sample in whole_load(timeline, span, facts) if _decodes(sample, span, facts)]
     left = _left_by_small_requests(timeline, facts, span, floor_blocks, limits)
     peaks = []
@@ -71,7 +74,16 @@ def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, lim
         if peak is not None:
             ahead_blocks = peak.expected.most_blocks + left if left else _blocks_ahead(span, after, facts)
             peaks.append(replace(peak, ahead_blocks=ahead_blocks))
-    return max(peaks, key=lambda peak: peak.held_blocks, default=None)
+    fullest = max(peaks, key=_held_blocks, default=None)
+    if fullest is None or fullest.excess_blocks:
+        return fullest
+    return max(
+        (peak for peak in peaks if peak.held_blocks == peak.expected.most_blocks), key=_held_blocks, default=fullest
+    )
+
+
+def _held_blocks(peak: LoadPeak) -> int:
+    return peak.held_blocks
 
 
 def _left_by_small_requests(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int, limits: Limits) -> int:

@@ -97,6 +97,16 @@ def test_late_engine_may_be_ahead_of_a_busy_client() -> None:
     assert 0 == getattr(measure(seen(*samples), KNOWN, SPAN, 0, DEFAULT_LIMITS), "ahead_blocks", None)
 
 
+def test_a_sample_between_two_tokens_is_measured_where_the_fullest_was_not() -> None:
+    """The engine is ahead of a busy client in the fullest sample, not in the one before; what is too much stays."""
+    late = replace(KNOWN, capabilities=Capabilities(late_tokens=16))
+    exact, ahead = under_load(25.0, 64), under_load(26.0, 66)
+    for samples, blocks in (((exact, ahead), 64), ((ahead,), 66), ((exact, under_load(26.0, 90)), 90)):
+        peak = measure(seen(*samples), late, SPAN, 0, DEFAULT_LIMITS)
+        assert peak is not None
+        assert blocks == peak.held_blocks
+
+
 def test_blocks_that_small_requests_left_are_not_of_the_load() -> None:
     """They end during the load: what they can have left of the blocks in use after it is allowed, and no more."""
     timeline = seen(*(under_load(at, 80) for at in (21.0, 22.0)), *(idle(at, 13) for at in (31.0, 32.0, 33.0)))
