@@ -129,7 +129,8 @@ def is_idle(sample: Sample) -> bool:
 def open_sessions(timeline: Timeline, floor: IdleFloor, facts: Facts) -> tuple[int, int | None]:
     """Sessions of clients that were open at an idle interval's end, 0 where none is reported; the blocks they hold.
 
-    Blocks that they lock beyond these no engine reports (SGLang 0.5.23: 240 tokens in use, 144 of them held).
+    Blocks that they lock beyond these no engine reports (SGLang 0.5.23: 240 tokens in use, 144 of them held). Every
+    data-parallel engine opens each session (managers/data_parallel_controller.py::send_control_message).
     """
     last = next((one for one in reversed(timeline.between(floor.begin_seconds, floor.at_seconds)) if one.engines), None)
     engines = (last.engines or ()) if last else ()
@@ -137,7 +138,7 @@ def open_sessions(timeline: Timeline, floor: IdleFloor, facts: Facts) -> tuple[i
     for engine in engines:
         pool, tokens = facts.pool(engine.engine), engine.session_held_tokens
         held = None if held is None or pool is None or tokens is None else held + -(-tokens // pool.block_tokens)
-    return sum(engine.open_sessions or 0 for engine in engines), held
+    return max((engine.open_sessions or 0 for engine in engines), default=0), held
 
 
 def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits: Limits) -> IdleFloor | None:

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import lifetimes
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
-from kvdiag.diagnosis.timeline_queries import NO_POOL
+from kvdiag.diagnosis.timeline_queries import NO_POOL, idle_floors, open_sessions
 from kvdiag.model import Engine, Facts, Finding, Mark, Outcome, Sample, Timeline
 from tests.builders.answers import containing, evidence, finding, only, rows
 from tests.builders.runs import judged, run
@@ -223,6 +223,14 @@ def test_blocks_that_open_sessions_hold_are_no_leak(tokens: int | None, status: 
     """Of SGLang's streaming sessions; they also lock cached blocks, which nothing reports: no fault, but unknown."""
     held = replace(holding(30), open_sessions=1, session_held_tokens=tokens)
     assert status == verdict(seen(held, held)).status
+
+
+def test_a_session_is_open_in_every_data_parallel_engine() -> None:
+    """SGLang opens each in all of them, and one of them holds its tokens."""
+    pages = [(replace(holding(30), open_sessions=4), replace(engine(label="1"), open_sessions=4))] * 2
+    timeline, both = seen(*pages), Facts(pools=(pool("0"), pool("1")))
+    (floor,) = idle_floors(timeline, both, DEFAULT_LIMITS)
+    assert 4 == open_sessions(timeline, floor, both)[0]
 
 
 def test_figures_that_are_not_known_are_left_out() -> None:
