@@ -87,7 +87,8 @@ def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, 
     if drift is None:
         return None
     predicted, reported = (format_number(one.nominal) for one in (drift.predicted, drift.reported))
-    summary = f"the model's config gives {predicted} {drift.figure.phrase}, the engine reports {reported}"
+    figure = drift.figure.phrase.replace("block", facts.capabilities.unit)
+    summary = f"the model's config gives {predicted} {figure}, the engine reports {reported}"
     off = signed(format_ratio(drift.drift_ratio))
     return "suspect", ": ".join((f"{summary} ({off})", *(one.text for one in drift.reasons[:1])))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvdiag.diagnosis.rules.baseline_misconfigured import judge
-from kvdiag.model import Device, Engine, Facts, Finding, Gap, KvPool, Sample, Timeline
+from kvdiag.model import Capabilities, Device, Engine, Facts, Finding, Gap, KvPool, Sample, Timeline
+from kvdiag.model.capabilities import Unit
 from tests.builders.answers import ANY_TEXT, evidence, only, rows
 from tests.builders.runs import of_run
 from tests.builders.values import GIB, MIB, NO_ANSWER, NO_NVML, device, engine, pool, process, seen
@@ -322,6 +323,14 @@ def judged(reported: KvPool) -> Finding:
 def test_a_pool_is_compared_with_what_its_config_gives(reported: KvPool, status: str) -> None:
     """A tenth fewer blocks, or requests of half as much again, are not what the config gives; 2 % are rounding."""
     assert status == judged(reported).status
+
+
+@pytest.mark.parametrize("unit", ["block", "page"])
+def test_a_pool_that_its_config_does_not_give_is_counted_in_the_engines_unit(unit: Unit) -> None:
+    """SGLang has pages."""
+    few = replace(llama(pool(usable_blocks=5_529, pool_bytes=6_145 * 2 * MIB)), capabilities=Capabilities(unit=unit))
+    summary = only(judge, seen(), few).summary
+    assert [unit] == [one for one in ("block", "page") if one in summary]
 
 
 @pytest.mark.parametrize(
