@@ -74,7 +74,7 @@ def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS
             compared=compared,
             hours=median(one.watched_seconds for one in each) / HOUR_SECONDS,
             restarts=sum(one.restarts for one in each),
-            findings=tuple(map(informed, findings(version, len(each), compared, growths, changes, limits))),
+            findings=tuple(map(informed, findings(version, compared, growths, changes, limits))),
         )
         for version, each in versions.items()
         for compared in [sum(bool(one.growths) for one in each)]

@@ -50,7 +50,6 @@ MISSING: Mapping[str, str] = _TABLE["missing"]
 
 def findings(
     version: Version,
-    replicas: int,
     compared: int,
     growths: Iterable[VersionGrowth],
     changes: Iterable[VersionChange],
@@ -75,7 +74,7 @@ def findings(
         found.append(finding)
     reported = {finding.id for finding in found}
     found += [
-        Finding(verdict, "unknown", _not_reported(missing, version, replicas, compared, limits))
+        Finding(verdict, "unknown", _not_reported(missing, version, compared, limits))
         for verdict, missing in MISSING.items()
         if verdict not in reported
     ]
@@ -126,13 +125,13 @@ def _hidden(verdict: str, finding: Finding) -> Finding:
     return Finding(verdict, "unknown", finding.summary if finding.status == "unknown" else UNDECIDED)
 
 
-def _not_reported(missing: str, version: Version, replicas: int, compared: int, limits: Limits) -> str:
+def _not_reported(missing: str, version: Version, compared: int, limits: Limits) -> str:
     if compared >= limits.fleet.replicas:
         return f"{version.title}: {missing}"
+    # The same sentence for each such version, so that all of them stand in one line.
     uptime = format_duration(limits.fleet.first_seconds + limits.fleet.min_seconds)
-    have = "has" if compared == 1 else "have"
-    watched = f"{compared} of {plural(replicas, 'replica')} of {version.title} {have} been watched for {uptime}"
-    return f"{watched}; {limits.fleet.replicas} replicas are needed, {limits.fleet.preferred_replicas} are better"
+    fewer = f"fewer than {limits.fleet.replicas} replicas of a version have been watched for {uptime}"
+    return f"{fewer}; add replicas or watch longer, {limits.fleet.preferred_replicas} are better"
 
 
 def _rate(interval: Interval, component: MemoryComponent) -> str:

@@ -12,6 +12,7 @@ from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding
+from kvdiag.outputs.presentation import unknown_by_reason
 from kvdiag.stats import Interval
 from tests.unit.diagnosis.fleet.replicas import MB, made, of
 
@@ -303,10 +304,10 @@ def test_bounds_that_are_none_are_not_told() -> None:
     assert math.isinf(alone(six(SIX[:4])).per_hour.low)
 
 
-@pytest.mark.parametrize(("count", "verb"), [(1, " has "), (2, " have ")])
-def test_replicas_watched_are_counted(count: int, verb: str) -> None:
-    """One replica has been watched, two have."""
-    assert verb in finding(six(SIX[:count]), KV).summary
+def test_versions_with_too_few_replicas_lack_the_same() -> None:
+    """One replica of one version and two of another: each verdict without figures has one reason for both."""
+    few = compare([*six(SIX[:1]), *six(SIX[:2], prefix="b", version="0.31.0")]).findings
+    assert (2, [[KV]]) == (len(of(few, KV)), list(unknown_by_reason(of(few, KV)).values()))
 
 
 def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
