@@ -1,5 +1,6 @@
 """The JSON document, `schema_version` 2: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
 
+from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents import Json, fields_of, plain
@@ -47,17 +48,20 @@ def _pool(pool: KvPool, facts: Facts) -> Json:
         "pool_bytes": None if whole is None else whole[0],
         "block_bytes": None if block is None else block[0],
         "bytes_source": None if whole is None else whole[1],
-        "cost_model": cost_model(served(facts, pool)),
+        "cost_model": cost_model(served(facts, pool), facts),
     }
 
 
-def cost_model(model: Served | str) -> Json:
-    """What the model's config predicts for a pool and what the engine reports; `problem` says why there is none."""
+def cost_model(model: Served | str, facts: Facts) -> Json:
+    """What the model's config predicts for a pool and what the engine reports; `problem` says why there is none.
+
+    The settings assumed are vLLM's, which change nothing of another engine's pool.
+    """
     if isinstance(model, str):
         return {"architecture": None, "assumed": None, "figures": [], "problem": model}
     return {
         "architecture": model.architecture.model_type,
-        "assumed": model.assumed,
+        "assumed": model.assumed if facts.engine_name in modelled_engines() else None,
         "figures": [
             {
                 "figure": figure.figure.value,

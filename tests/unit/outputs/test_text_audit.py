@@ -7,6 +7,7 @@ import pytest
 
 from kvdiag.ledger import ledger
 from kvdiag.model import Capabilities, Facts, Sample
+from kvdiag.outputs.documents.diagnosis_document import audit_document
 from kvdiag.outputs.terminal.text import render_audit
 from tests.builders.runs import judged
 from tests.builders.values import GIB, NO_ANSWER, NO_NVML, device, pool, process
@@ -75,4 +76,5 @@ def test_a_pool_is_compared_in_its_own_units(engine: str, can: Capabilities, ass
         pools=(pool(pool_bytes=6145 * 16 * 512, capacity_tokens=None, max_concurrency=None),),
     )
     text = piped(render_audit(known, (), (), ()))
+    assert assumed == bool(audit_document(known, None, (), ())["subject"]["pools"][0]["cost_model"]["assumed"])
     assert (f"per {can.unit}" in text, f"{can.unit}s, with" in text, "max_num_batched" in text) == (True, True, assumed)
