@@ -27,6 +27,8 @@ class Stall:
     blocks: int
     engine: str | None = None
     """The only one of several engines that does nothing."""
+    admitted_tokens: int | None = None
+    """Longest request that the scheduler admits to an empty pool, where only longer ones may wait: it keeps blocks."""
 
     def finding(self, rule_id: str, summary: str) -> Finding:
         """The finding of a rule, with what to do about it."""
@@ -37,19 +39,24 @@ class Stall:
             Evidence("running", self.running, "requests", "engine"),
             Evidence("waiting", self.waiting, "requests", "engine"),
         )
+        longer = too_long = refuse = ""
+        if self.admitted_tokens is not None:
+            longer = f", or a request is longer than the {self.admitted_tokens:,} tokens that it admits"
+            too_long = "A request that would leave no page of the pool free is accepted, and waits forever. "
+            refuse = f"Lower --max-model-len to {self.admitted_tokens} or less, so that such requests are refused. "
         return Finding(
             rule_id,
             "suspect",
-            f"{summary}, and no token processed for {format_duration(self.seconds)}: {who} hangs or is paused",
+            f"{summary}, and no token processed for {format_duration(self.seconds)}: {who} hangs or is paused{longer}",
             evidence,
             since_seconds=self.since_seconds,
-            likely_cause="The engine is paused, hangs in a step (a kernel, a collective of several ranks, a transfer), "
-            "or compiles kernels for a new shape. Requests whose clients have disconnected are then not aborted "
-            "either, and keep their blocks.",
+            likely_cause=f"{too_long}The engine is paused, hangs in a step (a kernel, a collective of several ranks, a "
+            "transfer), or compiles kernels for a new shape. Requests whose clients have disconnected are then not "
+            "aborted either, and keep their blocks.",
             confirm="Send one short request: without an answer, the engine takes no step. A dump of the stacks of its "
             "scheduler or engine process (py-spy) shows where it hangs.",
-            remedy="Resume the engine if it was paused on purpose. Otherwise restart it: until then none of these "
-            "blocks is released.",
+            remedy=f"{refuse}Resume the engine if it was paused on purpose. Otherwise restart it: until then none of "
+            "these blocks is released.",
         )
 
     @property
@@ -108,7 +115,16 @@ def _stalled(timeline: Timeline, facts: Facts, limits: Limits, only: str | None 
         waiting=last.open_requests - running,
         blocks=blocks,
         engine=only,
+        admitted_tokens=None if running or blocks else _admitted_tokens(facts),
     )
+
+
+def _admitted_tokens(facts: Facts) -> int | None:
+    """The longest request that is ever run, where longer ones are accepted; blocks of one token keep none."""
+    spare, longest = facts.capabilities.spare_blocks, facts.max_model_len_tokens
+    pools = [pool for pool in facts.pools if spare and pool.block_tokens > 1]
+    admitted = min(((pool.usable_blocks - spare) * pool.block_tokens for pool in pools), default=None)
+    return admitted if admitted is not None and longest is not None and admitted < longest else None
 
 
 def _newest_first(timeline: Timeline, only: str | None) -> Iterator[Sample]:

@@ -355,4 +355,6 @@ def _fits(timeline: Timeline, facts: Facts) -> str:
     holds = sum(pool.usable_blocks // max(-(-tokens // pool.block_tokens), 1) for pool in facts.pools)
     if holds >= workload.requests:
         return f", although the pool holds all {workload.requests} requests at their full length of {tokens:,} tokens"
-    return f"; the pool holds {holds} of {workload.requests} requests at their full length of {tokens:,} tokens"
+    return (
+        f"; the pool holds {holds} of kvdiag's {workload.requests} requests at their full length of {tokens:,} tokens"
+    )

@@ -39,6 +39,20 @@ def test_requests_without_progress_are_a_stall() -> None:
     assert Stall(since_seconds=LIMIT / 2, seconds=LIMIT, running=1, waiting=2, blocks=9) == actual
 
 
+@pytest.mark.parametrize(
+    ("spare", "stuck", "longest", "tokens"),
+    [(1, 0, 131_072, 6143 * 16), (0, 0, 131_072, None), (1, 3, 131_072, None), (1, 0, 8192, None)],
+)
+def test_a_request_that_is_never_admitted_is_named(spare: int, stuck: int, longest: int, tokens: int | None) -> None:
+    """SGLang accepts a prompt that leaves less than a page free, and never runs it: nothing else is in the pool."""
+    facts = replace(SERVED, capabilities=Capabilities(spare_blocks=spare), max_model_len_tokens=longest)
+    actual = found([replace(holding(stuck), requests_waiting=1)] * 6, facts)
+    assert actual is not None
+    assert tokens == actual.admitted_tokens
+    finding = actual.finding(capacity_concurrency.ID, "waits")
+    assert (tokens is not None) == (f"{6143 * 16:,}" in finding.summary and "--max-model-len" in (finding.remedy or ""))
+
+
 def test_a_read_that_failed_meanwhile_changes_nothing() -> None:
     """A tick without an answer is no step."""
     actual = found([STUCK, STUCK, None, STUCK, STUCK])

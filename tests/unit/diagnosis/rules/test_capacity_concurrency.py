@@ -250,11 +250,11 @@ def test_the_first_preemption_counts() -> None:
 @pytest.mark.parametrize(
     ("pools", "capacity", "told"),
     [
-        ((pool(usable_blocks=100),), 1_600, "2 of 4"),
-        ((pool(usable_blocks=96),), 1_536, "2 of 4"),
-        ((pool(usable_blocks=95),), 1_520, "1 of 4"),
+        ((pool(usable_blocks=100),), 1_600, "2 of kvdiag's 4"),
+        ((pool(usable_blocks=96),), 1_536, "2 of kvdiag's 4"),
+        ((pool(usable_blocks=95),), 1_520, "1 of kvdiag's 4"),
         ((pool(usable_blocks=900),), 14_400, "all 4"),
-        ((pool(usable_blocks=48), pool("1", usable_blocks=143)), 3_056, "3 of 4"),
+        ((pool(usable_blocks=48), pool("1", usable_blocks=143)), 3_056, "3 of kvdiag's 4"),
         ((pool(usable_blocks=100, sliding_window_tokens=64),), None, None),
         ((pool(usable_blocks=100), pool("1", usable_blocks=100, sliding_window_tokens=64)), None, None),
         ((), None, None),
