@@ -70,6 +70,13 @@ def sized_by_trial_run(engine_name: str | None) -> bool:
     return bool(_engines().get(engine_name or "", {}).get("sized_by_trial_run", True))
 
 
+def fraction_is_of_device(engine_name: str | None) -> bool:
+    """Whether the share that sizes an engine's pool is one of the device, or of what was free before the weights; else
+    of what they leave. Assumed where the engine is not known.
+    """
+    return bool(_engines().get(engine_name or "", {}).get("fraction_is_of_device", True))
+
+
 def modelled_engines() -> tuple[str, ...]:
     """The engines whose block manager `kvdiag.kv` computes, and whose overheads it estimates."""
     return tuple(name for name, engine in _engines().items() if engine["modelled_by_fit"])

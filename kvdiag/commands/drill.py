@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,7 +15,7 @@ import click
 
 import kvdiag
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import SCENARIOS, Drill, Scenario
+from kvdiag.sim import SCENARIOS, Drill, Scenario, started_with
 
 STOP_SECONDS = 5.0
 
@@ -28,15 +28,16 @@ class _WithScenarios(click.Command):
 
 @click.command(cls=_WithScenarios)
 @click.argument("scenario", default="healthy")
+@click.argument("flags", nargs=-1, metavar="[-- FLAGS]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Loopback port; 0 picks a free one.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="Also stop when standard input ends.")
-def command(scenario: str, port: int, until_eof: bool) -> int:
+def command(scenario: str, flags: tuple[str, ...], port: int, until_eof: bool) -> int:
     """Run a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
 
     It serves the completions and metrics of vLLM, or of the engine that SCENARIO names, on loopback, and has a
-    simulated GPU.
+    simulated GPU. FLAGS are those of vllm serve, such as -- --max-num-seqs 6.
     """
-    chosen = _scenario(scenario)
+    chosen = _scenario(scenario, flags)
     try:
         with Drill(chosen, port=port) as drill:
             click.echo(f"{scenario}: {chosen.summary}")
@@ -56,10 +57,13 @@ def command(scenario: str, port: int, until_eof: bool) -> int:
     return 0
 
 
-def _scenario(name: str) -> Scenario:
+def _scenario(name: str, flags: Sequence[str] = ()) -> Scenario:
     if name not in SCENARIOS:
         raise KvdiagError(f"unknown scenario {name!r}: choose one of {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]
+    try:
+        return started_with(SCENARIOS[name], flags)
+    except ValueError as error:
+        raise KvdiagError(str(error)) from error
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
@@ -68,19 +72,19 @@ def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - t
 
 
 @contextmanager
-def simulated(scenario: str) -> Iterator[str]:
-    """Serve `scenario` in a process of its own, as a real server is, and yield its address.
+def simulated(scenario: str, flags: Sequence[str] = ()) -> Iterator[str]:
+    """Serve `scenario`, started with `flags`, in a process of its own, as a real server is, and yield its address.
 
     Raises:
-        KvdiagError: there is no such scenario, or it does not start.
+        KvdiagError: there is no such scenario or flag, or it does not start.
     """
-    _scenario(scenario)
+    _scenario(scenario, flags)
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to cancel on the server.
     # It exits with us even if we are killed: its standard input is then closed.
     # PYTHONPATH: the same package as ours, even inside a pyz file; -P: no module of the current directory.
     packages = [str(Path(kvdiag.__file__).parents[1]), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
-    arguments = [sys.executable, "-P", "-m", "kvdiag", "drill", scenario, "--until-eof"]
+    arguments = [sys.executable, "-P", "-m", "kvdiag", "drill", scenario, "--until-eof", "--", *flags]
     with subprocess.Popen(  # noqa: S603 - our own program
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as server:

@@ -11,7 +11,7 @@ cancelled, the trace is closed, and there is no verdict on half a test.
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ import click
 from kvdiag import files
 from kvdiag.commands.connect import agent_reader, bearer, connect, servers_here
 from kvdiag.commands.drill import interrupt, simulated
+from kvdiag.commands.fix_check import checked, fix_flags
 from kvdiag.commands.options.common import (
     Duration,
     ServerAccess,
@@ -49,7 +50,7 @@ from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder, ticks
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_count, format_duration, plural
-from kvdiag.model import Facts, Timeline
+from kvdiag.model import Diagnosis, Facts, Timeline
 from kvdiag.sources.http import Unreadable
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class RunOptions:
 
     url: str | None = given_by("Server to diagnose, such as http://127.0.0.1:8000.")
     simulate: str | None = given_by("Diagnose a simulated server instead of --url.", metavar="SCENARIO")
+    check_fix: str | None = given_by("Also run --simulate with FLAGS; `first`: the first fix.", metavar="FLAGS")
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
     force: bool = given_by("Run despite other traffic; affected checks become unknown.")
@@ -95,7 +97,8 @@ def command(options: RunOptions) -> int:
     Takes about a minute; the server should have no other traffic. --soak adds a step that alternates load and
     idle cycles, for leaks too slow to show in a minute. Where an engine reports its figures late, the steps take up
     to five minutes and a soak half an hour or longer, as --dry-run prints. --isolation replaces the steps: two
-    tenants send the same prompts, with and without cache_salt.
+    tenants send the same prompts, with and without cache_salt. --check-fix runs a simulated server twice, then
+    started with FLAGS, and reports which verdicts end.
 
     Scenarios of --simulate: healthy, kv-leak, device-leak, fragmentation, foreign-memory, duplicate-model,
     concurrency-thrash, long-context-oom, warmup, salt-ignored, trtllm-healthy, trtllm-kv-leak, tgi-healthy,
@@ -111,6 +114,9 @@ def command(options: RunOptions) -> int:
     if report is not None and record is not None and report.resolve() == record.resolve():
         raise click.UsageError("--record and --report need different files")
     page = ReportFile(report)
+    if options.check_fix is not None and (simulate is None or options.dry_run):
+        how = "start a real server with the flag and use `kvdiag baseline compare`"
+        raise click.UsageError(f"--check-fix needs --simulate, without --dry-run; {how}")
     if isolation and options.soak is not None:
         raise click.UsageError("--isolation and --soak cannot be combined: run them separately")
     if options.other_api_key is not None and not isolation:
@@ -119,16 +125,38 @@ def command(options: RunOptions) -> int:
     # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
     signal.signal(signal.SIGTERM, interrupt)
     recording = _Recording(record)
-    with ExitStack() as stack:
-        if simulate is not None:
-            url = stack.enter_context(simulated(simulate))
-            options = replace(options, access=replace(options.access, api_key=None))
-        result = _interruptible(_run(url or "", options, recording, other_headers), recording)
+    before: tuple[Diagnosis, Timeline] | None = None
+    flags: tuple[str, ...] = ()
+    if options.check_fix is not None:
+        before = _diagnosed(None, options, _Recording(None), other_headers)
+        flags = fix_flags(options.check_fix, None if before is None else before[0])
+    result = _diagnosed(url, options, recording, other_headers, flags)
     if result is None:
         return 0
+    diagnosis, timeline = result
+    code = show_diagnosis(diagnosis, timeline, page, options.output)
+    if before is not None:
+        click.echo(checked(before[0], diagnosis, flags), err=options.output != "text")
+    return code
+
+
+def _diagnosed(
+    url: str | None,
+    options: RunOptions,
+    recording: "_Recording",
+    other_headers: dict[str, str] | None,
+    flags: Sequence[str] = (),
+) -> tuple[Diagnosis, Timeline] | None:
+    """The verdict on the server, or on a simulated one that is started with `flags`; `None` after a dry run."""
+    with ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(simulated(options.simulate or "", flags))
+            options = replace(options, access=replace(options.access, api_key=None))
+        result = _interruptible(_run(url, options, recording, other_headers), recording)
+    if result is None:
+        return None
     timeline, facts = result
-    limits = limits_of(options.reserved_gap_bytes)
-    return show_diagnosis(diagnose(timeline, facts, limits), timeline, page, options.output)
+    return diagnose(timeline, facts, limits_of(options.reserved_gap_bytes)), timeline
 
 
 class _Recording:

@@ -37,6 +37,7 @@ from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, Sou
 from kvdiag.model.timeline import PARTS, Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import (
+    Change,
     Diagnosis,
     Evidence,
     Finding,
@@ -46,6 +47,7 @@ from kvdiag.model.verdicts import (
     Life,
     LifeEnd,
     MeasuredFigures,
+    Prescription,
     Provenance,
     Status,
     StepFigures,

@@ -18,7 +18,8 @@ class KvPool(Checked):
     if it is larger than `usable_blocks` (V1 before 0.10.2), an idle pool shows the null block as used. `pool_bytes`
     and every count of blocks are per rank. `max_requests` is how many requests can run at once however short they are,
     where the engine reports it. `bytes_computed`: the bytes follow from the model's file and the engine's settings.
-    `mixed`: caches of windows or states are among the bytes, so that blocks have no size of their own.
+    `overridden`: the number of blocks was set by hand. `mixed`: caches of windows or states are among the bytes, so
+    that blocks have no size of their own.
     `state_cache_mode` and `state_dtype` describe the recurrent states kept (labels mamba_cache_mode and
     mamba_ssm_cache_dtype).
     """
@@ -33,6 +34,7 @@ class KvPool(Checked):
     max_requests: int | None = None
     pool_bytes: int | None = None
     bytes_computed: bool | None = None
+    overridden: bool | None = None
     mixed: bool | None = None
     cache_dtype: str | None = None
     sliding_window_tokens: int | None = None

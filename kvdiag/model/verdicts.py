@@ -98,14 +98,46 @@ class ImbalanceFigures:
     lost_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of the server's settings that mends a finding: as it is typed, what it buys and what it costs.
+
+    `mends`: alone it ends the finding; else it makes it smaller. `requests` of the demand's length, or one of
+    `context_tokens`, then fit into the pool at once; `pool_tokens` is the pool's size then, `free_bytes` what stays
+    free on the fullest device. `None` where a figure is unknown, or not one of the change's.
+    """
+
+    change: str
+    gain: str
+    cost: str
+    mends: bool = True
+    requests: int | None = None
+    context_tokens: int | None = None
+    pool_tokens: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prescription:
+    """The changes that mend a finding on this server, the least harmful first, and the figures that others lack."""
+
+    changes: tuple[Change, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Change | None:
+        """The change to make: it mends the finding with the least harm."""
+        return self.changes[0] if self.changes and self.changes[0].mends else None
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
 
-    `holder` names the process or device whose memory it is about, if it is one. Outputs read `growth` and
-    `imbalance`, never a row of the evidence by its name. `since_seconds` is when it was first true, as far as observed;
-    `last_seen_seconds` is the newest sample that it holds for. `or_id` is the verdict that it may be as well, where no
-    source separates the two: nothing shown may then name one culprit.
+    `holder` names the process or device whose memory it is about, if it is one. Outputs read `growth`, `imbalance` and
+    `prescription`, the computed fix, never a row of the evidence by its name. `since_seconds` is when it was first
+    true, as far as observed; `last_seen_seconds` is the newest sample that it holds for. `or_id` is the verdict that it
+    may be as well, where no source separates the two: nothing shown may then name one culprit.
     """
 
     id: str
@@ -118,6 +150,7 @@ class Finding:
     last_seen_seconds: float | None = None
     growth: GrowthFigures | None = None
     imbalance: ImbalanceFigures | None = None
+    prescription: Prescription | None = None
     likely_cause: str | None = None
     confirm: str | None = None
     remedy: str | None = None

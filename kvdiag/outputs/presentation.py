@@ -42,6 +42,22 @@ ADVICE = (("Likely cause", "likely_cause"), ("Confirm", "confirm"), ("Remedy", "
 """The headings of a finding's advice and its fields, in the order in which they are read."""
 
 
+def fixes(finding: Finding) -> list[tuple[str, str, str]]:
+    """The computed changes in order of least harm: what each is, as it is typed, what it buys and costs.
+
+    The first is the fix, unless it only makes the finding smaller; last what could not be computed, and why.
+    """
+    prescription = finding.prescription
+    if prescription is None:
+        return []
+    first = prescription.first
+    changes = [
+        ("Fix" if one is first else "Or" if one.mends else "In part", one.change, f"{one.gain}; cost: {one.cost}")
+        for one in prescription.changes
+    ]
+    return [*changes, *(("Unknown", one, "") for one in prescription.missing)]
+
+
 def printable(text: str) -> str:
     """A text from outside without characters that move a cursor, reverse the line or are not valid in HTML."""
     if text.isascii() and text.isprintable():  # such as the path of a plot's line, of a hundred thousand characters

@@ -6,3 +6,4 @@ It shares no code with the diagnosis, and shows it only what a real server and a
 from kvdiag.sim.nvml_state import RemoteNvml
 from kvdiag.sim.scenarios import SCENARIOS, Scenario
 from kvdiag.sim.server import Drill
+from kvdiag.sim.start_flags import started_with

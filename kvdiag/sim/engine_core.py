@@ -79,7 +79,7 @@ class Engine:
         self.scenario = scenario
         self.gpu = gpu
         self.process = gpu.join(pid, "VLLM::EngineCore")
-        self.allocator = CachingAllocator(gpu, self.process)
+        self.allocator = CachingAllocator(gpu, self.process, expandable_segments=scenario.expandable_segments)
         self._random = random.Random(seed)
         self._resident: list[Block] = []
         self._requests_seen = 0
@@ -207,9 +207,10 @@ class Engine:
             requested = math.ceil(self.gpu.usable_bytes * scenario.memory_fraction_ratio)
             consumed = free_at_start - self.gpu.free_bytes
             available = requested - consumed - sum(self._activations(scenario.max_batched_tokens))
-        blocks = available // (scenario.block_tokens * scenario.model.kv_bytes_per_token)
+        block_bytes = scenario.block_tokens * scenario.kv_bytes_per_token_per_layer
+        blocks = available // (block_bytes * scenario.model.layers)
         for _ in range(scenario.model.layers):
-            self._keep(blocks * scenario.block_tokens * scenario.model.kv_bytes_per_token_per_layer)
+            self._keep(blocks * block_bytes)
         return blocks
 
     def _keep(self, size_bytes: int) -> None:

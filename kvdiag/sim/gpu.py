@@ -107,11 +107,12 @@ class Block:
 
 
 class CachingAllocator:
-    """torch's CUDACachingAllocator with its default settings: no expandable segments, no split limit, one stream."""
+    """torch's CUDACachingAllocator with its default settings (no split limit, one stream), or expandable segments."""
 
-    def __init__(self, gpu: Gpu, process: GpuProcess) -> None:
+    def __init__(self, gpu: Gpu, process: GpuProcess, *, expandable_segments: bool = False) -> None:
         """Hold nothing yet."""
         self.gpu = gpu
+        self.expandable_segments = expandable_segments
         self.process = process
         self._segments: list[Segment] = []
         self._holes: dict[Block, None] = {}
@@ -163,15 +164,36 @@ class CachingAllocator:
         self._holes[block] = None
 
     def empty_cache(self) -> None:
-        """Return segments without tensors to the device (torch.cuda.empty_cache)."""
+        """Return segments without tensors to the device (torch.cuda.empty_cache); of expandable ones, free pages."""
         kept: list[Segment] = []
         for segment in self._segments:
             if any(block.allocated for block in segment.blocks):
                 kept.append(segment)
+                if self.expandable_segments:
+                    self._return_pages(segment)
             else:
                 self.gpu.give_back(self.process, segment.total_bytes)
                 del self._holes[segment.blocks[0]]
         self._segments = kept
+
+    def _return_pages(self, segment: Segment) -> None:
+        """Unmap the whole pages of a segment's holes (CUDACachingAllocator.cpp: unmap_block); their edges stay."""
+        at_bytes, kept = 0, []
+        for block in segment.blocks:
+            begin, end = at_bytes, at_bytes + block.size_bytes
+            at_bytes = end
+            first, last = round_up(begin, PAGE_BYTES), end // PAGE_BYTES * PAGE_BYTES
+            if block.allocated or first >= last:
+                kept.append(block)
+                continue
+            self.gpu.give_back(self.process, last - first)
+            segment.total_bytes -= last - first
+            del self._holes[block]
+            if edges_bytes := block.size_bytes - (last - first):
+                edge = Block(segment, edges_bytes)
+                self._holes[edge] = None
+                kept.append(edge)
+        segment.blocks = kept
 
     def _new_segment(self, pool: Literal["small", "large"], size_bytes: int) -> Block | None:
         try:

@@ -24,14 +24,9 @@ class ModelShape:
     vocab: int
 
     @property
-    def kv_bytes_per_token_per_layer(self) -> int:
-        """Key and value of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * BFLOAT16_BYTES
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Key and value of one token in all layers."""
-        return self.layers * self.kv_bytes_per_token_per_layer
+    def kv_elements_per_token_per_layer(self) -> int:
+        """Numbers in key and value of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor, as a Hugging Face checkpoint has them."""

@@ -51,6 +51,10 @@ class Scenario(SchedulerLimits):
     memory_fraction_ratio: float = 0.92
     kv_cache_memory_bytes: int | None = 16 * GIB
     """--kv-cache-memory-bytes; `None`: the pool gets what the memory fraction leaves after a profiling run."""
+    kv_element_bytes: int = 2
+    """--kv-cache-dtype: 2 as the model's own, 1 with fp8."""
+    expandable_segments: bool = False
+    """Of torch's allocator: it returns the free pages of a segment that tensors still use a part of."""
     workspace_bytes: int = 640 * MIB
     """Activations of any step, allocated at the first one and kept in the allocator's cache."""
     activation_bytes_per_batched_token: int = 0
@@ -68,6 +72,11 @@ class Scenario(SchedulerLimits):
     """Blocks of a finished request's table that are never released."""
     gauges_renewed_seconds: float = 0.0
     """Between two renewals of the gauges, on an engine whose timer renews them."""
+
+    @property
+    def kv_bytes_per_token_per_layer(self) -> int:
+        """Key and value of one token in one layer."""
+        return self.model.kv_elements_per_token_per_layer * self.kv_element_bytes
 
 
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from kvdiag.sim.blocks import blocks_for
+from kvdiag.sim.model_folder import BFLOAT16_BYTES
 from kvdiag.sim.scenarios import MODEL_NAME, Scenario
 from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler
 
@@ -123,6 +124,7 @@ def cache_config(scenario: Scenario, total_blocks: int) -> dict[str, str]:
     values = {
         "block_size": scenario.block_tokens,
         "effective_attention_block_size": scenario.block_tokens,
+        "cache_dtype": "auto" if scenario.kv_element_bytes == BFLOAT16_BYTES else "fp8",
         "enable_prefix_caching": scenario.prefix_caching,
         "gpu_memory_utilization": scenario.memory_fraction_ratio,
         "kv_cache_max_concurrency": concurrency,

@@ -5,14 +5,17 @@ Active runs and recorded traces are in `diagnosis/findings.txt`, every recorded 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Diagnosis, Finding, StepResult
-from tests.builders.runs import judged
-from tests.builders.values import GIB, NO_NVML, OOM, OOM_WITH_ROOM, pool
-from tests.builders.worlds import World
+from kvdiag.outputs.presentation import fixes
+from tests.builders.runs import judged, run
+from tests.builders.values import GIB, MIB, NO_NVML, OOM, OOM_WITH_ROOM, pool
+from tests.builders.worlds import World, facts
 from tests.golden.record import cases
 from tests.unit.diagnosis.postmortem.rendered import LOGS, TEXTS, rendered
+from tests.unit.diagnosis.prescriptions.crowded_server import LLAMA, SIX
 
 WORLDS: dict[str, World] = {
     "healthy": World(),
@@ -40,6 +43,27 @@ WORLDS: dict[str, World] = {
 }
 
 
+CROWDED = World(pools=(SIX,), max_model_len_tokens=8_192, resident_at_once=6, preemptions=5, device_bytes=20 * GIB)
+SMALL = pool(usable_blocks=1250, pool_bytes=None, capacity_tokens=20_016, max_concurrency=1251 / 2048)
+SERVED = {"model_config": LLAMA, "tensor_parallel": 1, "pipeline_parallel": 1}
+
+PRESCRIBED: dict[str, tuple[World, dict[str, object]]] = {
+    "crowded": (CROWDED, SERVED),
+    "crowded-config-unknown": (CROWDED, {}),
+    "crowded-no-nvml": (replace(CROWDED, nvml=NO_NVML), SERVED),
+    "crowded-sglang": (CROWDED, {"engine_name": "sglang"}),
+    "crowded-llamacpp": (CROWDED, {"engine_name": "llamacpp"}),
+    "crowded-trtllm": (CROWDED, {"engine_name": "trtllm"}),
+    "context-beyond-the-pool": (World(pools=(SMALL,)), SERVED),
+    "no-room-for-a-long-prompt": (World(failing={"long_context": OOM}), SERVED),
+    "the-same-on-sglang": (World(failing={"long_context": OOM}), {"engine_name": "sglang"}),
+    "message-without-figures": (World(failing={"long_context": OOM[: OOM.index(" GPU 0")]}), SERVED),
+    "fragmented": (World(failing={"concurrent": OOM_WITH_ROOM}), {}),
+    "tight": (World(device_bytes=20 * GIB - 400 * MIB), SERVED),
+}
+"""Worlds with a fix, and what else is known of their servers."""
+
+
 def lines(diagnoses: Mapping[str, Diagnosis]) -> str:
     """One line for each step and finding, under the first world that shows it."""
     found: dict[str, str] = {}
@@ -54,6 +78,20 @@ def test_findings_and_steps_are_worded_as_reviewed(golden: Callable[[str, str], 
     """Every world of the builders, and every trace that the golden verdicts are made of."""
     recorded = {name: diagnose(*case) for name, case in cases().items()}
     golden("diagnosis/findings.txt", lines({name: judged(world) for name, world in WORLDS.items()} | recorded))
+
+
+def test_prescriptions_are_worded_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    """Each change with what it buys and costs, and each figure that is missing, under the first world that shows it."""
+    judged_worlds = {
+        name: diagnose(run(world), replace(facts(world), **changes))  # type: ignore[arg-type]
+        for name, (world, changes) in PRESCRIBED.items()
+    }
+    found: dict[str, str] = {}
+    for world, diagnosis in judged_worlds.items():
+        for one in diagnosis.findings:
+            for title, change, effect in fixes(one):
+                found.setdefault(f"{one.id} | {title} | {change}{f' | {effect}' if effect else ''}", world)
+    golden("diagnosis/prescriptions.txt", "".join(f"{world} | {line}\n" for line, world in found.items()))
 
 
 def test_postmortems_are_worded_as_reviewed(golden: Callable[[str, str], None]) -> None:

@@ -16,7 +16,7 @@ from kvdiag.outputs.html.report_page import Making, render
 
 REPEATED = frozenset(
     (
-        *("url", "simulate", "agent_dir", "force", "record", "soak", "soak_cycle", "insecure", "ca_file"),
+        *("url", "simulate", "check_fix", "agent_dir", "force", "record", "soak", "soak_cycle", "insecure", "ca_file"),
         *("trace", "prometheus", "match", "window", "start", "end", "timeout", "postmortem", "logs", "boxes", "traces"),
         *("reserved_gap_bytes", "output", "report"),
     )

@@ -4,7 +4,11 @@ Checked in this order, and the worst is reported: the smallest pool against max_
 what the model's config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
 """
 
+from collections.abc import Iterable
+
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import smaller_pool
+from kvdiag.diagnosis.prescriptions.pool_room import for_context
 from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import (
     NO_POOL,
@@ -17,7 +21,7 @@ from kvdiag.diagnosis.timeline_queries import (
 )
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import served
-from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Prescription, Status, Timeline
 
 ID = "baseline.misconfigured"
 
@@ -49,7 +53,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if problems:
         status = max((severity for severity, _ in problems), key=SEVERITY.index)
         summary = "; ".join(text for severity, text in problems if severity == status)
-        return (Finding(ID, status, summary, evidence),)
+        prescription = _prescription(timeline, facts, limits, pool, devices)
+        return (Finding(ID, status, summary, evidence, prescription=prescription),)
     longest = _longest_request(pool, facts)
     if missing:
         return unknown(ID, f"{longest}the memory fraction was not checked: {missing}")
@@ -61,6 +66,19 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     matching = " and ".join(filter(None, (", ".join(checked[:-1]), checked[-1])))
     beyond = longest if pool_tokens(pool) < (facts.max_model_len_tokens or 0) else ""
     return (Finding(ID, "ok", f"{beyond}{matching} {'match' if checked[1:] else 'matches'} the device", evidence),)
+
+
+def _prescription(
+    timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, devices: Iterable[Device]
+) -> Prescription | None:
+    """What mends the worst of them: the pool that holds no request of the longest length, else the full device."""
+    if facts.max_model_len_tokens and _pool_problem(pool, facts) is not None:
+        return for_context(timeline, facts, limits, pool=pool, tokens=facts.max_model_len_tokens)
+    free = min((device.memory.free_bytes for device in devices if device.memory is not None), default=None)
+    if free is None or free >= limits.headroom_bytes:
+        return None
+    gain = f"{format_bytes(limits.headroom_bytes)} of the device stay free while idle"
+    return smaller_pool(timeline, facts, limits, needed_bytes=limits.headroom_bytes - free, gain=gain)
 
 
 def _longest_request(pool: KvPool, facts: Facts) -> str:

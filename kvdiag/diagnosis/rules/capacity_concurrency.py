@@ -17,13 +17,14 @@ the pool has no room for one more request of the mean size of those that run.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.pool_room import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import began_busy, beside_others, gap_reason, pool_tokens, whole_load
@@ -37,6 +38,13 @@ STEP = "concurrent"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for KV blocks; errors where they do not wait."""
+    (found,) = _judged(timeline, facts, limits)
+    if found.status not in ("fault", "suspect") or found.remedy is not None:  # a hang brings its own
+        return (found,)
+    return (replace(found, prescription=for_requests(timeline, facts, limits, step=STEP)),)
+
+
+def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     totals = _totals(timeline, facts, limits)
     if not facts.capabilities.waits:
         return (_without_waiting(timeline, facts, totals, limits),)
@@ -331,10 +339,14 @@ def _room(engine: Engine, facts: Facts) -> _Room | None:
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:
     """Requests that wait while the engine's pool has no room for one more like those that run, or that it paused.
 
+    Where as many run as the engine lets run at once, they wait for that: the limit is set to what the pool holds.
+
     Of an engine that counts no preemptions, what waits for capacity is what it paused for lack of blocks
     (TensorRT-LLM's num_paused_requests).
     """
-    waiting = engine.requests_waiting or 0
+    pool, running = facts.pool(engine.engine), engine.requests_running or 0
+    limit = None if pool is None else pool.max_requests
+    waiting = 0 if limit is not None and running >= limit else engine.requests_waiting or 0
     paused = 0 if engine.preemptions_total is not None else engine.requests_waiting_for_capacity or 0
     room = _room(engine, facts) if waiting else None
     return paused if room is None or room.requests >= 1.0 else max(waiting, paused)

@@ -24,6 +24,7 @@ from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import joined_holes
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import (
     RecentReadings,
@@ -40,7 +41,7 @@ from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import block_bytes, gap_reason, torch_readings
 from kvdiag.engine_memory import runs_torch
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_holder, plural
-from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Span, Status, Timeline
+from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Prescription, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
 ID = "fragmentation.allocator"
@@ -59,7 +60,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         room = f"{free} free and {unused} reserved but unallocated"
         summary = f"an allocation of {asked} failed with {room}: no free block is large enough"
         status: Status = "fault" if "confirmed" in {found.state for _, found in judged_failures} else "suspect"
-        return (Finding(ID, status, summary, _evidence(fragmented, shortage)),)
+        fix = joined_holes(shortage.unallocated_bytes)
+        return (Finding(ID, status, summary, _evidence(fragmented, shortage), prescription=fix),)
     if judged_failures and judged_failures[-1][1].state == "none":
         together = "free plus reserved-but-unallocated memory"
         summary = f"the failed allocation exceeds {together}: out of memory, not fragmentation"
@@ -80,12 +82,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
     judged = (_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest)
-    found = worst(replace(one, holder=last.who) for one, last in zip(judged, newest, strict=True))
+    found = worst(
+        replace(one, holder=last.who, prescription=_fix(one, last)) for one, last in zip(judged, newest, strict=True)
+    )
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is None and found.status in ("ok", "unknown"):
         growing = _over_cycles if timeline.marks else unused_growth
         left = growing(timeline, facts, limits, ID)
     return (left or found,)
+
+
+def _fix(found: Finding, last: Allocator) -> Prescription | None:
+    return joined_holes(stranded_bytes(last)) if found.status in ("suspect", "fault") else None
 
 
 def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:

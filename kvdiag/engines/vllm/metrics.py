@@ -13,6 +13,7 @@ import pkgutil
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvdiag.engine_memory import host_cache_set_by
 from kvdiag.engines import metrics_reader
@@ -36,6 +37,9 @@ CONFIG = "vllm:cache_config_info"
 BUCKETS = "vllm:request_generation_tokens_bucket"
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
 LENGTH_NAMES = (BUCKETS, *PROMPTS)
+
+_MAX_NUM_SEQS = re.compile(r"--max[-_]num[-_]seqs[=\s](\d{1,6})(?!\S)")
+"""The last one counts (argparse). No metric of 0.32 has it."""
 
 _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
@@ -94,9 +98,9 @@ def _engine(figures: Figures, label: str) -> Engine:
 def parse_pools(
     page: Page,
     version: str | None,
-    commands: Sequence[str] = (),  # noqa: ARG001 - the metrics have it all
+    commands: Sequence[str] = (),
 ) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
-    """The KV pools that `vllm:cache_config_info` reports, one per engine.
+    """The KV pools that `vllm:cache_config_info` reports, one per engine; how many requests run by the command alone.
 
     `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, when the
     line got its `engine` label (vllm/v1/engine/core_client.py; 0.32 with two engines reports 8192 for both).
@@ -110,12 +114,15 @@ def parse_pools(
     gaps: list[Gap] = []
     pools: list[KvPool] = []
     counts = Counter(line.engine for line in lines)
+    given = [int(found[1]) for command in commands for found in _MAX_NUM_SEQS.finditer(command)]
+    most_requests = given[-1] or None if given else None
     gaps += [repeated(CONFIG, count, engine) for engine, count in counts.items() if count > 1]
     for line in lines:
         if counts[line.engine] > 1:
             continue
         try:
-            pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
+            pool = _pool(line, engines=len(counts), dialect=_dialect(page, version))
+            pools.append(replace(pool, max_requests=most_requests))
         except ValueError as error:
             label = line.engine[: metrics_reader.MAX_LABEL_CHARACTERS]
             gaps.append(Gap(SOURCE, "failed", f"{CONFIG} of engine {label} cannot be used: {error}; {CHECK}"))
@@ -170,6 +177,7 @@ def _pool(line: Series, *, engines: int, dialect: tuple[int, int]) -> KvPool:
         max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
         # The label keeps the requested size when num_gpu_blocks is overridden (observed: 1 GiB for 40 MiB).
         pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
+        overridden=overridden or None,
         cache_dtype=_label_word(labels, "cache_dtype"),
         sliding_window_tokens=_label_int(labels, "sliding_window") or None,
         state_cache_mode=_label_word(labels, "mamba_cache_mode"),

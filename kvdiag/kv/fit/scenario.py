@@ -22,7 +22,8 @@ from kvdiag.kv.weights.checkpoint import CheckpointTensor, weights_from_config, 
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
 
-_HIGHER_FRACTION_RATIO = 0.95
+HIGHEST_FRACTION_RATIO = 0.95
+"""The highest memory fraction that is tried where the device's free memory was not measured."""
 _MAX_GPUS = 64
 _WIDER = (2, 4, 8)
 _FP8_BITS = 8
@@ -69,6 +70,7 @@ class Scenario:
     overheads: Overheads
     demand: Demand
     most_context_tokens: int | None = None
+    most_fraction_ratio: float = HIGHEST_FRACTION_RATIO
     unsupported_levers: frozenset[str] = frozenset()
     """Names of levers that the GPU has no kernels for."""
     estimate: Callable[[Deployment], Overheads] | None = None
@@ -86,8 +88,14 @@ class Scenario:
 
 
 _EVICTION = "eviction-budget"
-_FEWER, _SHORTER = "fewer-sequences", "shorter-context"
-DEMAND_LEVERS = (_FEWER, _SHORTER)
+FEWER, SHORTER, FRACTION, FP8, WIDER = (
+    "fewer-sequences",
+    "shorter-context",
+    "memory-fraction",
+    "fp8-kv",
+    "tensor-parallel",
+)
+DEMAND_LEVERS = (FEWER, SHORTER)
 """The levers that serve less than was asked for."""
 
 ORDER = tuple(Outcome)
@@ -186,10 +194,10 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     """Every single change that helps: those that make it fit first, then by bytes gained; unsupported ones last."""
     changes = (*_cache_formats(scenario), *_demand_changes(scenario, plan), *_wider(scenario, 2))
     changes += tuple(_weight_formats(scenario))
-    if scenario.memory_fraction_ratio < _HIGHER_FRACTION_RATIO:
+    if scenario.memory_fraction_ratio < (most := scenario.most_fraction_ratio):
         price = "leaves less room for spikes and other processes"
-        change = f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}"
-        changes += (_Change("memory-fraction", change, price, _with(memory_fraction_ratio=_HIGHER_FRACTION_RATIO)),)
+        change = f"--gpu-memory-utilization {most:g}"
+        changes += (_Change(FRACTION, change, price, _with(memory_fraction_ratio=most)),)
     tried = (_tried(scenario, plan, (one,)) for one in changes)
     levers = [one for one in tried if one is not None and one.gained_bytes > 0]
     return tuple(
@@ -245,7 +253,7 @@ def _tried(scenario: Scenario, plan: Plan, changes: Sequence[_Change]) -> Lever 
 def _cache_formats(scenario: Scenario) -> Iterator[_Change]:
     if scenario.deployment.resolved_kv_dtype(scenario.architecture).element_bits > _FP8_BITS:
         price = "half the bytes per token, slight accuracy loss; the attention kernel must support it"
-        yield _Change("fp8-kv", "--kv-cache-dtype fp8", price, _served(kv_dtype="fp8"))
+        yield _Change(FP8, "--kv-cache-dtype fp8", price, _served(kv_dtype="fp8"))
 
 
 def _wider(scenario: Scenario, factor: int) -> Iterator[_Change]:
@@ -253,7 +261,7 @@ def _wider(scenario: Scenario, factor: int) -> Iterator[_Change]:
         ranks = scenario.deployment.tensor_parallel * factor
         price = f"{scenario.gpus * factor} GPUs instead of {scenario.gpus}"
         change = f"--tensor-parallel-size {ranks}"
-        yield _Change("tensor-parallel", change, price, _served(tensor_parallel=ranks))
+        yield _Change(WIDER, change, price, _served(tensor_parallel=ranks))
 
 
 def _weight_formats(scenario: Scenario) -> Iterator[_Change]:
@@ -273,11 +281,11 @@ def _demand_changes(scenario: Scenario, plan: Plan) -> Iterator[_Change]:
     if 0 < plan.max_requests < demand.requests:
         price = f"{demand.requests - plan.max_requests:,} of {demand.requests:,} requests must wait"
         change = f"--max-num-seqs {plan.max_requests}"
-        yield _Change(_FEWER, change, price, _with(demand=replace(demand, requests=plan.max_requests)))
+        yield _Change(FEWER, change, price, _with(demand=replace(demand, requests=plan.max_requests)))
     if 0 < plan.max_context_tokens < demand.context_tokens:
         price = f"vLLM rejects requests of more than {plan.max_context_tokens:,} tokens"
         shorter = replace(demand, context_tokens=plan.max_context_tokens)
-        yield _Change(_SHORTER, f"--max-model-len {plan.max_context_tokens}", price, _with(demand=shorter))
+        yield _Change(SHORTER, f"--max-model-len {plan.max_context_tokens}", price, _with(demand=shorter))
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
     change = f"KV eviction, keeping {kept:,} of {demand.context_tokens:,} tokens"
     price = "vLLM 0.32 does not support it; it makes attention approximate"

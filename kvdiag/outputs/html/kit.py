@@ -15,7 +15,16 @@ from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.model import Device, Diagnosis, Finding, Gap, LedgerLine, Status
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element, joined
 from kvdiag.outputs.html.svg_plots import bar
-from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, life_rows, memory_used, spaced, unknown_by_reason
+from kvdiag.outputs.presentation import (
+    ADVICE,
+    WORDS,
+    evidence_value,
+    fixes,
+    life_rows,
+    memory_used,
+    spaced,
+    unknown_by_reason,
+)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -149,6 +158,15 @@ def finding_card(finding: Finding, when: str = "") -> Html:
         joined(element("dt", title), element("dd", prose(text), class_="remedy" if field == "remedy" else "plain"))
         for title, field in ADVICE
         if (text := getattr(finding, field))
+    ]
+    advice += [
+        joined(
+            element("dt", title),
+            element("dd", element("code", change), prose(f": {effect}"), class_="remedy" if title == "Fix" else "plain")
+            if effect
+            else element("dd", prose(change), class_="dim"),
+        )
+        for title, change, effect in fixes(finding)
     ]
     return element(
         "section",

@@ -1,4 +1,4 @@
-"""The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns.
+"""The diagnosis for a person at a terminal: verdict first, evidence next, remedy and fix last. Readable at 80 columns.
 
 In this order: verdict and server, its lives, the test steps, each problem with evidence and remedy, what was explained,
 what was checked, what is unknown and why, the memory ledger, missing data: the first screen is enough to act on, and
@@ -25,6 +25,7 @@ from kvdiag.outputs.presentation import (
     WORDS,
     engine_of,
     evidence_value,
+    fixes,
     life_rows,
     memory_used,
     pool_title,
@@ -177,11 +178,14 @@ def problem(finding: Finding, when: str = "") -> RenderableType:
         for one in finding.evidence
         if one.value is not None
     ]
-    # The remedy is last: the prompt appears below it.
+    # Remedy and fix are last: the prompt appears below them.
     for title, field in (*ADVICE[:2], ADVICE[3], ADVICE[2]):
         if text := getattr(finding, field):
             text = f"`kvdiag explain --runbook {finding.id}`" if field == "runbook" else text
             rows.append((Text(title.lower().removeprefix("likely "), style="bold"), plain(text)))
+    for title, change, effect in fixes(finding):
+        shown = Text.assemble(plain(change, "bold"), plain(f": {effect}")) if effect else plain(change, "dim")
+        rows.append((Text(title.lower(), style="bold"), shown))
     return grid(rows)
 
 

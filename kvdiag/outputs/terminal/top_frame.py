@@ -248,7 +248,11 @@ def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list
     for one in problems_shown(diagnosis):
         when = time_span(one, diagnosis) if detail >= WITH_SENTENCES else ""
         rows += wrapped(_sentence(one).append(f" ({when})" if when else "", "dim"), columns, most, indent=2)
-        if detail in WITH_REMEDIES and one.remedy:
+        fix = None if one.prescription is None else one.prescription.first
+        if detail in WITH_REMEDIES and fix is not None:
+            change = Text.assemble(("  fix: ", "bold"), plain(f"{fix.change}: {fix.gain}; cost: {fix.cost}"))
+            rows += wrapped(change, columns, most, indent=4)
+        elif detail in WITH_REMEDIES and one.remedy:
             rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
     unknown = unknown_of(diagnosis.findings)
     if diagnosis.worst == "unknown" and unknown:

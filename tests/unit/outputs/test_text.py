@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from kvdiag.commands.printing import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Evidence, Facts, Finding, StepResult, Timeline
-from kvdiag.outputs.presentation import evidence_value, sentence, spaced
+from kvdiag.outputs.presentation import evidence_value, fixes, sentence, spaced
 from kvdiag.outputs.terminal.text import render
 from tests.builders import lives
 from tests.builders.runs import judged, run
@@ -49,14 +49,15 @@ def test_the_verdict_comes_first(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(name: str) -> None:
-    """A finding lists its sentence, its numbers, its cause, how to confirm it, and last what to do."""
+    """A finding lists its sentence, its numbers, its cause, how to confirm it, and last what to do and the fix."""
     diagnosis = judged(WORLDS[name])
     found = parts(piped(render(diagnosis)))
     for one in diagnosis.findings:
         if one.status in {"fault", "suspect"}:
             lines = found[one.title].splitlines()
             names = [line[:9].strip() for line in lines if line[:9].strip()]
-            assert [one.status.upper(), "cause", "confirm", "runbook", "remedy"] == names
+            order = [one.status.upper(), "cause", "confirm", "runbook", "remedy"]
+            assert order + [title.lower() for title, *_ in fixes(one)] == names
             told = next(number for number, line in enumerate(lines) if line[:9].strip() == "cause")
             numbers = " ".join(line.strip() for line in lines[:told])
             assert all(f"{spaced(part.name)}: " in numbers for part in one.evidence if part.value is not None)

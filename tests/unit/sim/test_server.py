@@ -57,7 +57,9 @@ def test_the_config_agrees_with_itself(serve: Serve) -> None:
         assert blocks / blocks_for(scenario.max_model_len_tokens, 16) == concurrency
         assert int(concurrency * scenario.max_model_len_tokens) == int(config["kv_cache_size_tokens"])
         if scenario.kv_cache_memory_bytes is not None:
-            assert blocks * 16 * scenario.model.kv_bytes_per_token == int(config["kv_cache_memory_bytes"])
+            assert blocks * 16 * scenario.model.layers * scenario.kv_bytes_per_token_per_layer == int(
+                config["kv_cache_memory_bytes"]
+            )
         else:
             assert "None" == config["kv_cache_memory_bytes"]
 

@@ -392,3 +392,10 @@ def test_a_load_that_ran_together_was_not_preempted() -> None:
     )
     found = verdict(uncounted, facts(World()))
     assert ("ok", None) == (found.status, evidence(found)["preemptions"])
+
+
+@pytest.mark.parametrize(("most", "status"), [(3, "ok"), (4, "suspect"), (None, "suspect")])
+def test_a_queue_at_the_engines_own_limit_is_not_for_the_pool(most: int | None, status: str) -> None:
+    """Three run in a pool without room for a fourth and two wait: by --max-num-seqs 3 that is how it was set up."""
+    limited = Facts(pools=(replace(HUNDRED.pools[0], max_requests=most),))
+    assert status == verdict(seen(*[held(HUNDRED, 90, waiting=2)] * 5), limited).status

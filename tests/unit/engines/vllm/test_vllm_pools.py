@@ -77,7 +77,7 @@ def test_hostile_number_of_pools_is_refused(page: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "changes"),
     [
-        pytest.param('num_gpu_blocks_override="40"', {"pool_bytes": None}, id="overridden"),
+        pytest.param('num_gpu_blocks_override="40"', {"pool_bytes": None, "overridden": True}, id="overridden"),
         pytest.param('num_gpu_blocks_override="None"', {}, id="not overridden"),
         pytest.param('effective_attention_block_size="64"', {"block_tokens": 64}, id="context parallel"),
         pytest.param('effective_attention_block_size="None"', {}, id="effective size not told"),
@@ -157,3 +157,21 @@ def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expect
 def test_a_kv_connector_is_visible(names: tuple[str, ...], commands: list[str], expected: str | None) -> None:
     """On the command line, or by its metrics where the server's processes are not visible."""
     assert expected == ENGINE.kv_connector(names, commands)
+
+
+@pytest.mark.parametrize(
+    ("commands", "expected"),
+    [
+        (("vllm serve m --max-num-seqs 6",), 6),
+        (("vllm serve m --max_num_seqs=6 --port 8000", "VLLM::EngineCore"), 6),
+        (("vllm serve m --max-num-seqs 6 --max-num-seqs 9",), 9),
+        (("vllm serve m --max-num-seqs 0",), None),
+        (("vllm serve m --max-num-seqs six", "vllm serve m --max-num-seqs 6k"), None),
+        ((f"vllm serve m --max-num-seqs {'9' * 5000}",), None),
+        ((), None),
+    ],
+)
+def test_requests_at_once_stand_on_the_command_line(commands: tuple[str, ...], expected: int | None) -> None:
+    """No metric of vLLM has --max-num-seqs; the last one given counts, and what is no number is not reported."""
+    page = parse_page(engine_page("vllm:prefix_cache_queries_total 0", config='num_gpu_blocks="100",block_size="16"'))
+    assert [expected] == [pool.max_requests for pool in parse_pools(page, "0.32.0", commands)[0]]
