@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.diagnosis.timeline_queries import NO_DEVICES, assigned_uuids, gap_reason, server_devices
-from kvdiag.engine_memory import advice_title, fraction_is_of_device, modelled_engines
+from kvdiag.engine_memory import advice_engine, engine_title, fraction_is_of_device, modelled_engines
 from kvdiag.kv.calibration.running_server import block_bytes, bytes_problem, served
 from kvdiag.kv.fit.gpu_catalogue import unsupported_levers
 from kvdiag.kv.fit.overheads import Overheads
@@ -85,8 +85,9 @@ def measured(facts: Facts, pool: KvPool, demand: Demand, room: Room | str, limit
     unsized = room if isinstance(room, str) else None
     if unsized is None and block_bytes(facts, pool) is None:
         unsized = bytes_problem(facts) or "the pool's bytes are not reported"
+    spare_blocks = facts.capabilities.spare_blocks
     (per_block,) = set(deployed_layout(architecture, deployment).bytes_per_block)
-    pool_bytes = (pool.usable_blocks + NULL_BLOCKS) * per_block
+    pool_bytes = (max(pool.usable_blocks - spare_blocks, 0) + NULL_BLOCKS) * per_block
     total, spare, gpu = pool_bytes, 0, ""
     if unsized is None and not isinstance(room, str):
         total, spare, gpu = max(room.total_bytes, pool_bytes), room.free_bytes - limits.headroom_bytes, room.name
@@ -143,7 +144,7 @@ def sizing_setting(facts: Facts, pool: KvPool) -> str:
 
 def _cache(facts: Facts, pool: KvPool, limits: Limits) -> tuple[Architecture, Deployment, str | None]:
     """The model and its deployment as the engine's own figures confirm them; else blocks of one layer, and why."""
-    title = advice_title()
+    title = engine_title(advice_engine())
     reason: str | None = f"kvdiag models the block manager of {title} alone; compute them with `kvdiag fit`"
     if facts.engine_name in modelled_engines():
         model = served(facts, pool)
@@ -173,7 +174,7 @@ def resized(facts: Facts, server: Measured, before: Plan, after: Plan) -> str | 
     if setting == "pool_bytes":
         return typed(name, setting, after.capacity.num_blocks * after.capacity.bytes_per_block[0])
     if setting == "blocks_override":
-        flag, blocks = typed(name, setting) or "", after.capacity.num_blocks
+        flag, blocks = typed(name, setting) or "", after.capacity.num_blocks + facts.capabilities.spare_blocks
         return typed(name, setting, blocks if "block" in flag else (blocks - NULL_BLOCKS) * server.block_tokens)
     if not fraction_is_of_device(name):
         return None
