@@ -12,7 +12,7 @@ from kvdiag.model import Diagnosis, Finding, StepResult
 from kvdiag.outputs.presentation import fixes
 from tests.builders.runs import judged, run
 from tests.builders.values import GIB, MIB, NO_NVML, OOM, OOM_WITH_ROOM, pool
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import TRAINING, World, facts
 from tests.golden.record import cases
 from tests.unit.diagnosis.postmortem.rendered import LOGS, TEXTS, rendered
 from tests.unit.diagnosis.prescriptions.crowded_server import LLAMA, SIX
@@ -59,6 +59,13 @@ PRESCRIBED: dict[str, tuple[World, dict[str, object]]] = {
     "the-same-on-sglang": (World(failing={"long_context": OOM}), {"engine_name": "sglang"}),
     "message-without-figures": (World(failing={"long_context": OOM[: OOM.index(" GPU 0")]}), SERVED),
     "fragmented": (World(failing={"concurrent": OOM_WITH_ROOM}), {}),
+    "step-too-large": (World(failing={"concurrent": OOM}), SERVED),
+    "another-process": (World(foreign={0: (TRAINING,)}, device_bytes=32 * GIB), SERVED),
+    "another-process-bytes-unknown": (World(pools=(SMALL,), foreign={0: (TRAINING,)}, device_bytes=32 * GIB), {}),
+    "weights-twice": (World(overhead_bytes=8 * GIB, device_bytes=48 * GIB), SERVED),
+    "one-rank-more": (World(gpus=2, rank_extra_bytes={1: 3 * GIB}), {**SERVED, "tensor_parallel": 2}),
+    "one-stage-more": (World(gpus=2, rank_extra_bytes={1: 3 * GIB}), {"pipeline_parallel": 2}),
+    "more-blocks-than-tokens": (World(extra_blocks_per_request=200), SERVED),
     "tight": (World(device_bytes=20 * GIB - 400 * MIB), SERVED),
 }
 """Worlds with a fix, and what else is known of their servers."""

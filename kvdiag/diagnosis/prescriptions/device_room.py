@@ -5,13 +5,15 @@ from dataclasses import replace
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions.measured_scenario import NOT_OF_DEVICE, measured, resized, room_of
 from kvdiag.diagnosis.prescriptions.typed_flags import typed
-from kvdiag.diagnosis.timeline_queries import pool_tokens
+from kvdiag.diagnosis.request_failures import SNAPSHOT
+from kvdiag.diagnosis.timeline_queries import NO_POOL, block_bytes, pool_tokens
 from kvdiag.errors import KvModelError
 from kvdiag.formatting import format_bytes
+from kvdiag.kv.calibration.running_server import bytes_problem
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.fit.scenario import scenario_plan
 from kvdiag.kv.layout.capacity import NULL_BLOCKS
-from kvdiag.model import Change, Facts, Prescription, Timeline
+from kvdiag.model import MAX_COUNT, Change, Facts, Prescription, Timeline
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
@@ -21,6 +23,35 @@ def joined_holes(holes_bytes: int | None) -> Prescription:
     size = "the holes" if holes_bytes is None else f"{format_bytes(holes_bytes)} in holes"
     cost = "a restart of the server, which then cannot use sleep mode"
     return Prescription(changes=(Change(change=EXPANDABLE, gain=f"{size} serve any allocation", cost=cost),))
+
+
+def with_room_for(
+    timeline: Timeline, facts: Facts, limits: Limits, asked: int | None, free: int | None
+) -> Prescription:
+    """The pool with which an allocation that failed fits, by what it asked for and what was free."""
+    if asked is None or free is None:
+        return Prescription(missing=(f"a smaller pool: the failure's message lacks the free bytes; {SNAPSHOT}",))
+    gain = f"the {format_bytes(asked)} requested fit, with {format_bytes(limits.headroom_bytes)} to spare"
+    return smaller_pool(timeline, facts, limits, needed_bytes=asked - free + limits.headroom_bytes, gain=gain)
+
+
+def memory_won_back(
+    facts: Facts, *, change: str, cost: str, size_bytes: int, tokens: int | None = None
+) -> Prescription:
+    """What is to be done about memory that is not the pool's, and the tokens of pool that it is worth.
+
+    The pool does not grow while the server runs: it is sized again by a restart.
+    """
+    block, pool = block_bytes(facts), next(iter(facts.pools), None)
+    if tokens is None and block and pool is not None:
+        tokens = min(size_bytes // block * pool.block_tokens, MAX_COUNT)
+    room = format_bytes(size_bytes)
+    if tokens is None:
+        missing = f"what that is in tokens of the pool: {NO_POOL if pool is None else bytes_problem(facts)}"
+        return Prescription(changes=(Change(change=change, gain=f"room of {room}", cost=cost),), missing=(missing,))
+    gain = f"room of {room} for {tokens:,} more tokens, when the pool is sized again at a start"
+    larger = None if pool is None else min(pool_tokens(pool) + tokens, MAX_COUNT)
+    return Prescription(changes=(Change(change=change, gain=gain, cost=cost, pool_tokens=larger),))
 
 
 def smaller_pool(timeline: Timeline, facts: Facts, limits: Limits, *, needed_bytes: int, gain: str) -> Prescription:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (
     NO_POOL,
@@ -72,7 +73,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (Finding(ID, "unknown", f"the idle server uses {extra}: {either}", evidence),)
         status: Status = "fault" if weights >= limits.duplicate_certainty_ratio * allowance else "suspect"
         summary = f"the idle server uses {extra}: the weights are loaded {extra_copies + 1} times"
-        return (Finding(ID, status, summary, evidence),)
+        change = "load the model once"
+        cost = "a restart of the server, without a second engine, a drafter of the same size or a reload in place"
+        fix = memory_won_back(facts, change=change, cost=cost, size_bytes=extra_copies * weights // max(len(own), 1))
+        return (Finding(ID, status, summary, evidence, prescription=fix),)
     rest = f"one copy of the weights and {format_bytes(beyond)} of overhead"
     summary = f"at its lowest, the server's memory was its pool, {rest}"
     if beyond > allowance:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_duration, plural
@@ -147,7 +148,9 @@ def _judge_device(
     if foreign_bytes >= limits.foreign_suspect_bytes:
         serious = total is not None and foreign_bytes >= limits.foreign_fault_ratio * total
         summary = f"{where}: other processes use {format_bytes(foreign_bytes)}: {_names(known)}"
-        return Finding(ID, "fault" if serious else "suspect", summary, evidence)
+        change, cost = f"move or stop {_names(known)}", "the work of the other processes"
+        fix = memory_won_back(facts, change=change, cost=cost, size_bytes=foreign_bytes)
+        return Finding(ID, "fault" if serious else "suspect", summary, evidence, prescription=fix)
     if unattributed is not None and unattributed >= limits.foreign_suspect_bytes:
         unlisted = f"{format_bytes(unattributed)} used by no process that NVML lists"
         return Finding(ID, "suspect", f"{where}: {unlisted} (a zombie, or another container)", evidence)

@@ -7,9 +7,9 @@ has the whole pool and makes no progress are faults; a long request that complet
 from collections.abc import Iterator, Sequence
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import smaller_pool
+from kvdiag.diagnosis.prescriptions.device_room import with_room_for
 from kvdiag.diagnosis.prescriptions.pool_room import for_context
-from kvdiag.diagnosis.request_failures import SNAPSHOT, holes_in_message, memory_failures, shortage_evidence
+from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (
     pool_tokens,
@@ -20,8 +20,7 @@ from kvdiag.diagnosis.timeline_queries import (
     whole_load,
 )
 from kvdiag.formatting import format_bytes, format_count, format_duration
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Prescription, Sample, Span, Timeline
-from kvdiag.oom.message import Shortage
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
 
 ID = "capacity.long_context"
 STEP = "long_context"
@@ -41,7 +40,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         requested = f"{format_bytes(shortage.asked_bytes or 0)} requested at once{free}"
         summary = f"one request of {format_count(tokens)} tokens ran out of memory: {requested}"
         evidence = (Evidence("prompt", tokens, "tokens", "kvdiag"), *shortage_evidence(shortage))
-        return (Finding(ID, "fault", summary, evidence, prescription=_with_room(timeline, facts, limits, shortage)),)
+        fix = with_room_for(timeline, facts, limits, shortage.asked_bytes, shortage.free_bytes)
+        return (Finding(ID, "fault", summary, evidence, prescription=fix),)
     # Any engine may get the request: the smallest pool decides.
     sized = [pool for pool in facts.pools if pool.capacity_tokens is not None]
     pool = min(sized, key=lambda one: one.capacity_tokens or 0, default=None)
@@ -86,16 +86,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("capacity", capacity, "tokens", "engine"),
     )
     return (Finding(ID, "ok", f"a request with a prompt of {format_count(tokens)} tokens completed", evidence),)
-
-
-def _with_room(timeline: Timeline, facts: Facts, limits: Limits, shortage: Shortage) -> Prescription | None:
-    """How the device has room for what the request asked for."""
-    if shortage.asked_bytes is None or shortage.free_bytes is None:
-        return Prescription(missing=(f"a smaller pool: the failure's message lacks the free bytes; {SNAPSHOT}",))
-    needed = shortage.asked_bytes - shortage.free_bytes + limits.headroom_bytes
-    asked, spare = format_bytes(shortage.asked_bytes), format_bytes(limits.headroom_bytes)
-    gain = f"the {asked} of the request fit, with {spare} to spare"
-    return smaller_pool(timeline, facts, limits, needed_bytes=needed, gain=gain)
 
 
 def _observed(timeline: Timeline, span: Span, facts: Facts) -> Sequence[Sample]:

@@ -18,10 +18,11 @@ from statistics import median
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure, tolerated_blocks
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import readings_of
 from kvdiag.formatting import format_count, format_number, plural
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Prescription, Timeline
 
 ID = "fragmentation.kv_waste"
 RUN = "run the test steps (`kvdiag run`), which send requests of known size"
@@ -29,6 +30,16 @@ RUN = "run the test steps (`kvdiag run`), which send requests of known size"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare, at the peak of every load, blocks in use with blocks needed and with tokens resident."""
+    (found,) = _judged(timeline, facts, limits)
+    if found.status not in ("suspect", "fault"):
+        return (found,)
+    flag, unit = typed(facts.engine_name, "block_size") or "the block size", facts.capabilities.unit
+    how = "send one request with max_tokens 1: if it uses fewer, they are reserved for its output"
+    missing = f"{flag}, or a limit of max_tokens: what holds the further {unit}s is not reported; {how}"
+    return (replace(found, prescription=Prescription(missing=(missing,))),)
+
+
+def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     peaks = [
         peak
         for span in timeline.spans()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
+from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
@@ -23,7 +25,7 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Process, Timeline
+from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Prescription, Process, Timeline
 
 ID = "imbalance.rank"
 
@@ -149,7 +151,8 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
         elsewhere = {one.pid for rank in ranks if rank is not fullest for one in rank.processes}
         ranks_too = len(elsewhere & {one.pid for one in fullest.processes})
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
-        return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
+        fix = _balanced(facts, lost_bytes, tokens, "start each rank with its own GPU alone visible")
+        return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures, prescription=fix)
     even_bytes = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
     # Enough other ranks use the same: the stages of a pipeline do not.
     agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
@@ -159,7 +162,18 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     hidden = "" if fullest.processes else "; its processes are not visible here"
     summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{hidden}"
     certain = agree and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
-    return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
+    fix = _balanced(facts, lost_bytes, tokens, "move what the fullest rank alone holds to another GPU")
+    return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures, prescription=fix)
+
+
+def _balanced(facts: Facts, excess_bytes: int, tokens: int | None, change: str) -> Prescription:
+    """What balanced ranks are worth on every one of them; how stages are divided only where they are reported."""
+    partition = typed(facts.engine_name, "stage_partition")
+    if facts.pipeline_parallel in (None, 1) or partition is None:
+        cost = "a restart of the server"
+        return memory_won_back(facts, change=change, cost=cost, size_bytes=excess_bytes, tokens=tokens)
+    how = "the startup log has the layers and weights of each"
+    return Prescription(missing=(f"{partition}: what the layers of each stage take is not reported; {how}",))
 
 
 def _total_bytes(rank: _Rank) -> int:

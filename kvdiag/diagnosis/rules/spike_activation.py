@@ -15,6 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.prescriptions.device_room import smaller_pool, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
@@ -28,7 +29,7 @@ from kvdiag.diagnosis.timeline_queries import (
     torch_readings,
 )
 from kvdiag.formatting import format_bytes, format_holder, plural
-from kvdiag.model import Allocator, Device, Evidence, Facts, Finding, Span, Status, Timeline
+from kvdiag.model import Allocator, Device, Evidence, Facts, FailedAllocation, Finding, Span, Status, Timeline
 from kvdiag.oom.message import Shortage
 
 ID = "spike.activation"
@@ -39,11 +40,19 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     counted = [pair for pair in torch_readings(timeline, facts) if None not in (pair[0].ooms_total, pair[1].ooms_total)]
     failed = [(first, last) for first, last in counted if (last.ooms_total or 0) > (first.ooms_total or 0)]
     failed.sort(key=lambda pair: (pair[1].title or "", pair[1].pid, pair[1].device_uuid))
-    judged = [replace(_of_torch(first, last), holder=last.who) for first, last in failed]
+    judged = [
+        _prescribed(replace(_of_torch(first, last), holder=last.who), last.failure, timeline, facts, limits)
+        for first, last in failed
+    ]
     if judged:
         return (worst(judged),)
     if failures := memory_failures(timeline):
-        return (worst(_of_request(span, shortage, limits) for span, shortage in failures),)
+        return (
+            worst(
+                _prescribed(_of_request(span, shortage, limits), shortage, timeline, facts, limits)
+                for span, shortage in failures
+            ),
+        )
     ended = [one for one in server_exits(timeline, facts, limits) if one.answered_before]
     if ended:
         last = ended[-1]
@@ -59,6 +68,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
         return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
+
+
+def _prescribed(
+    found: Finding, failure: Shortage | FailedAllocation | None, timeline: Timeline, facts: Facts, limits: Limits
+) -> Finding:
+    """The finding with the pool that leaves room for what failed."""
+    if found.status not in ("suspect", "fault"):
+        return found
+    asked, free = (None, None) if failure is None else (failure.asked_bytes, failure.free_bytes)
+    return replace(found, prescription=with_room_for(timeline, facts, limits, asked, free))
 
 
 def _of_request(span: Span, shortage: Shortage, limits: Limits) -> Finding:
@@ -147,7 +166,11 @@ def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     status, summary = _judged(f"GPU {gpu}", least, before, after, limits)
     if status == "suspect" and (by_others or 0) >= limits.foreign_suspect_bytes:
         status, summary = "ok", f"GPU {gpu}: other processes caused the shortage under load"
-    return Finding(ID, status, summary, evidence)
+    if status != "suspect":
+        return Finding(ID, status, summary, evidence)
+    gain = f"at least {format_bytes(limits.headroom_bytes)} of GPU {gpu} stay free under load"
+    fix = smaller_pool(timeline, facts, limits, needed_bytes=limits.headroom_bytes - least, gain=gain)
+    return Finding(ID, status, summary, evidence, prescription=fix)
 
 
 def _judged(gpu: str, least: int, before: int | None, after: int | None, limits: Limits) -> tuple[Status, str]:

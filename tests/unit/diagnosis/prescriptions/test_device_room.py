@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.prescriptions.device_room import EXPANDABLE, joined_holes, smaller_pool
+from kvdiag.diagnosis.prescriptions.device_room import (
+    EXPANDABLE,
+    joined_holes,
+    memory_won_back,
+    smaller_pool,
+    with_room_for,
+)
 from kvdiag.model import Facts, Prescription
 from tests.builders.values import GIB, MIB, holding, pool, seen
 from tests.unit.diagnosis.prescriptions.crowded_server import FREE_BYTES, FULL, GPU, SIX, known
@@ -65,3 +71,30 @@ def test_holes_are_joined_by_a_variable() -> None:
     """Torch reads it at the start of the server."""
     assert [EXPANDABLE] == [one.change for one in joined_holes(3 * GIB).changes]
     assert GPU.memory is not None
+
+
+def test_memory_that_is_not_the_pools_is_worth_tokens() -> None:
+    """3 GiB are 1,536 blocks of 2 MiB: 24,576 tokens more than the pool has."""
+    (change,) = memory_won_back(known(pool()), change="stop it", cost="its work", size_bytes=3 * GIB).changes
+    assert 6144 * 16 + 24_576 == change.pool_tokens
+
+
+def test_memory_without_the_bytes_of_a_block_is_bytes_alone() -> None:
+    """What to do stays; its worth in tokens is the missing figure, and so where no pool is reported."""
+    for of in (replace(known(LARGE), model_config=None), Facts()):
+        found = memory_won_back(of, change="stop it", cost="its work", size_bytes=3 * GIB)
+        assert (["stop it"], [None], 1) == (
+            [one.change for one in found.changes],
+            [one.pool_tokens for one in found.changes],
+            len(found.missing),
+        )
+
+
+def test_a_failure_without_its_figures_has_no_fix() -> None:
+    """Both the bytes requested and those free are needed; with them 2.5 GiB and 300 MB are made free."""
+    for asked, free in ((None, GIB), (3 * GIB, None)):
+        found = with_room_for(FULL, known(pool()), DEFAULT_LIMITS, asked, free)
+        assert ((), 1) == (found.changes, len(found.missing))
+    (change,) = with_room_for(FULL, known(pool()), DEFAULT_LIMITS, 3 * GIB, GIB // 2).changes
+    assert change.free_bytes is not None
+    assert change.free_bytes - FREE_BYTES >= 5 * GIB // 2 + DEFAULT_LIMITS.headroom_bytes
