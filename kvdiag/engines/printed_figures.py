@@ -126,15 +126,16 @@ class Wordings:
 
 
 def _blocks_together(start: _Start) -> dict[str, PrintedSize]:
-    """The pool by the size of a block, which is printed in whole MB, rounded down (LMDeploy until 0.14, turbomind
-    BlockManager.cc), and the number of blocks.
+    """The pool by the size of a block, which is printed in MB (LMDeploy until 0.14, turbomind BlockManager.cc: first in
+    whole ones, rounded down), and the number of blocks.
     """
     block, count = start.sizes.pop("block", None), start.counts.get("num_blocks", 0)
     if block is None or not count:
         return {}
-    half = _UNITS["MB"] // 2
+    slack = block.slack_bytes
+    middle = block.nominal_bytes + (slack if slack == _UNITS["MB"] // 2 else 0)
     with suppress(KvModelError):
-        return {"pool": PrintedSize(nominal_bytes=(block.nominal_bytes + half) * count, slack_bytes=half * count)}
+        return {"pool": PrintedSize(nominal_bytes=middle * count, slack_bytes=slack * count)}
     return {}
 
 

@@ -8,7 +8,8 @@ it printed, inside the rounding of its figures; tokens are predicted from the pr
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from kvdiag.commands.fitting.engine_fit import data_parallel_groups, engine_planner, is_given
 from kvdiag.commands.fitting.engine_flags import engine_settings
@@ -20,7 +21,7 @@ from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison,
 from kvdiag.kv.pools.cell_cache import CellSettings
 from kvdiag.kv.pools.engine_plan import EnginePlan, EnginePool
 from kvdiag.kv.pools.gguf_header import GgufHeader
-from kvdiag.kv.pools.share_pools import default_block
+from kvdiag.kv.pools.share_pools import default_blocks, default_share
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 
 _VERSION = re.compile(r"\b\d{1,4}(?=\.)|(?<=\.)\d{1,4}")
@@ -41,6 +42,20 @@ _LARGEST_PAGE_TOKENS = 256
 _NOT_ALIKE = "the engine holds them quantized as MODEL's config does not say; pass --weights"
 
 
+class _Compared(NamedTuple):
+    """Where the model is from, the report, what the engine makes of the model, and what cannot be compared."""
+
+    name: str
+    report: EngineReport
+    plan: EnginePlan
+    comparisons: tuple[Comparison, ...]
+    why: tuple[str, ...]
+
+    def fits(self) -> bool:
+        """Whether the pool is as large as the model's."""
+        return all(one.within_limit for one in self.comparisons if one.figure is not Figure.WEIGHTS)
+
+
 def calibrate_engine(model: str | None, report: EngineReport, origin: str, options: FitOptions) -> int:
     """Compare MODEL with an engine's report, print the comparison, and return the exit code.
 
@@ -58,14 +73,58 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         raise KvdiagError(f"{origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
     chosen = _chosen(report, replace(options, engine=engine, gpu=None, kv_pool_bytes=None))
     own = engine_settings()
+    report = _with_share(report, own.get("share"), engine)
     given_block = own.get("page_size") or own.get("block_tokens") or chosen.block_size
-    block = given_block or default_block(engine)
-    assumed_block = report.tokens is None and report.num_blocks is not None and block is not None and not given_block
-    if report.tokens is None and report.num_blocks is not None and block is not None:
-        notes = (_ASSUMED_BLOCK.format(block),) if assumed_block else ()
-        report = replace(report, tokens=report.num_blocks * block, notes=(*report.notes, *notes))
-    if report.tokens is None:
+    assumed = () if given_block or report.tokens is not None or report.num_blocks is None else default_blocks(engine)
+    if report.tokens is None and (report.num_blocks is None or not (given_block or assumed)):
         raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
+
+    def compared(block: int | None) -> _Compared:
+        read, sized = report, chosen
+        if report.tokens is None and report.num_blocks is not None and block is not None:
+            notes = (_ASSUMED_BLOCK.format(block),) if assumed else ()
+            read = replace(report, tokens=report.num_blocks * block, notes=(*report.notes, *notes))
+            sized = replace(chosen, block_size=block)
+        return _compared(model, read, sized, own, header, given_block=given_block is not None)
+
+    first = compared(assumed[0] if assumed else given_block)
+    found = next(filter(_Compared.fits, chain((first,), map(compared, assumed[1:]))), first)
+    name, report, plan, comparisons, why = found
+    lacks = None if report.deciding_rank is not None else "bytes of the pool"
+    if assumed and not found.fits():
+        # The defaults are no evidence against the model.
+        comparisons = tuple(one for one in comparisons if one.figure is Figure.WEIGHTS)
+        lacks = _BLOCK_MISSING.format(*assumed[:1])
+    if not comparisons:
+        raise KvdiagError(f"{origin} reports nothing to compare: it lacks {lacks or 'bytes of the pool'}")
+    given = report.settings.kv_dtype is not None or not report.cache_layers or "type_k" in own
+    types = () if given or engine != _CELLS else (_ASSUMED,)
+    calibration = Calibration(
+        comparisons=comparisons,
+        missing=() if lacks is None else (lacks,),
+        notes=(*report.notes, *contradictions(report, own), *plan.notes, *why, *types),
+    )
+    if not calibration.within_limit and header is None and report.model_settings is not None:
+        calibration = replace(calibration, notes=(*calibration.notes, _OMIT))
+    shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
+    if options.output == "json":
+        print_json(calibration_document(calibration, report, **shown, profile_file=None))
+    else:
+        print_text(render_calibration(calibration, report, **shown))
+    return 0 if calibration.within_limit else 1
+
+
+def _compared(
+    model: str,
+    report: EngineReport,
+    chosen: FitOptions,
+    own: Mapping[str, Any],
+    header: GgufHeader | None,
+    *,
+    given_block: bool,
+) -> _Compared:
+    """A report with its tokens, and what the engine makes of the model for so many."""
+    engine = chosen.engine
     flags = {**_reported_flags(engine, report), **own}
     if report.state_slots is not None:
         flags.setdefault("state_slots", report.state_slots * data_parallel_groups(flags)[1])
@@ -76,31 +135,26 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
         plan = planned(chosen)
     held, why = _held(report, weights, lacking=_NO_TENSORS if header else _NOT_ALIKE)
     # A page more than the capacity is allocated, and the tokens show which pages are possible.
-    page = report.tokens & -report.tokens
+    page = (report.tokens or 0) & -(report.tokens or 0)
     widest = planned(replace(chosen, block_size=min(page, _LARGEST_PAGE_TOKENS))) if engine == _PAGED else plan
     comparisons = tuple(_comparisons((plan, plan if given_block else widest), report, held))
-    lacks = None if report.deciding_rank is not None else "bytes of the pool"
-    if assumed_block and not all(one.within_limit for one in comparisons if one.figure is not Figure.WEIGHTS):
-        # The default is no evidence against the model.
-        comparisons = tuple(one for one in comparisons if one.figure is Figure.WEIGHTS)
-        lacks = _BLOCK_MISSING.format(block)
-    if not comparisons:
-        raise KvdiagError(f"{origin} reports nothing to compare: it lacks {lacks or 'bytes of the pool'}")
-    given = report.settings.kv_dtype is not None or not report.cache_layers or "type_k" in own
-    assumed = () if given or engine != _CELLS else (_ASSUMED,)
-    calibration = Calibration(
-        comparisons=comparisons,
-        missing=() if lacks is None else (lacks,),
-        notes=(*report.notes, *contradictions(report, own), *plan.notes, *why, *assumed),
-    )
-    if not calibration.within_limit and header is None and report.model_settings is not None:
-        calibration = replace(calibration, notes=(*calibration.notes, _OMIT))
-    shown: dict[str, Any] = {"model": name, "origin": origin, "profile": None, "note": _NO_PROFILE}
-    if options.output == "json":
-        print_json(calibration_document(calibration, report, **shown, profile_file=None))
-    else:
-        print_text(render_calibration(calibration, report, **shown))
-    return 0 if calibration.within_limit else 1
+    return _Compared(name, report, plan, comparisons, why)
+
+
+def _with_share(report: EngineReport, given: float | None, engine: str) -> EngineReport:
+    """With the pool as the share of free memory that the engine takes, in whole blocks, where it prints only that."""
+    share = given or report.settings.memory_fraction_ratio or default_share(engine)
+    if share is None or not report.num_blocks:
+        return report
+    ranks = []
+    for rank in report.ranks:
+        pool = rank.pool
+        if pool is None and rank.free is not None:
+            size = round(rank.free.nominal_bytes * share)
+            slack = round(rank.free.slack_bytes * share) + size // report.num_blocks
+            pool = PrintedSize(nominal_bytes=size, slack_bytes=slack)
+        ranks.append(replace(rank, pool=pool))
+    return replace(report, ranks=tuple(ranks))
 
 
 def _held(
@@ -156,7 +210,9 @@ def _reported_flags(engine: str, report: EngineReport) -> Mapping[str, Any]:
         # SGLang rounds the share down.
         windows = {} if window is None or not tokens else {"window_ratio": min(1.0, (window + 0.5) / tokens)}
         version = tuple(int(part) for part in _VERSION.findall(report.settings.version or ""))
-        versions = {"version": version} if version else {}
+        versions: dict[str, Any] = {"version": version} if version else {}
+        if (report.settings.architecture or "").startswith("Transformers"):
+            versions["transformers"] = True
         tokens_asked = {"max_total_tokens": tokens, "max_tokens": tokens}
         return {**report.settings.flags, **tokens_asked, **quantized, **windows, **versions}
     settings = report.settings

@@ -59,6 +59,8 @@ _UNUSED = (
 """Options about vLLM's block manager, its profiles and its metrics."""
 
 _DECODING: Mapping[str, Any] = {"architectures": [], "is_causal": True, "use_bidirectional_attention": False}
+_ALIKE: Mapping[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+_KINDS = ("layer_types", "sliding_window")
 _DRAFTING = frozenset({"EAGLE", "EAGLE3", "NEXTN", "STANDALONE"})
 _DRAFTS = (5, 4, 8)
 _MTP_DRAFTS = (3, 1, 4)
@@ -140,9 +142,12 @@ def engine_planner(
         # The config is that of the model before it was made a GGUF file, which is quantized in another way.
         if options.weights == "auto" and (options.engine == "llamacpp" or plain):
             return ()
-        most = _in_engine_file if options.engine == "trtllm" else None
-        ends = (_weights(files, architecture, options, changed) for changed in (_unpadded, most))
-        attention = max(1, options.tp // data_parallel_groups(flags)[1])
+        groups = data_parallel_groups(flags)[1]
+        kept = flags.get("dp_lm_head") if groups > 1 else False
+        least = _with_whole_head if kept else _unpadded
+        most = _in_engine_file if options.engine == "trtllm" else None if kept is False else _with_whole_head
+        ends = (_weights(files, architecture, options, changed) for changed in (least, most))
+        attention = max(1, options.tp // groups)
         sizes = zip(*(end(options.tp, options.pp, attention) for end in ends), strict=True)
         return tuple(Interval(nominal=high, low=low, high=high) for low, high in sizes)
 
@@ -180,6 +185,12 @@ def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions)
 def _unpadded(source: CountedWeights) -> CountedWeights:
     """As the checkpoint has them: kernels of other engines than vLLM's may pad experts by less or not at all."""
     return replace(source, quantization=replace(source.quantization, padded_experts=False))
+
+
+def _with_whole_head(source: CountedWeights) -> CountedWeights:
+    """As with SGLang's --enable-dp-lm-head: ranks of attention divide the output layer, as they do the embedding."""
+    parts = source.parameters
+    return replace(_unpadded(source), parameters=replace(parts, embedding=parts.embedding + parts.head, head=0))
 
 
 def _in_engine_file(source: CountedWeights) -> CountedWeights:
@@ -234,6 +245,12 @@ def _token_plan(
     if LayerKind.ENCODER_ONLY in architecture.kinds:
         # It keeps the rows of a decoder that encodes, too (EmbeddingGemma).
         architecture = parse_architecture({**files.config, **_DECODING})
+    if flags.get("transformers"):
+        # Its backend for models without a class of its own knows one kind of layer (models/transformers.py).
+        inner = files.config.get("text_config")
+        text_config = inner if isinstance(inner, Mapping) else files.config
+        alike = {name: value for name, value in text_config.items() if not name.startswith(_KINDS)}
+        architecture = parse_architecture({**alike, **_ALIKE})
     classes = Fields(files.config).strings("architectures") or ()
     windows = flags.get("window_pool", True) and not any(one in POOL_TYPES["no_window_pool"] for one in classes)
     draft_layers, draft_tokens, taken = _drafts(files, architecture, options, flags)

@@ -25,7 +25,9 @@ MAX_SETTING_LINES = 10_000
 MAX_POOLS = 64
 
 _PREFIX_CHARACTERS = 120
-_NUMBER, _WHOLE = r"(-?\d{1,9}(?:\.\d{1,9})?)", r"(\d{1,15})"
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+# In reports, commas may divide the digits.
+_WHOLE = r"(\d{1,3}(?:,\d{3}){1,4}(?!\d)|\d{1,15})"
 _RANK = re.compile(
     r"\[(?:(?:\d{4}-\d{2}-\d{2} )?[\d:.,]{5,20} )?([A-Z_]{2,8}\d{1,4}(?: [A-Z_]{2,8}\d{1,4}){0,5})\]"
     r"|\[(gpu(?:_id)?=\d{1,4})\]"
@@ -136,10 +138,10 @@ def _take(start: _Start, line: str) -> None:
     if found := _GRAPHS.search(line):
         rank.graphs += _sizes(*found.groups())
     if found := _STATES.search(line):
-        rank.state_slots = int(found[1]) if found[1] else None
+        rank.state_slots = _count(found[1]) if found[1] else None
         rank.states = _sum(_sizes(found[2], found[3]))
     if found := _WINDOWS.search(line):
-        rank.window_tokens = int(found[1])
+        rank.window_tokens = _count(found[1])
     held = next(filter(None, (pattern.search(line) for pattern in _POOL_TOKENS)), None)
     if (found := _BACKED_POOL.search(line)) and (size := _sum(_sizes(*found.groups()))) is not None:
         # What was allocated before is a virtual range of which this is backed by memory.
@@ -149,15 +151,19 @@ def _take(start: _Start, line: str) -> None:
         and (size := _sum(_sizes(*found.groups()))) is not None
         and len(rank.pools) < MAX_POOLS
     ):
-        rank.pools.append((None if held is None else int(held[1]), size))
+        rank.pools.append((None if held is None else _count(held[1]), size))
     if (found := _BOTH_POOLS.search(line)) and not rank.pools and (size := _size(found[1])) is not None:
         # The lines of each are not in this log.
-        rank.pools.append((int(found[2]), size))
-        rank.pool_tokens = max(rank.pool_tokens or 0, int(found[2]))
+        rank.pools.append((_count(found[2]), size))
+        rank.pool_tokens = max(rank.pool_tokens or 0, _count(found[2]))
     if found := _TOKENS.search(line):
-        rank.tokens = int(found[1])
+        rank.tokens = _count(found[1])
     elif held is not None:
-        rank.pool_tokens = max(rank.pool_tokens or 0, int(held[1]))
+        rank.pool_tokens = max(rank.pool_tokens or 0, _count(held[1]))
+
+
+def _count(printed: str) -> int:
+    return int(printed.replace(",", ""))
 
 
 def _sizes(*printed: str) -> list[PrintedSize]:

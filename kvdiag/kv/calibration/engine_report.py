@@ -62,7 +62,7 @@ class RankReport:
 
     `states` have a pool of their own; `consumed` is weights and non-torch memory together (0.27 and later);
     `activation` includes the graphs' estimate where the engine applies one
-    (v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model).
+    (v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model); of what is `free` the engine takes a share as its pool.
     """
 
     name: str
@@ -77,6 +77,7 @@ class RankReport:
     graphs_actual: PrintedSize | None = None
     graphs_estimate: PrintedSize | None = None
     total: PrintedSize | None = None
+    free: PrintedSize | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,7 @@ class _Kind:
     dtype_flag: str
     parallel_flag: str
     kept_blocks: int
+    older_block_tokens: tuple[int, ...] = ()
     requests_by_gpu: Mapping[str, int] = field(default_factory=dict)
     older_requests_by_gpu: Mapping[str, int] = field(default_factory=dict)
     pool_bytes: Callable[[ShareSettings, int, int, Overheads], int]
@@ -139,9 +140,14 @@ _ENGINES = {
 }
 
 
-def default_block(engine: str) -> int | None:
-    """Tokens of a block by default, where the engine is one of these."""
-    return _ENGINES[engine].block_tokens if engine in _ENGINES else None
+def default_blocks(engine: str) -> tuple[int, ...]:
+    """Tokens of a block by default in this version and in older ones, where the engine is one of these."""
+    return (_ENGINES[engine].block_tokens, *_ENGINES[engine].older_block_tokens) if engine in _ENGINES else ()
+
+
+def default_share(engine: str) -> float | None:
+    """The share of free memory by default, where the engine is one of these."""
+    return _ENGINES[engine].share_ratio if engine in _ENGINES else None
 
 
 @dataclass(frozen=True, slots=True)

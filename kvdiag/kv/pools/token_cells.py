@@ -23,7 +23,7 @@ _STATE_CONV_BYTES = 2
 _FP4_BLOCK, _MXFP8_BLOCK = 16, 32
 _KV_DTYPES = dict.fromkeys(("fp4_e2m1", "float4_e2m1fn_x2", "nvfp4", "fp4_mx_block16"), "fp4") | {"mxfp8": "mxfp8"}
 # Backends that read plain latent rows, without scales (calculate_mla_kv_cache_dim).
-_PLAIN_ROW_BACKENDS = ("trtllm", "tilelang")
+_PLAIN_ROW_BACKENDS = frozenset({"trtllm", "tilelang", "aiter"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class TokenSettings:
     draft_tokens: int | None = None
     draft_step_tokens: int | None = None
     backend: str | None = None
+    row_backend: str | None = None
 
     def __post_init__(self) -> None:
         check_settings("sglang", self)
@@ -169,7 +170,8 @@ class Cells:
         """Bytes of one token in one layer on one rank."""
         if isinstance(layer, LatentLayer):
             # Layers without an indexer of their own have rows of the same form (calculate_mla_kv_cache_dim).
-            scaled = LayerKind.MLA_DSA in self._architecture.kinds and self._settings.backend not in _PLAIN_ROW_BACKENDS
+            plain = _PLAIN_ROW_BACKENDS & {self._settings.backend, self._settings.row_backend}
+            scaled = LayerKind.MLA_DSA in self._architecture.kinds and not plain
             if scaled and self._dtype == "fp8":
                 row = resolve_kv_dtype("fp8_ds_mla", model_dtype="bfloat16").latent_bytes(latent_size=layer.latent_size)
             else:

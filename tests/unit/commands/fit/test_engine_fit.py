@@ -228,6 +228,15 @@ def test_a_start_command_can_be_pasted(model: str, capsys: pytest.CaptureFixture
     assert expected == planned(capsys, model, "--engine", "llamacpp", *more, *flags)
 
 
+def test_an_sglang_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    """With flags of expert parallelism and backends; a method's name means the weights' format."""
+    own = ("llama-3.1-8b", "--engine", "sglang", "--gpu", "80GiB", "--offline")
+    pasted = ("--model-path", "some/model", "--ep-size", "2", "--moe-a2a-backend", "deepep", "--enable-dp-lm-head")
+    expected = planned(capsys, *own, "--weights", "nvfp4")
+
+    assert expected == planned(capsys, *own, *pasted, "--quantization", "modelopt_fp4")
+
+
 @pytest.mark.parametrize(
     ("layers", "refused"), [("1", True), ("0", True), ("all", False), ("-1", False), ("99", False)]
 )

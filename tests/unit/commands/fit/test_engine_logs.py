@@ -139,16 +139,18 @@ def test_a_listed_model_whose_layers_are_cut(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_blocks_of_a_size_that_the_log_does_not_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """LMDeploy's log of InternLM-Chat-7B: blocks of 128 tokens, the default until 2024; today's is no evidence."""
+    """LMDeploy's log of InternLM-Chat-7B: blocks of 128 tokens, the default until 2024; no default is evidence."""
     log, config = tmp_path / "server.log", tmp_path / "config.json"
-    log.write_text("[TM][INFO] [BlockManager] block_size = 64 MB\n[TM][INFO] [BlockManager] max_block_count = 159\n")
+    printed_blocks = "[TM][INFO] [BlockManager] block_size = {} MB\n[TM][INFO] [BlockManager] max_block_count = 159\n"
+    log.write_text(printed_blocks.format(64))
     shape = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
     config.write_text(json.dumps({"model_type": "internlm", "vocab_size": 103_168, "torch_dtype": "float16", **shape}))
 
     asked = [str(config), "--from-log", str(log), "--engine", "lmdeploy", "--output", "json"]
-    assert main(["fit", *asked, "--block-size", "128"]) == 0
-    capsys.readouterr()
+    assert main(["fit", *asked]) == 0
+    assert any("128" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
+    log.write_text(printed_blocks.format(60))
     assert "--block-size" in refusal(capsys, *asked)
 
 

@@ -153,6 +153,14 @@ def test_turbomind_s_older_log_has_blocks() -> None:
     assert (159, 159 * 64 << 20, 159 * 65 << 20) == (report.num_blocks, rank.pool.low_bytes, rank.pool.high_bytes)
 
 
+def test_a_block_s_decimals() -> None:
+    """Newer logs print three of them (github.com/InternLM/lmdeploy/issues/3825): no part of a MB is open then."""
+    (rank,) = ENGINE.parse_startup_log(BLOCKS.replace("64 MB", "9.000 MB")).ranks
+
+    assert rank.pool is not None
+    assert abs(rank.pool.nominal_bytes - 159 * 9 * 2**20) <= rank.pool.slack_bytes < 2**17
+
+
 @pytest.mark.parametrize("line", BLOCKS.splitlines())
 def test_half_of_the_blocks_is_no_pool(line: str) -> None:
     """Either line alone says nothing of the pool's bytes."""
