@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Group
 
 import kvdiag
 import kvdiag.agent
@@ -19,14 +18,14 @@ from kvdiag.commands import EXIT_UNKNOWN, CommandGroup
 from kvdiag.commands.connect import base_url, open_client
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text, show_turns
-from kvdiag.diagnosis.growth.profile_conclusion import Conclusion, conclude
+from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.engines import recognise
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.profiling import Counts, Profiled, profile_processes
+from kvdiag.feeds.live.profiling import MAX_PROFILED, Profiled, profile_processes
 from kvdiag.formatting import format_duration, plural
-from kvdiag.model import MemoryProfile, ProfileKind
+from kvdiag.model import ProfileKind
 from kvdiag.outputs.documents.profile_document import profile_document
-from kvdiag.outputs.terminal.profile_text import render_load, render_profile
+from kvdiag.outputs.terminal.profile_text import render_profiles
 from kvdiag.sources.agent_profiles import ProfileFolder
 from kvdiag.sources.agent_publication import Publication
 from kvdiag.sources.http import HttpReader
@@ -72,8 +71,6 @@ def install(directory: Path) -> None:
 
 
 MIN_SECONDS, MAX_SECONDS = 2.0, 600.0
-MAX_PROCESSES = 8
-"""Profiled at once, where none is named: a server of more workers is named one at a time."""
 
 
 @command.command(short_help="Show which lines of the server's code hold the memory that it gains.")
@@ -118,10 +115,10 @@ def profile(
         with show_turns() as show:
             names = ", ".join(f"{one.title} {one.pid}" for one in processes)
             show(f"tracing {names} for {format_duration(seconds)}: slows Python code, takes up to 16 MiB in each")
-            found, counts = asyncio.run(_profiled(folder, processes, kind, seconds, url, access, show))
+            found = asyncio.run(_profiled(folder, processes, kind, seconds, url, access, show))
     finally:
         folder.close()
-    return _shown(found, counts, output)
+    return _shown(found, output)
 
 
 def _chosen(processes: Sequence[Publication], folder: Path, role: str | None) -> Sequence[Publication]:
@@ -132,7 +129,7 @@ def _chosen(processes: Sequence[Publication], folder: Path, role: str | None) ->
         processes = [one for one in processes if role == str(one.pid) or role.lower() in one.title.lower()]
         if not processes:
             raise KvdiagError(f"no process {role!r} publishes in {folder}; those that do: {names}")
-    if len(processes) > MAX_PROCESSES:
+    if len(processes) > MAX_PROFILED:
         raise KvdiagError(f"{plural(len(processes), 'process', 'processes')} publish; choose by --process: {names}")
     return processes
 
@@ -145,7 +142,7 @@ async def _profiled(
     url: str | None,
     access: ServerAccess,
     show: Callable[[str], None],
-) -> tuple[tuple[Profiled, ...], Counts]:
+) -> tuple[Profiled, ...]:
     if url is None:
         return await profile_processes(folder, processes, kind, seconds, progress=show)
     async with open_client(base_url(url), access) as client:
@@ -153,16 +150,13 @@ async def _profiled(
         return await profile_processes(folder, processes, kind, seconds, client=engine, progress=show)
 
 
-def _shown(found: Sequence[Profiled], counts: Counts, output: str) -> int:
-    profiles: list[tuple[MemoryProfile, Conclusion]] = [
-        (one.profile, conclude(one.profile, counts)) for one in found if one.profile is not None
-    ]
+def _shown(found: Sequence[Profiled], output: str) -> int:
+    profiles = [conclude(one.profile) for one in found if one.profile is not None]
     problems = [one.problem for one in found if one.problem is not None]
-    load = profiles[0][1].load if profiles else None
     if output == "json":
-        print_json(profile_document(profiles, problems, load))
-    elif profiles and load is not None:
-        print_text(Group(*(render_profile(*one) for one in profiles), "", render_load(load)))
+        print_json(profile_document(profiles, problems))
+    elif profiles:
+        print_text(render_profiles(profiles))
     for problem in problems:
         click.echo(problem, err=True)
     return 0 if profiles else EXIT_UNKNOWN

@@ -38,6 +38,7 @@ from kvdiag.commands.options.common import (
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
+from kvdiag.commands.soak_profile import profiling
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.engines.engine import Identity
@@ -75,6 +76,7 @@ class RunOptions:
         metavar="[DURATION]",
     )
     soak_cycle: float | None = given_by("Seconds per cycle.", type=click.FloatRange(0.1, 60.0), hidden=True)
+    profile: bool = given_by("After a soak with a leak, name its lines of code.")
     report: Path | None = given_by(report_option)
     isolation: bool = given_by("Test prefix-cache isolation instead of the steps.")
     other_api_key: str | None = given_by("Second tenant's API key, with --isolation.", metavar="KEY")
@@ -121,6 +123,8 @@ def command(options: RunOptions) -> int:
         raise click.UsageError("--isolation and --soak cannot be combined: run them separately")
     if options.other_api_key is not None and not isolation:
         raise click.UsageError("--other-api-key needs --isolation")
+    if options.profile and (options.soak is None or options.agent_dir is None):
+        raise click.UsageError("--profile needs --soak, and the agents' directory by --agent-dir")
     other_headers = bearer(options.other_api_key) or None
     # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
     signal.signal(signal.SIGTERM, interrupt)
@@ -264,6 +268,9 @@ async def _run(
                 progress=progress,
                 begin=partial(recording.begin, recorder, facts, stack),
                 soak=soak,
+                profile=None
+                if options.agent_dir is None or not options.profile
+                else profiling(server, options.agent_dir, options.soak_cycle, limits_of(options.reserved_gap_bytes)),
                 instead=probe,
             )
             timeline = await feed.run()

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
+from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import entry_of, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -71,6 +72,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         ledger=ledger(_newest(timeline, limits), facts),
         gaps=gaps,
         lives=lives,
+        profiles=tuple(conclude(one) for sample in timeline.samples for one in sample.profiles or ()),
     )
 
 

@@ -6,8 +6,10 @@ cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
 from kvdiag.model.allocation_profile import (
+    ConcludedProfile,
     Frame,
     MemoryProfile,
+    ProfileAnswer,
     ProfiledLoad,
     ProfileKind,
     ProfileSnapshot,

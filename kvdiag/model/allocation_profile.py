@@ -6,6 +6,7 @@ from typing import Literal
 from kvdiag.model.validation import Checked
 
 ProfileKind = Literal["host", "device"]
+ProfileAnswer = Literal["named", "partly", "native", "flat"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,16 @@ class ProfileSnapshot(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledLoad:
+    """Requests that the server finished between the two snapshots, and per second before, during and after tracing."""
+
+    requests: float | None = None
+    before_per_second: float | None = None
+    during_per_second: float | None = None
+    after_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
     """The growth between two snapshots of a process that served requests meanwhile.
 
@@ -65,6 +76,7 @@ class MemoryProfile:
     stacks: tuple[StackGrowth, ...]
     other_stacks: int = 0
     other_bytes: int = 0
+    load: ProfiledLoad = ProfiledLoad()
 
     @property
     def seconds(self) -> float:
@@ -90,13 +102,22 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledLoad:
-    """Requests that the server finished between the two snapshots, and per second before, during and after tracing."""
+class ConcludedProfile:
+    """A profile and its answer: the growth of the process, that of its traced memory, and the share that explains.
 
-    requests: float | None = None
-    before_per_second: float | None = None
-    during_per_second: float | None = None
-    after_per_second: float | None = None
+    named: stacks explain it. partly: the rest is native. native: none does. flat: too little grew.
+    """
+
+    profile: MemoryProfile
+    answer: ProfileAnswer
+    process_growth_bytes: int | None
+    traced_growth_bytes: int
+    explained_ratio: float | None
+
+    def per_request(self, size: int) -> float | None:
+        """Bytes for each request that ended meanwhile; `None` where none did, or none were counted."""
+        requests = self.profile.load.requests
+        return size / requests if requests else None
 
 
 def _difference(after: int | None, before: int | None) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
+from kvdiag.model.allocation_profile import MemoryProfile
 from kvdiag.model.facts import Facts
 from kvdiag.model.readings import Allocator, Device, Engine, Gap, HostProcess
 from kvdiag.model.validation import Checked
@@ -67,6 +68,7 @@ class Sample(Checked):
     """Everything read at one moment. A part not due on this tick is `None`; one that could not be read is a `Gap`.
 
     `load` is what our own requests held right after the engines answered, `load_before` right before the request.
+    `profiles` are those of the server's processes, made just before.
     """
 
     at_seconds: float
@@ -77,6 +79,7 @@ class Sample(Checked):
     load: Load | None = None
     load_before: Load | None = None
     gaps: tuple[Gap, ...] = ()
+    profiles: tuple[MemoryProfile, ...] | None = None
 
     @property
     def engine_refused(self) -> str | None:

@@ -9,6 +9,7 @@ ends a problem and must not hide it.
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+from kvdiag.model.allocation_profile import ConcludedProfile
 from kvdiag.model.facts import Facts
 from kvdiag.model.readings import Gap
 
@@ -206,7 +207,8 @@ class LedgerLine:
 class Diagnosis:
     """The judgement of one timeline: all that the outputs show.
 
-    `findings` are those of the last of the `lives`, `worst` is the worst of all of them.
+    `findings` are those of the last of the `lives`, `worst` is the worst of all of them. `profiles` say which lines of
+    code hold what the server's processes gained, where it was asked.
     """
 
     worst: Status
@@ -219,6 +221,7 @@ class Diagnosis:
     ledger: tuple[LedgerLine, ...]
     gaps: tuple[Gap, ...]
     lives: tuple[Life, ...] = ()
+    profiles: tuple[ConcludedProfile, ...] = ()
 
     @property
     def present_worst(self) -> Status:

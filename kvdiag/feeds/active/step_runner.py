@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -29,7 +30,7 @@ from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, fits_together, plan, repeated
 from kvdiag.feeds.live.alternation import REASON
 from kvdiag.formatting import format_duration, plural
-from kvdiag.model import Outcome, Sample, Timeline, Workload
+from kvdiag.model import MemoryProfile, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SAMPLES = 15
@@ -80,6 +81,7 @@ NOTHING = Outcome(completed=0, failed=0, prompt_tokens=0, generated_tokens=0)
 """The outcome of a cycle without requests."""
 
 WARMUP = "warmup"
+PROFILE = "profile"
 WARMUP_PROMPT_TOKENS = 512
 WARMUP_OUTPUT_TOKENS = 32
 
@@ -103,13 +105,15 @@ class ActiveFeed(MarkedRun):
     """Runs the steps against one server while a sampler reads it.
 
     `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the steps,
-    for a server of that speed; `instead` runs in the place of all that, after the warm-up.
+    for a server of that speed; `profile` begins profiles of what grew in the soak, `None` where nothing did; `instead`
+    runs in the place of all that, after the warm-up.
     """
 
     steps: tuple[Step, ...]
     progress: Callable[[Progress], None]
     begin: Callable[[], None] = lambda: None
     soak: Callable[[Speed | None], SoakPlan] | None = None
+    profile: Callable[[Timeline], Awaitable[tuple[MemoryProfile, ...]] | None] | None = None
     instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
     _settle_seconds: float = field(default=SETTLE_SECONDS, init=False)
 
@@ -169,7 +173,32 @@ class ActiveFeed(MarkedRun):
                 (planned,) = plan((step,), self.sampler.facts, await warmed_up(number, step.title))
                 await self._run_step(planned, number, total)
         if self.soak is not None:
-            await self._run_soak(self.soak(await warmed_up(total, SOAK.title)), total)
+            soak = self.soak(await warmed_up(total, SOAK.title))
+            await self._run_soak(soak, total)
+            making = None if self.profile is None else self.profile(self.recorder.timeline())
+            if making is not None:
+                self._tell(total, total, SOAK.title, "profiling what grew")
+                await self._profile(making, soak)
+
+    async def _profile(self, making: Awaitable[tuple[MemoryProfile, ...]], soak: SoakPlan) -> None:
+        """Repeat the soak's largest load until the profiles are made, which become a sample."""
+        made = asyncio.ensure_future(making)
+        try:
+            for cycle in count():
+                if made.done():
+                    break
+                self._mark(PROFILE, cycle, "begin", workload=soak.warmup[0])
+                self._mark(PROFILE, cycle, "offer")
+                outcome = await self._load(soak.warmup[0])
+                self._mark(PROFILE, cycle, "release", outcome=outcome)
+                self._mark(PROFILE, cycle, "end")
+                if outcome.failed:
+                    await asyncio.wait({made}, timeout=1.0)
+            profiles = await made
+            await self._settle()
+        finally:
+            made.cancel()
+        self.recorder.add(Sample(at_seconds=self.sampler.clock.now_seconds(), profiles=profiles))
 
     async def _run_soak(self, soak: SoakPlan, number: int) -> None:
         """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""

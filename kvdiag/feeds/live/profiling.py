@@ -7,13 +7,14 @@ turn are those of the server as it is; a profile without an address has no rates
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import ticks
 from kvdiag.formatting import plural
-from kvdiag.model import MemoryProfile, ProfileKind
+from kvdiag.model import MemoryProfile, ProfiledLoad, ProfileKind
 from kvdiag.sources.agent_profiles import Asked, ProfileFolder
 from kvdiag.sources.agent_publication import Publication
 
@@ -22,6 +23,9 @@ TURN_RATIO = 0.25
 MIN_TURN_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
 """After the end of the tracing: sums are made in slices while the server works, and a full disk may be emptied."""
+
+MAX_PROFILED = 8
+"""Processes at once: of a server of more workers they are chosen one at a time."""
 
 Counts = list[tuple[float, int]]
 
@@ -43,8 +47,8 @@ async def profile_processes(
     *,
     client: EngineClient | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[tuple[Profiled, ...], Counts]:
-    """Profile these processes at the same time; with a `client` also the requests finished at each moment.
+) -> tuple[Profiled, ...]:
+    """Profile these processes at the same time; with a `client` also the requests that the server finishes.
 
     Raises:
         KvdiagError: none of them can be asked.
@@ -68,7 +72,7 @@ async def profile_processes(
         if counting is not None:
             counting.cancel()
             await asyncio.gather(counting, return_exceptions=True)
-    return tuple(found), counts
+    return tuple(_with_load(one, counts) for one in found)
 
 
 async def _turn_without(seconds: float, progress: Callable[[str], None]) -> None:
@@ -110,3 +114,37 @@ async def _count(client: EngineClient, counts: Counts) -> None:
         finished = [one.requests_finished_total for one in engines or ()]
         if finished and all(one is not None for one in finished):
             counts.append((time.monotonic(), sum(one or 0 for one in finished)))
+
+
+def _with_load(one: Profiled, counts: Counts) -> Profiled:
+    if one.profile is None:
+        return one
+    return replace(one, profile=replace(one.profile, load=counted_load(one.profile, counts)))
+
+
+def counted_load(profile: MemoryProfile, counts: Sequence[tuple[float, int]]) -> ProfiledLoad:
+    """The requests meanwhile and their rates; `counts` are moments (monotonic) and the requests finished by then."""
+    began, ended = profile.began_monotonic_seconds, profile.ended_monotonic_seconds
+    last = profile.last.at_monotonic_seconds
+    first = _finished(counts, last - profile.seconds)
+    both = _finished(counts, last)
+    return ProfiledLoad(
+        requests=None if first is None or both is None else both - first,
+        before_per_second=_rate([one for one in counts if one[0] <= began]),
+        during_per_second=_rate([one for one in counts if began <= one[0] <= ended]),
+        after_per_second=_rate([one for one in counts if one[0] >= ended]),
+    )
+
+
+def _finished(counts: Sequence[tuple[float, int]], at_seconds: float) -> float | None:
+    """Requests finished at a moment, between the counts around it; `None` outside of them, or after a restart."""
+    for (before, low), (after, high) in pairwise(counts):
+        if before <= at_seconds <= after and low <= high:
+            return low + (high - low) * ((at_seconds - before) / (after - before) if after > before else 0.0)
+    return None
+
+
+def _rate(counts: Sequence[tuple[float, int]]) -> float | None:
+    if len(counts) < 2 or counts[-1][0] <= counts[0][0] or counts[-1][1] < counts[0][1]:  # noqa: PLR2004 - two ends
+        return None
+    return (counts[-1][1] - counts[0][1]) / (counts[-1][0] - counts[0][0])

@@ -4,6 +4,7 @@ from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents import Json, fields_of, plain
+from kvdiag.outputs.documents.profile_document import profile_entry
 
 SCHEMA_VERSION = 2
 """Of the documents of diagnoses, audits and fleets; docs/json-schema-2.md lists what changed."""
@@ -20,6 +21,7 @@ def document(diagnosis: Diagnosis) -> Json:
         "steps": plain(diagnosis.steps),
         "findings": plain(diagnosis.findings),
         "ledger": [ledger_line(line) for line in diagnosis.ledger],
+        "profiles": [profile_entry(one) for one in diagnosis.profiles],
         "gaps": plain(diagnosis.gaps),
     }
 

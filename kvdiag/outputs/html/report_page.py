@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, format_time, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Device, Diagnosis, Status, StepFigures, StepResult, Timeline
+from kvdiag.model import ConcludedProfile, Device, Diagnosis, Status, StepFigures, StepResult, Timeline
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.outputs.html import kit
 from kvdiag.outputs.html.markup import Html, element, joined
@@ -28,6 +28,7 @@ from kvdiag.outputs.presentation import (
     time_span,
     word,
 )
+from kvdiag.outputs.profile_words import TITLE, location, profile_sentence, shown_stacks, stack_line
 
 COMPARED: tuple[tuple[str, Callable[[StepFigures], float | None], Unit], ...] = (
     ("blocks", lambda one: one.blocks, format_count),
@@ -94,6 +95,9 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     if diagnosis.steps:
         yield element("h2", "Test steps")
         yield _steps(diagnosis.steps)
+    if diagnosis.profiles:
+        yield element("h2", TITLE)
+        yield from map(_profile, diagnosis.profiles)
     yield element("h2", "Memory ledger")
     yield kit.ledger_cards(diagnosis.ledger, devices)
     yield element("h2", "Over time ", element("small", "UTC; a break in a line is time without samples"))
@@ -104,6 +108,16 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     if diagnosis.gaps:
         yield element("h2", "Missing data")
         yield kit.gap_rows(diagnosis.gaps)
+
+
+def _profile(one: ConcludedProfile) -> Html:
+    """One process: its answer, and the stacks that grew most."""
+    stacks = (
+        element("li", f"{stack_line(stack, one)}: ", element("code", " < ".join(map(location, stack.frames))))
+        for stack in shown_stacks(one)
+    )
+    answer = element("p", element("b", f"{one.profile.title} {one.profile.pid}: {one.answer}. "), profile_sentence(one))
+    return element("section", answer, element("ul", *stacks))
 
 
 def _about(diagnosis: Diagnosis, devices: Sequence[Device]) -> Html:

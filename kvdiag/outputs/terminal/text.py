@@ -37,7 +37,9 @@ from kvdiag.outputs.presentation import (
     unknown_by_reason,
     word,
 )
+from kvdiag.outputs.profile_words import TITLE
 from kvdiag.outputs.terminal.cells import columns, grid, heading, indented, plain
+from kvdiag.outputs.terminal.profile_text import render_profiles
 
 STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red", "unknown": "magenta"}
 
@@ -55,6 +57,8 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
     for finding in problems_shown(diagnosis):
         parts += [heading(finding.title), problem(finding, time_span(finding, diagnosis))]
+    if diagnosis.profiles:
+        parts += [heading(TITLE), indented(render_profiles(diagnosis.profiles))]
     for title, findings in sections(diagnosis):
         verdicts = grid((Text(one.id, style=STYLES[one.status]), one.summary) for one in findings)
         parts += [heading(title), unknowns(findings) if title == UNKNOWN else verdicts]

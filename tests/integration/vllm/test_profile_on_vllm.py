@@ -55,7 +55,7 @@ def test_line_that_keeps_buffers_is_named(meddling: Meddling, word: str, keeper:
     )
     assert largest["bytes"] >= 0.9 * found[keeper]["process_growth_bytes"] > 10 * MIB
     assert "named" != found[other]["answer"]
-    assert document["processes"][0]["requests"] > 0
+    assert document["processes"][0]["load"]["requests"] > 0
 
 
 @pytest.mark.long
@@ -64,3 +64,17 @@ def test_memory_below_python_is_native(meddling: Meddling) -> None:
     found = by_process(profiled(meddling, "keep_natively_in_engine"))
     assert "native" == found["engine"]["answer"]
     assert found["engine"]["process_growth_bytes"] > 10 * MIB
+
+
+@pytest.mark.long
+def test_soak_that_finds_a_leak_names_its_line(meddling: Meddling) -> None:
+    """The process that grew is profiled under the same load, also where the soak is too short to be sure."""
+    meddling.tell("keep_per_request")
+    access = ("--url", meddling.server.url, "--agent-dir", str(meddling.published))
+    try:
+        result = kvdiag("run", *access, "--soak", "5m", "--soak-cycle", "2", "--profile", "--output", "json")
+    finally:
+        meddling.tell("keep_nothing")
+    (profile,) = result.document["profiles"]
+    frame = profile["stacks"][0]["frames"][0]
+    assert ("named", "meddle.py") == (profile["answer"], Path(frame["file"]).name)

@@ -60,8 +60,7 @@ def serving(program: str, agent: Path, published: Path, **env: str) -> Iterator[
 
 def profiled(folder: ProfileFolder, kind: ProfileKind = "host", seconds: float = SECONDS) -> Profiled:
     """The profile of the one process that publishes."""
-    found, _ = asyncio.run(profile_processes(folder, folder.processes(), kind, seconds))
-    (one,) = found
+    (one,) = asyncio.run(profile_processes(folder, folder.processes(), kind, seconds))
     return one
 
 

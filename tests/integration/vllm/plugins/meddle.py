@@ -26,6 +26,7 @@ HASTE_SECONDS = 0.2
 
 KEPT_BYTES = 256 * 1024
 KEEP_SECONDS = 0.02
+KEPT_PER_REQUEST = 8
 
 TAKEN = {
     "torch.cuda": ("is_initialized", "memory_stats_as_nested_dict", "memory_snapshot", "device_count"),
@@ -50,7 +51,7 @@ class Meddler:
         words: dict[str, Callable[[], None]] = {
             "nothing": lambda: None,
             "break_torch": self._break_torch,
-            "mend_torch": self._mend_torch,
+            "mend_torch": self._put_back,
             "agent_off": self._agent_off,
             "agent_on": self._agent_on,
             "hasten_agent": self._hasten_agent,
@@ -61,6 +62,7 @@ class Meddler:
             "keep_in_engine": lambda: self._keep("VLLM::EngineCore", _python),
             "keep_natively_in_engine": lambda: self._keep("VLLM::EngineCore", _native),
             "keep_in_api_server": lambda: self._keep("", _python),
+            "keep_per_request": self._keep_per_request,
             "keep_nothing": self._end_keeping,
         }
         done, told = "0", ""
@@ -95,7 +97,7 @@ class Meddler:
                     self._taken.append((sys.modules[module], name, getattr(sys.modules[module], name)))
                     delattr(sys.modules[module], name)
 
-    def _mend_torch(self) -> None:
+    def _put_back(self) -> None:
         for module, name, value in self._taken:
             setattr(module, name, value)
         self._taken.clear()
@@ -131,8 +133,24 @@ class Meddler:
 
         threading.Thread(target=work, name="meddle-keeps", daemon=True).start()
 
+    def _keep_per_request(self) -> None:
+        """From now on keep memory whenever a request's blocks are freed."""
+        module = sys.modules.get("vllm.v1.core.block_pool")
+        if module is None or not Path("/proc/self/cmdline").read_text().startswith("VLLM::EngineCore"):
+            return
+        plain = module.BlockPool.free_blocks
+        self._taken.append((module.BlockPool, "free_blocks", plain))
+
+        def free_blocks(this: Any, *arguments: Any, **named: Any) -> Any:
+            for _ in range(KEPT_PER_REQUEST):
+                _python()
+            return plain(this, *arguments, **named)
+
+        module.BlockPool.free_blocks = free_blocks
+
     def _end_keeping(self) -> None:
         self._keeping = False
+        self._put_back()
         _kept.clear()
 
     def _count_steps(self) -> None:
