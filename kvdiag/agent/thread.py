@@ -2,8 +2,9 @@
 
 A publication does the following, in this order: nothing until the process itself has imported torch; the first time it
 takes its file's name from pid and start time and removes expired files of exited processes; it reads the document, with
-a new block summary where one was requested; it attaches the black box; and it writes the file, in which parts that
-rarely change are not encoded again. At last it looks whether a profile was requested.
+a new block summary where one was requested; it attaches the black box; it counts the owners of KV blocks in vLLM's
+engine core; and it writes the file, in which parts that rarely change are not encoded again. At last it looks whether a
+profile was requested.
 
 The server comes first: signals are left to its threads, and no error leaves this one. A fork has only the forking
 thread, so the child starts an agent of its own; the parent first waits for the lock `busy`, for `WAIT_SECONDS` at most,
@@ -22,9 +23,10 @@ import threading
 import time
 from typing import Any
 
-from . import say
+from . import say, vllm_scheduler
 from .black_box import BlackBox
-from .document import Document
+from .block_census import Census
+from .document import Document, short
 from .driver import Driver
 from .memory_profile import Profiler
 from .process import identity
@@ -51,6 +53,7 @@ class Agent:
         self.period_seconds = period_seconds
         self._folder = Folder(directory)
         self._document = Document(Driver())
+        self._census = Census()
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
@@ -109,6 +112,10 @@ class Agent:
         problem = self._box.attach()
         if problem is not None:
             reported["errors"]["black_box"] = problem
+        try:
+            reported["kv_blocks"] = self._census.read()
+        except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
+            reported["errors"]["kv_blocks"] = short(error)
         self._sequence += 1
         reported.update(
             sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds
@@ -147,6 +154,7 @@ def begin(directory: str) -> None:
     if _agents or any(thread.name == NAME for thread in threading.enumerate()):
         return
     # A server may change its working directory.
+    vllm_scheduler.watch()
     _agents.append(Agent(os.path.abspath(directory)))  # noqa: PTH100 - pathlib costs every Python process its import
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
     atexit.register(_end)
@@ -170,6 +178,7 @@ def _after_fork_in_child() -> None:
     with contextlib.suppress(BaseException):
         if (profiler := _agents[0].profiler) is not None:
             profiler.abandon()
+        vllm_scheduler.forget()
         _agents[0] = Agent(_agents[0].directory, _agents[0].period_seconds)
         _agents[0].start()
 

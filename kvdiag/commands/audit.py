@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.connect import agent_reader, connect, device_reader
-from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, request_ids_option, server_access
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import sampling
@@ -16,6 +16,7 @@ from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.terminal import text
 from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.agents import SOURCE as AGENTS
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -29,14 +30,15 @@ SPLIT_POLL_SECONDS = 0.25
 @click.option("--url", help="Server to read; without it only the GPUs are shown.")
 @server_access
 @agent_option
+@request_ids_option
 @output_option
-def command(url: str | None, access: ServerAccess, agent_dir: Path | None, output: str) -> int:
+def command(url: str | None, access: ServerAccess, agent_dir: Path | None, show_request_ids: bool, output: str) -> int:
     """Show where the memory is: driver, server, KV pool, weights, other processes, and unaccounted memory.
 
     The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or
     computed. Without a GPU only what the engine reports is shown.
     """
-    facts, sample = asyncio.run(_look(url, access, agent_reader(agent_dir)))
+    facts, sample = asyncio.run(_look(url, access, agent_reader(agent_dir, show_request_ids=show_request_ids)))
     lines = ledger(sample, facts)
     if not lines:
         # The first gap is the reason; if an agents' directory was named, so is what is wrong with it.
@@ -52,9 +54,9 @@ def command(url: str | None, access: ServerAccess, agent_dir: Path | None, outpu
 
 
 async def _look(
-    url: str | None, access: ServerAccess, agents: ThreadedReader[sampling.AllocatorReading] | None
+    url: str | None, access: ServerAccess, agents: ThreadedReader[AgentReading] | None
 ) -> tuple[Facts, Sample]:
-    allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
+    allocators, agent_gaps, owners = AgentReading(None, ()) if agents is None else await _allocators(agents)
     facts, engines = Facts(), None
     engine_gaps: tuple[Gap, ...] = ()
     if url is None:
@@ -71,6 +73,7 @@ async def _look(
         engines=engines,
         devices=devices,
         allocators=allocators,
+        block_owners=owners,
         gaps=(*engine_gaps, *device_gaps, *agent_gaps),
     )
 
@@ -82,15 +85,15 @@ async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
         return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)
 
 
-async def _allocators(agents: ThreadedReader[sampling.AllocatorReading]) -> sampling.AllocatorReading:
+async def _allocators(agents: ThreadedReader[AgentReading]) -> AgentReading:
     """Return what the agents report, once they have broken down reserved memory or the time for that is over.
 
     The first read requests the breakdown; a request within ten seconds of another gets the previous one.
     """
-    allocators, gaps = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
+    reading = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
     for _ in range(round(SPLIT_SECONDS / SPLIT_POLL_SECONDS)):
-        if all(each.split and each.split.reserved_bytes == each.reserved_bytes for each in allocators or ()):
+        if all(each.split and each.split.reserved_bytes == each.reserved_bytes for each in reading.allocators or ()):
             break
         await asyncio.sleep(SPLIT_POLL_SECONDS)
-        allocators, gaps = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
-    return allocators, gaps
+        reading = await sampling.read_agents(agents, sampling.AGENT_SECONDS * 5)
+    return reading

@@ -25,11 +25,10 @@ from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import recognise
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Gap
 from kvdiag.sources import host
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents import AgentReading, TorchAllocatorSource
 from kvdiag.sources.device_reader import DeviceReader, DeviceReading
 from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import HttpReader, Unreadable, no_cookies
@@ -42,9 +41,11 @@ DRIVER_START_SECONDS = 10.0
 SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
 
 
-def agent_reader(folder: Path | None) -> ThreadedReader[AllocatorReading] | None:
+def agent_reader(folder: Path | None, *, show_request_ids: bool = False) -> ThreadedReader[AgentReading] | None:
     """Return the reader of `--agent-dir`, `None` if it is not given."""
-    return None if folder is None else ThreadedReader(TorchAllocatorSource(folder).read, "torch_allocator")
+    if folder is None:
+        return None
+    return ThreadedReader(TorchAllocatorSource(folder, show_request_ids=show_request_ids).read, "torch_allocator")
 
 
 def base_url(url: str) -> str:

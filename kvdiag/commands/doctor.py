@@ -214,7 +214,7 @@ async def _agents(folder: Path | None) -> list[Check]:
     if folder is None or reader is None:
         found = "no --agent-dir: torch's memory statistics are not read"
         return [*skipped(found, "agent.publications"), *skipped("no --agent-dir", "agent.permission")]
-    allocators, gaps = await read_agents(reader, AGENT_SECONDS)
+    allocators, gaps, _ = await read_agents(reader, AGENT_SECONDS)
     return [
         agent_check.publications(folder, allocators, gaps),
         agent_check.permission(

@@ -33,6 +33,7 @@ from kvdiag.commands.options.common import (
     either,
     given_by,
     output_option,
+    request_ids_option,
     server_access,
 )
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
@@ -66,6 +67,7 @@ class RunOptions:
     check_fix: str | None = given_by("Also run --simulate with FLAGS; `first`: the first fix.", metavar="FLAGS")
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
+    show_request_ids: bool = given_by(request_ids_option, default=False)
     force: bool = given_by("Run despite other traffic; affected checks become unknown.")
     record: Path | None = given_by("Record the trace to this file; .gz compresses it.")
     soak: float | None = given_by(
@@ -233,7 +235,7 @@ async def _run(
         with ExitStack() as stack:
             soak_seconds = 0.0 if soak is None else soak(None).seconds
             progress = stack.enter_context(show_progress(expected_seconds(facts.capabilities) + soak_seconds))
-            agents = agent_reader(options.agent_dir)
+            agents = agent_reader(options.agent_dir, show_request_ids=options.show_request_ids)
             if agents is not None:
                 stack.callback(agents.close)
             tokens = await token_ids(client, facts.model)

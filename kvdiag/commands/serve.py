@@ -113,7 +113,7 @@ class Daemon:
         self._tls: ssl.SSLContext | None = self._web_config.tls()
         self._recorder = _recorder(options)
         self._finder = Finder(options.url, options.access, own_port=options.address[1])
-        self._agents = agent_reader(options.agent_dir)
+        self._agents = agent_reader(options.agent_dir, show_request_ids=options.show_request_ids)
         schedule: Callable[..., DiagnosisSchedule] = DiagnosisSchedule
         if options.tick_seconds is not None:  # a test's, which wants a diagnosis that often at any cost
             schedule = partial(DiagnosisSchedule, every_seconds=options.tick_seconds, cpu_ratio=1.0)
@@ -215,7 +215,7 @@ class Daemon:
             self._finder = finder
             self._watch.look_elsewhere(finder)
         if options.agent_dir != old.agent_dir:
-            self._agents = agent_reader(options.agent_dir)
+            self._agents = agent_reader(options.agent_dir, show_request_ids=old.show_request_ids)
             self._watch.read_agents(self._agents)
         if self._recorder is not None and options.record_max_size != old.record_max_size:
             self._recorder.order(SegmentStore.resize, options.record_max_size)

@@ -83,6 +83,9 @@ class Limits:
     late_blocks_fault_ratio: float = 0.25
     """Share of the pool that is a fault if it is released later twice: three quarters are left for minutes."""
 
+    census_counts: int = 3
+    """Counts of all owners in a row that must add up to the pool: one may fall between two engine steps."""
+
     connector_timeout_seconds: float = 480.0
     """Until then a KV connector may hold blocks of finished requests (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,
     VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvdiag.model import INSIDE, Evidence, Finding, Sample, StepResult, Timeline, cuda_uuid
 
-SOURCES = ("torch", "black box")
+SOURCES = ("torch", "black box", "agent")
 """Sources of evidence that agents publish."""
 
 MARK = Evidence("publications", "unverified", "", "agent")
@@ -24,7 +24,7 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
 
     `again` judges another timeline in the same way.
     """
-    if not any(each.unverified for sample in timeline.samples for each in sample.allocators or ()):
+    if all(verified(sample) is sample for sample in timeline.samples):
         return judged
     if not _faults(judged):
         return lowered(judged, judged)
@@ -48,7 +48,10 @@ def _faults(judged: Judged) -> set[str]:
 
 
 def verified(sample: Sample) -> Sample:
-    """Return the sample without unverified allocators, and without GPUs that only they report."""
+    """Return the sample without unverified allocators and owners, and without GPUs that only they report."""
+    if any(each.unverified for each in sample.block_owners or ()):
+        counted = tuple(each for each in sample.block_owners or () if not each.unverified)
+        sample = replace(sample, block_owners=counted or None)
     doubted = {each.device_uuid.lower() for each in sample.allocators or () if each.unverified}
     if not doubted:
         return sample

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
 from kvdiag.model.allocation_profile import MemoryProfile
+from kvdiag.model.block_owners import BlockOwners
 from kvdiag.model.facts import Facts
 from kvdiag.model.readings import Allocator, Device, Engine, Gap, HostProcess
 from kvdiag.model.validation import Checked
@@ -46,7 +47,13 @@ class Load(Checked):
         return None
 
 
-PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
+PARTS: Mapping[str, str] = {
+    "engine": "engines",
+    "nvml": "devices",
+    "torch_allocator": "allocators",
+    "host": "host",
+    "block_census": "block_owners",
+}
 """The part of a `Sample` that each source provides. What keeps, thins and shows samples goes through these."""
 
 
@@ -76,6 +83,7 @@ class Sample(Checked):
     devices: tuple[Device, ...] | None = None
     allocators: tuple[Allocator, ...] | None = None
     host: tuple[HostProcess, ...] | None = None
+    block_owners: tuple[BlockOwners, ...] | None = None
     load: Load | None = None
     load_before: Load | None = None
     gaps: tuple[Gap, ...] = ()

@@ -11,10 +11,11 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from kvdiag.formatting import one_line
-from kvdiag.model import INSIDE, MAX_COUNT, Allocator, Device, Process
+from kvdiag.model import INSIDE, MAX_COUNT, Allocator, BlockOwners, Device, Process
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
 from kvdiag.sources.bounded_json import decode_object
+from kvdiag.sources.census_publication import read_census
 from kvdiag.sources.host import program
 
 FORMAT = 1
@@ -40,7 +41,9 @@ class Publication(Checked):
     period_seconds: float
     monotonic_seconds: float
     allocators: tuple[Allocator, ...] = ()
+    block_owners: BlockOwners | None = None
     problems: tuple[str, ...] = ()
+    census_problem: str | None = None
 
     MOST: ClassVar[Mapping[str, int]] = {"pid": 2**22, "period_seconds": MAX_PERIOD_SECONDS}
 
@@ -48,16 +51,16 @@ class Publication(Checked):
         return None if self.pid else "pid is 0"
 
 
-def parse(text: str | bytes) -> Publication:
-    """The publication in one file's text.
+def parse(text: str | bytes, *, show_request_ids: bool = False) -> Publication:
+    """The publication in one file's text, with hashes of request ids unless they are asked for.
 
     Raises:
         ValueError: it is no publication that this version understands.
     """
-    return read_document(decode_object(text))
+    return read_document(decode_object(text), show_request_ids=show_request_ids)
 
 
-def read_document(reported: Mapping[str, Any]) -> Publication:
+def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False) -> Publication:
     """The publication that a decoded file holds; `parse` says how.
 
     Raises:
@@ -74,13 +77,17 @@ def read_document(reported: Mapping[str, Any]) -> Publication:
             "namespace_pids": process.get("namespace_pids") or [],
             "allocators": [],
             "problems": [],
+            "block_owners": None,
+            "census_problem": None,
         },
         lenient=True,
     )
     devices = reported.get("devices", [])
     if not isinstance(devices, list):
         raise ValueError("devices is not a list")  # noqa: TRY004 - one kind of error for one kind of mistake
-    problems = [f"{name}: {reason}" for name, reason in islice(_part(reported, "errors").items(), MAX_ERRORS)]
+    errors = dict(_part(reported, "errors"))
+    uncounted = errors.pop("kv_blocks", None)
+    problems = [f"{name}: {reason}" for name, reason in islice(errors.items(), MAX_ERRORS)]
     allocators: dict[str, Allocator] = {}
     for device in devices[:MAX_DEVICES]:
         try:
@@ -90,7 +97,24 @@ def read_document(reported: Mapping[str, Any]) -> Publication:
             continue
         if allocators.setdefault(allocator.device_uuid.lower(), allocator) is not allocator:
             problems.append(f"GPU {allocator.device_uuid} is reported twice, and counted once")
-    return replace(publication, allocators=tuple(allocators.values()), problems=tuple(map(plain, problems)))
+    owners, census = None, reported.get("kv_blocks")
+    try:
+        if census is not None:
+            owners = read_census(
+                census,
+                process=(publication.pid, publication.start_ticks),
+                now_seconds=publication.monotonic_seconds,
+                show_request_ids=show_request_ids,
+            )
+    except ValueError as problem:
+        uncounted = problem
+    return replace(
+        publication,
+        allocators=tuple(allocators.values()),
+        block_owners=owners,
+        problems=tuple(map(plain, problems)),
+        census_problem=None if uncounted is None else plain(str(uncounted)),
+    )
 
 
 def check_format(reported: Mapping[str, Any], name: str, newest: int) -> None:

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from kvdiag.formatting import format_duration
-from kvdiag.model import Allocator, Gap
+from kvdiag.model import Allocator, BlockOwners, Gap
 from kvdiag.sources.agent_folder import ENDED, MAX_NAMES, RefusedError, Written, content, is_own
 from kvdiag.sources.agent_publication import Publication, parse, plain
 from kvdiag.sources.black_boxes import NewestBlackBoxes
@@ -43,35 +44,48 @@ SPLIT_REQUEST_SECONDS = 10.0
 """An agent inspects its blocks once a minute, and on request no more often than this."""
 
 
-Reading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
+CENSUS = "block_census"
+"""The source of gaps where an engine core does not count who holds its blocks."""
+
+
+class AgentReading(NamedTuple):
+    """What the agents of a server report; `None` where none does."""
+
+    allocators: tuple[Allocator, ...] | None
+    gaps: tuple[Gap, ...]
+    block_owners: tuple[BlockOwners, ...] | None = None
 
 
 class TorchAllocatorSource:
     """Reads the folder of a server's agents, and notices files that are no longer renewed."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Touch nothing yet."""
+    def __init__(
+        self, folder: Path, *, show_request_ids: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Touch nothing yet; request ids are hashed unless `show_request_ids`."""
         self._folder = folder
+        self._show_request_ids = show_request_ids
         self._clock = clock
         self._renewed: dict[str, tuple[int, float]] = {}
         self._boxes = NewestBlackBoxes()
         self._asked_at_seconds = float("-inf")
 
-    def read(self) -> Reading:
+    def read(self) -> AgentReading:
         """The allocator statistics of each process and device; `None` if no agent publishes."""
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             reason = f"no folder of agents at {self._folder} ({error.strerror}): see `kvdiag agent install --help`"
-            return None, (Gap(SOURCE, "absent", reason),)
+            return AgentReading(None, (Gap(SOURCE, "absent", reason),))
         try:
             return self._read(folder)
         except OSError as error:
-            return None, (Gap(SOURCE, "failed", f"the agents' folder cannot be read: {error.strerror}"),)
+            reason = f"the agents' folder cannot be read: {error.strerror}"
+            return AgentReading(None, (Gap(SOURCE, "failed", reason),))
         finally:
             os.close(folder)
 
-    def _read(self, folder: int) -> Reading:
+    def _read(self, folder: int) -> AgentReading:
         with os.scandir(folder) as entries:
             present = sorted(entry.name for entry in islice(entries, MAX_NAMES))
         names = [name for name in present if NAME.fullmatch(name)]
@@ -83,6 +97,7 @@ class TorchAllocatorSource:
         names = names[:MAX_FILES]
         self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
         found: list[Allocator] = []
+        block_owners: list[BlockOwners] = []
         living = 0
         left_bytes = MAX_READ_BYTES
         owners: dict[tuple[int, int], int] = {}
@@ -114,12 +129,18 @@ class TorchAllocatorSource:
             living += 1
             owners[publication.pid, publication.start_ticks] = written.owner
             gaps += [Gap(SOURCE, "failed", f"{who}: {problem}") for problem in publication.problems]
+            unverified = None if verified else True
+            if publication.census_problem is not None:
+                gaps.append(Gap(CENSUS, "failed", f"{who}: {publication.census_problem}"))
+            if (owned := publication.block_owners) is not None:
+                aged_seconds = round(owned.age_seconds + age_seconds, 3)
+                block_owners.append(replace(owned, age_seconds=aged_seconds, unverified=unverified))
             found += [
                 replace(
                     allocator,
                     age_seconds=round(age_seconds, 3),
                     pid_seen=owner is not None,
-                    unverified=None if verified else True,
+                    unverified=unverified,
                 )
                 for allocator in publication.allocators
             ]
@@ -134,7 +155,7 @@ class TorchAllocatorSource:
         elif not names:
             reason = f"no agent publishes in {self._folder}: was the server started with it on its PYTHONPATH?"
             gaps.append(Gap(SOURCE, "absent", reason))
-        return tuple(found) if living else None, tuple(gaps)
+        return AgentReading(tuple(found) if living else None, tuple(gaps), tuple(block_owners) or None)
 
     def _ask_for_splits(self, folder: int) -> None:
         """Ask the agents to inspect their blocks now, if kvdiag may write in their folder."""
@@ -156,7 +177,7 @@ class TorchAllocatorSource:
     def _publication(self, name: str, written: Written, left_bytes: int) -> tuple[Publication, float]:
         if left_bytes < 0:
             raise RefusedError(f"not read: the files have more than {MAX_READ_BYTES >> 20} MiB together")
-        publication = parse(written.text)
+        publication = parse(written.text, show_request_ids=self._show_request_ids)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
             raise RefusedError(f"it claims to be from process {publication.pid}")
         # File times depend on the wall clock, which may be set: also count from the last change observed here.

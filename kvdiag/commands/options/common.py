@@ -114,6 +114,9 @@ agent_option = click.option(
     type=click.Path(path_type=Path, readable=False),  # one that cannot be read is a gap, which doctor explains
     help="Directory the agents publish in (see `kvdiag agent`).",
 )
+request_ids_option = click.option(
+    "--show-request-ids", is_flag=True, help="Show the ids of requests that lost blocks, not hashes."
+)
 output_option = click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
 )

@@ -17,7 +17,15 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.options.common import ServerAccess, Size, agent_option, collected, given_by, server_access
+from kvdiag.commands.options.common import (
+    ServerAccess,
+    Size,
+    agent_option,
+    collected,
+    given_by,
+    request_ids_option,
+    server_access,
+)
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
@@ -51,6 +59,7 @@ class ServeOptions:
     url: str | None = given_by("Server to watch; default: search this host's usual ports.")
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
+    show_request_ids: bool = given_by(request_ids_option, default=False, restart=True)
     record_dir: Path | None = given_by("Directory for recordings; restored at the next start.", restart=True)
     record_max_size: int = given_by(
         "Size limit of --record-dir; the oldest data is deleted.",

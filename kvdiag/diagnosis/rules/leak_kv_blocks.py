@@ -12,6 +12,9 @@ Decided in this order:
    they grow, the lowest samples at equal numbers of running requests rise. A rise proves no leak, since requests may
    have become longer (unknown), but without one there is none.
 
+An agent in the engine's process counts who holds the blocks (`blocks/orphans.py`): that is exact while requests run and
+decides first. What it cannot show is the past: blocks that a timeout released late, and a prefix cache that collapsed.
+
 Two kinds of engine show no leak while idle. Where lost units look like cached or free ones, the loads of a run prove
 how much of the pool is free (`blocks/refill.py`). Where gauges move only when a request ends, a run makes them move;
 without one, their lowest values are judged as those of a server that is never idle.
@@ -27,6 +30,7 @@ from itertools import takewhile
 
 from kvdiag.diagnosis.blocks.busy_pool import busy_floor
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
+from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
@@ -67,12 +71,20 @@ PROBE = "isolation"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the blocks in use at the end of every idle interval with 0; else look for requests that never end."""
     found = _judged(timeline, facts, limits)
+    counted = owners_finding(ID, timeline, facts, limits)
+    if counted is not None and (counted.status == "fault" or not _past(timeline, facts, limits)):
+        found = (combined(counted, found[0]),)
     stall = None if found[0].status in ("fault", "suspect") else stalled(timeline, facts, limits)
     if stall is None or not stall.blocks:
         return found
     total = sum(pool.usable_blocks for pool in facts.pools)
     held = f"{format_count(stall.blocks)} of {plural(total, f'KV {facts.capabilities.unit}')}"
     return (stall.finding(ID, f"{held} in use, {stall.requests}"),)
+
+
+def _past(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
+    """Whether earlier samples show a problem that owners counted now cannot show."""
+    return bool(late_frees(timeline, facts, limits)) or hit_collapse(timeline, limits) is not None
 
 
 def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:

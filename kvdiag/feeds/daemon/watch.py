@@ -18,11 +18,12 @@ from kvdiag.feeds.daemon.latest import LatestReadings
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import Finder, FoundServer, ServerTracker
 from kvdiag.feeds.live.alternation import IN_TURN, Alternation, answer_in_turn
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading, Pace, Sampler, Ticks, ticks
+from kvdiag.feeds.live.sampling import Clock, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Facts, Gap, Lengths, Sample, Snapshot, SourceHealth
 from kvdiag.sources import host
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.worker_thread import ThreadedReader
 
@@ -45,7 +46,7 @@ class Watch:
         self,
         finder: Finder,
         *,
-        agents: ThreadedReader[AllocatorReading] | None,
+        agents: ThreadedReader[AgentReading] | None,
         limits: Limits,
         tick_seconds: float = 1.0,
         recorder: DiskRecorder | None = None,
@@ -114,7 +115,7 @@ class Watch:
         self._elsewhere = self._finder = finder
         self._changed.set()
 
-    def read_agents(self, agents: ThreadedReader[AllocatorReading] | None) -> None:
+    def read_agents(self, agents: ThreadedReader[AgentReading] | None) -> None:
         """Read other agents from now on, or none; those before are closed once nothing reads them any more."""
         self._agents = agents
         self._changed.set()

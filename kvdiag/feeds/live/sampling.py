@@ -20,9 +20,10 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.alternation import Alternation
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_duration
-from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
+from kvdiag.model import Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
@@ -30,7 +31,6 @@ _log = structlog.get_logger()
 
 Part = TypeVar("Part")
 Reading = tuple[Part | None, tuple[Gap, ...]]
-AllocatorReading = Reading[tuple[Allocator, ...]]
 HostReading = Reading[tuple[HostProcess, ...]]
 
 DRIVER_SECONDS = 1.0
@@ -202,7 +202,7 @@ class Sampler:
 
     engine: EngineClient | None
     nvml: ThreadedReader[DeviceReading]
-    agents: ThreadedReader[AllocatorReading] | None = None
+    agents: ThreadedReader[AgentReading] | None = None
     processes: ThreadedReader[HostReading] = field(default_factory=lambda: ThreadedReader(host.read, "host"))
     facts: Facts
     record: Callable[[Sample], None]
@@ -252,9 +252,16 @@ class Sampler:
         if self.agents is None:
             return
         with self._timed("torch_allocator"):
-            allocators, gaps = await read_agents(self.agents, AGENT_SECONDS)
-        devices = devices_inside(allocators) if self._driver_absent else None
-        self.record(Sample(at_seconds=self.clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps))
+            allocators, gaps, block_owners = await read_agents(self.agents, AGENT_SECONDS)
+        self.record(
+            Sample(
+                at_seconds=self.clock.now_seconds(),
+                devices=devices_inside(allocators) if self._driver_absent else None,
+                allocators=allocators,
+                block_owners=block_owners,
+                gaps=gaps,
+            )
+        )
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
@@ -316,9 +323,13 @@ def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> 
     return not devices and any(gap.kind == "absent" for gap in gaps)
 
 
-async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
+async def read_agents(agents: ThreadedReader[AgentReading], timeout_seconds: float) -> AgentReading:
     """Read the agents' files once; a volume that does not answer in time is a gap, not a wait."""
-    return await _in_time(agents, timeout_seconds, ("torch_allocator", AGENTS_STUCK))
+    try:
+        return await agents.ask(timeout_seconds)
+    except ReadTimeout as busy:
+        reason = AGENTS_STUCK.format(format_duration(busy.since_seconds))
+        return AgentReading(None, (Gap("torch_allocator", "failed", reason),))
 
 
 async def _in_time(

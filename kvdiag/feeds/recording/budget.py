@@ -143,9 +143,10 @@ class Kept:
             self._pids.update(process.pid for process in device.processes or ())
         self._names.update(engine.engine for engine in sample.engines or ())
         self._names.update(allocator.device_uuid for allocator in sample.allocators or ())
+        self._names.update(owners.engine for owners in sample.block_owners or ())
         self._pids.update(process.pid for process in sample.host or ())
         self._pids.update(allocator.pid for allocator in sample.allocators or ())
-        parts = (sample.engines, sample.devices, sample.allocators)
+        parts = (sample.engines, sample.devices, sample.allocators, sample.block_owners)
         if len(self._names) > MAX_NAMES or sum(len(part or ()) for part in parts) > MAX_PARTS:
             raise TooLongError(f"more than {MAX_NAMES} engines and devices")
         if len(self._pids) > MAX_PIDS:

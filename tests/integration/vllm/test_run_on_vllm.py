@@ -184,7 +184,7 @@ def test_killed_server_is_unknown_and_leaves_stale_files(workers: Meddling) -> N
 
     assert len(workers.processes) == len(pids)
     assert pids <= set(published(folder))
-    allocators, gaps = TorchAllocatorSource(folder).read()
+    allocators, gaps, _ = TorchAllocatorSource(folder).read()
     assert allocators is None
     assert pids <= {pid for pid in pids for gap in gaps if f" {pid} exited" in gap.reason}
 

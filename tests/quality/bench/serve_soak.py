@@ -27,11 +27,12 @@ from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.retention import Retention
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, HostReading
+from kvdiag.feeds.live.sampling import Clock, HostReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Timeline
 from kvdiag.sources import host
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.prometheus_text import Series
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -124,12 +125,12 @@ class _Devices(ThreadedReader[DeviceReading]):
         ), ()
 
 
-class _Agents(ThreadedReader[AllocatorReading]):
+class _Agents(ThreadedReader[AgentReading]):
     def __init__(self, drawn: _Drawn) -> None:
-        super().__init__(lambda: (None, ()), "agents")
+        super().__init__(lambda: AgentReading(None, ()), "agents")
         self._drawn = drawn
 
-    async def ask(self, timeout_seconds: float, **kwargs: object) -> AllocatorReading:
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> AgentReading:
         """An agent for each GPU."""
         found = []
         for number in range(GPUS):
@@ -148,7 +149,7 @@ class _Agents(ThreadedReader[AllocatorReading]):
                     tensor_rank=number,
                 )
             )
-        return tuple(found), ()
+        return AgentReading(tuple(found), ())
 
 
 class _Host(ThreadedReader[HostReading]):

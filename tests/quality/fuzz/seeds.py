@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.builders.allocation_profiles import answer
-from tests.unit.sources.agents.publications import PUBLICATION
+from tests.unit.sources.agents.publications import CENSUS_PUBLICATION, PUBLICATION
 from tests.unit.sources.gguf_files import gguf
 
 TESTS = Path(__file__).parents[2]
@@ -35,6 +35,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "remains", short
     yield "profile", json.dumps(answer()).encode()
     yield "publication", json.dumps(PUBLICATION).encode()
+    yield "publication", json.dumps({**PUBLICATION, "kv_blocks": CENSUS_PUBLICATION}).encode()
     yield "black_box", json.dumps({"kvdiag_black_box": 1, **PUBLICATION}).encode()
     yield "config", _CONFIG
     yield "model", _CONFIG

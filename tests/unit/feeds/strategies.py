@@ -8,14 +8,16 @@ import dataclasses
 import types
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
 from kvdiag.model import (
     MAX_BYTES,
     MAX_COUNT,
+    OWNERS,
     Allocator,
+    BlockOwners,
     Device,
     Facts,
     HostProcess,
@@ -43,6 +45,14 @@ def ascending(fields: Fields, *names: str, least: int = 0) -> Fields:
     return {**fields, **dict(zip(known, sorted(max(fields[name], least) for name in known), strict=True))}
 
 
+def _owned(fields: Fields) -> Fields:
+    """Owners that add up to the pool, and no more orphans held last than there are."""
+    blocks = {f"{owner}_blocks": fields[f"{owner}_blocks"] // 16 for owner in OWNERS}
+    held = tuple(dataclasses.replace(one, blocks=0) for one in fields["last_holders"])
+    fields = {**ascending(fields, "closed_counts", "counts"), **blocks, "last_holders": held}
+    return {**fields, "usable_blocks": sum(blocks.values())}
+
+
 RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
     Memory: lambda one: {
         **one,
@@ -58,6 +68,7 @@ RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
         **ascending(one, "allocated_bytes", "active_bytes", "reserved_bytes"),
         "device_uuid": one["device_uuid"] or "GPU",
     },
+    BlockOwners: _owned,
     Device: lambda one: {**one, "uuid": one["uuid"] or "GPU"},
     Load: lambda one: {**one, "requests": max(one["requests"], len(one["resident_tokens"]))},
     KvPool: lambda one: {
@@ -75,7 +86,7 @@ RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
 
 def _of(name: str, hint: Any) -> st.SearchStrategy[Any]:
     origin, arguments, unit = get_origin(hint), get_args(hint), name.rpartition("_")[2]
-    if origin is types.UnionType:
+    if origin in (types.UnionType, Union):
         return st.one_of(*(st.none() if part is type(None) else _of(name, part) for part in arguments))
     if origin is Literal:
         return st.sampled_from(arguments)

@@ -12,8 +12,9 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.diagnosis_schedule import DiagnosisSchedule
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock
+from kvdiag.feeds.live.sampling import Clock
 from kvdiag.model import Diagnosis, Facts, Sample, Timeline
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding
@@ -48,18 +49,18 @@ class Devices(ThreadedReader[DeviceReading]):
         return (device(),), ()
 
 
-class Agents(ThreadedReader[AllocatorReading]):
+class Agents(ThreadedReader[AgentReading]):
     """A folder of agents that answers at once, and keeps whether it was closed."""
 
     def __init__(self) -> None:
         """No thread is needed."""
-        super().__init__(lambda: ((), ()), "torch_allocator")
+        super().__init__(lambda: AgentReading((), ()), "torch_allocator")
         self.open = True
 
-    async def ask(self, timeout_seconds: float, **kwargs: object) -> AllocatorReading:
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> AgentReading:
         """The allocator sample; none after `close`."""
         assert self.open
-        return (), ()
+        return AgentReading((), ())
 
     def close(self) -> None:
         """Keep that it was."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
-    AllocatorReading,
     Clock,
     HostReading,
     Pace,
@@ -23,6 +23,7 @@ from kvdiag.feeds.live.sampling import (
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Memory, Sample
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.agents import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -44,7 +45,7 @@ def sampled(
     read_devices: Callable[..., DeviceReading] = lambda **_: ((GPU,), ()),
     pids: tuple[int, ...] | None = None,
     read_host: Callable[..., HostReading] | None = None,
-    agents: ThreadedReader[AllocatorReading] | None = None,
+    agents: ThreadedReader[AgentReading] | None = None,
     answer_seconds: float = LONG_SECONDS,
     pace: Pace = QUICK,
 ) -> list[Sample]:
@@ -79,11 +80,11 @@ def sampled(
 
 
 @contextmanager
-def hanging() -> Iterator[Callable[..., tuple[None, tuple[()]]]]:
+def hanging() -> Iterator[Callable[..., Any]]:
     """A reader that answers only after the block."""
     release = threading.Event()
 
-    def read(**_: object) -> tuple[None, tuple[()]]:
+    def read(**_: object) -> Any:
         release.wait(LONG_SECONDS)
         return None, ()
 
@@ -328,7 +329,7 @@ HELD = Allocator(
 
 
 def agent_readings(
-    reading: AllocatorReading,
+    reading: AgentReading,
     enough: Callable[[list[Sample]], bool],
     read_devices: Callable[..., DeviceReading] = lambda **_: (None, ()),
 ) -> list[Sample]:
@@ -350,7 +351,7 @@ def agent_readings(
 def test_agents_are_read_at_their_pace() -> None:
     """Each read of the agents' folder is a sample of its own, with its gaps."""
     gap = Gap("torch_allocator", "failed", "agent-1-1.json: not a file")
-    samples = agent_readings(((HELD,), (gap,)), lambda seen: len(seen) >= 3)
+    samples = agent_readings(AgentReading((HELD,), (gap,)), lambda seen: len(seen) >= 3)
     assert {((HELD,), (gap,), None, None)} == {(one.allocators, one.gaps, one.engines, one.devices) for one in samples}
 
 
@@ -360,7 +361,7 @@ def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
     absent = Gap("nvml", "absent", "no libnvidia-ml.so.1 here")
 
     def seen(gap: Gap, enough: Callable[[list[Sample]], bool]) -> Sample:
-        return agent_readings(((inside,), ()), enough, lambda **_: (None, (gap,)))[-1]
+        return agent_readings(AgentReading((inside,), ()), enough, lambda **_: (None, (gap,)))[-1]
 
     without = seen(absent, lambda samples: samples[-1:] != [] and samples[-1].devices is not None)
     failing = seen(replace(absent, kind="failed"), lambda samples: len(samples) >= 10)
@@ -370,5 +371,5 @@ def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
 def test_volume_that_hangs_is_a_gap() -> None:
     """A folder on a file system that does not answer is reported, and not waited for."""
     with hanging() as hang:
-        found, gaps = asyncio.run(read_agents(ThreadedReader(hang, "agents"), 0.05))
+        found, gaps, _ = asyncio.run(read_agents(ThreadedReader(hang, "agents"), 0.05))
     assert (None, (Gap("torch_allocator", "failed", containing("the agents' folder", " ms")),)) == (found, gaps)

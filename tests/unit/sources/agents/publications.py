@@ -67,6 +67,32 @@ PUBLICATION: dict[str, Any] = {
     ],
     "errors": {},
 }
+CENSUS_PUBLICATION: dict[str, Any] = {
+    "at_monotonic_seconds": 498.5,
+    "engine": "0",
+    "usable_blocks": 1000,
+    "owners": {
+        "running": 100,
+        "waiting": 0,
+        "connector": 20,
+        "deferred": 0,
+        "pinned": 0,
+        "cached_free": 300,
+        "free": 574,
+        "orphaned": 6,
+        "unconfirmed": 0,
+    },
+    "groups": [120],
+    "counts": 40,
+    "closed_counts": 12,
+    "connector": "NixlConnector",
+    "connector_oldest_seconds": 3.5,
+    "pinned_oldest_seconds": None,
+    "orphans": [7, 8, 9, 10, 11, 12],
+    "culprits": [{"id": "cmpl-1-0", "blocks": 4, "prompt_tokens": 30, "output_tokens": 5, "end": "aborted"}],
+}
+"""What the agent in an engine core adds."""
+
 READ = Allocator(
     device_uuid=UUID,
     pid=SELF["pid"],
@@ -131,7 +157,7 @@ def write(folder: Path, told: object = PUBLICATION, name: str = NAME) -> Path:
 
 def read(folder: Path) -> tuple[tuple[Allocator, ...] | None, list[str]]:
     """One reading: the allocators with no age, and what each gap says."""
-    found, gaps = TorchAllocatorSource(folder).read()
+    found, gaps, _ = TorchAllocatorSource(folder).read()
     assert all(each.age_seconds < agents.MIN_STALE_SECONDS for each in found or ())
     young = None if found is None else tuple(replace(each, age_seconds=0.0) for each in found)
     return young, [f"{gap.kind}: {gap.reason}" for gap in gaps]

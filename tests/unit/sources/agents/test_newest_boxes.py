@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 def failure(source: TorchAllocatorSource) -> FailedAllocation | None:
     """What the one process last failed to allocate."""
-    found, _ = source.read()
+    found, _, _ = source.read()
     assert found is not None
     return found[0].failure
 
@@ -81,7 +81,7 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
     """A box of an exited process, or of an earlier process with the same id, is left to the post-mortem."""
     write(folder, f"oom-{SELF['pid']}-{SELF['start_ticks'] + 1}-0.json", box())
     write(folder, f"oom-{SELF['pid'] + 1}-{SELF['start_ticks']}-0.json", "not looked at")
-    found, gaps = TorchAllocatorSource(folder).read()
+    found, gaps, _ = TorchAllocatorSource(folder).read()
     assert found is not None
     assert (None, ()) == (found[0].failure, gaps)
 
@@ -92,7 +92,7 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
 def test_damaged_box_is_a_gap_and_the_process_is_read(folder: Path, told: object, reason: str) -> None:
     """It costs itself alone."""
     write(folder, f"oom-{OWN}-0.json", told)
-    found, gaps = TorchAllocatorSource(folder).read()
+    found, gaps, _ = TorchAllocatorSource(folder).read()
     assert found is not None
     assert (None, [containing(f"oom-{OWN}-0.json: ", reason)]) == (found[0].failure, [gap.reason for gap in gaps])
 

@@ -129,7 +129,7 @@ def write_box(folder: Path, told: dict[str, Any], *, owner: int | None = None, n
 
 def failure(folder: Path) -> tuple[object, list[str]]:
     """What the process last failed to allocate, and what was refused."""
-    found, gaps = TorchAllocatorSource(folder).read()
+    found, gaps, _ = TorchAllocatorSource(folder).read()
     assert found is not None
     return found[0].failure, [gap.reason for gap in gaps]
 
@@ -158,7 +158,7 @@ def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: 
     name = f"oom-{strangers['pid']}-{strangers['start_ticks']}-0.json"
     publish(folder, strangers, owner=STRANGER)
     write_box(folder, box(), owner=STRANGER, name=name)
-    found, gaps = TorchAllocatorSource(folder).read()
+    found, gaps, _ = TorchAllocatorSource(folder).read()
     assert {SELF["pid"]: None, strangers["pid"]: None} == {each.pid: each.failure for each in found or ()}
     assert [containing(f"{name}: ", f"from process {SELF['pid']}")] == [gap.reason for gap in gaps]
 

@@ -87,6 +87,6 @@ def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
 
 def test_gap_names_its_source(tmp_path: Path) -> None:
     """Each gap of this source carries the source's name."""
-    _, gaps = TorchAllocatorSource(tmp_path).read()
+    _, gaps, _ = TorchAllocatorSource(tmp_path).read()
     assert [agents.SOURCE] == [gap.source for gap in gaps]
     assert all(isinstance(gap, Gap) for gap in gaps)

@@ -29,13 +29,13 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
     now = 0.0
     source = TorchAllocatorSource(tmp_path, clock=lambda: now)
     write(tmp_path)
-    fresh, _ = source.read()
+    fresh, _, _ = source.read()
 
     now = 5.0
     os.utime(tmp_path / NAME, (time.time() + 4,) * 2)
-    stuck, gaps = source.read()
+    stuck, gaps, _ = source.read()
     write(tmp_path, changed("sequence", 18))
-    renewed, _ = source.read()
+    renewed, _, _ = source.read()
 
     assert [1, None, 1] == [None if found is None else len(found) for found in (fresh, stuck, renewed)]
     assert "published nothing for 5 s" in gaps[0].reason

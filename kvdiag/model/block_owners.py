@@ -1,0 +1,80 @@
+"""Who holds the blocks of an engine's KV pool, as the agent in its process counts them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.model.validation import Checked
+
+End = Literal["finished", "aborted", "failed", "preempted", "running"]
+"""How a request ended, or what it did last as far as it was observed."""
+
+OWNERS = (
+    *("running", "waiting", "connector", "deferred", "pinned"),
+    *("cached_free", "free", "orphaned", "unconfirmed"),
+)
+"""The owners of a pool's blocks; their counts add up to the pool. `BlockOwners` says what each is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastHolder(Checked):
+    """A request that held orphaned blocks last: how many, its lengths, and how it ended.
+
+    `request` is its id, or a hash of the id. `loading`: a KV connector was loading for it when it was last observed.
+    """
+
+    request: str
+    blocks: int
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    end: End | None = None
+    loading: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOwners(Checked):
+    """The usable blocks of one engine's pool by owner, `age_seconds` before the sample; they add up exactly.
+
+    Blocks of requests that are `running`, or `waiting` (preempted, loading, or between two inputs of a session);
+    `connector`: of finished requests whose KV connector has not released them; `deferred`: freed after the step in
+    flight; `pinned`: in a copy in flight, or named by the connector's own records; `cached_free`: free, with a prefix
+    that can be hit; `free`; `orphaned`: with a reference and no owner, in several counts; `unconfirmed`: the same in
+    too few of them. `group_blocks` counts those with an owner by KV-cache group. `counts` is how
+    often all were counted, each time after a step of the engine, `closed_counts` how often in a row there was no
+    unconfirmed block.
+    """
+
+    engine: str
+    pid: int
+    start_ticks: int
+    age_seconds: float
+    usable_blocks: int
+    running_blocks: int
+    waiting_blocks: int
+    connector_blocks: int
+    deferred_blocks: int
+    pinned_blocks: int
+    cached_free_blocks: int
+    free_blocks: int
+    orphaned_blocks: int
+    unconfirmed_blocks: int
+    group_blocks: tuple[int, ...] = ()
+    counts: int
+    closed_counts: int
+    connector: str | None = None
+    connector_oldest_seconds: float | None = None
+    pinned_oldest_seconds: float | None = None
+    orphans: tuple[int, ...] = ()
+    last_holders: tuple[LastHolder, ...] = ()
+    unverified: bool | None = None
+
+    def _problem(self) -> str | None:
+        if (total := sum(self.by_owner.values())) != self.usable_blocks:
+            return f"owners have {total} of {self.usable_blocks} blocks"
+        if (held := sum(one.blocks for one in self.last_holders)) > self.orphaned_blocks:
+            return f"requests last held {held} of {self.orphaned_blocks} orphaned blocks"
+        return self._above("closed_counts", self.counts)
+
+    @property
+    def by_owner(self) -> dict[str, int]:
+        """The blocks of each owner."""
+        return {owner: getattr(self, f"{owner}_blocks") for owner in OWNERS}

@@ -1,0 +1,75 @@
+"""The owners of KV blocks in an agent's file, as values. Pure. Nothing in it is trusted.
+
+`kvdiag/agent/block_census.py` writes them. Request ids may name users: they are hashed here unless they are asked for.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from kvdiag.model import OWNERS, BlockOwners
+from kvdiag.model.codec import from_plain
+from kvdiag.model.validation import MAX_COUNT
+
+MAX_LISTED = 64
+"""Orphans and requests that are listed; their counts are of all."""
+
+MAX_GROUPS = 64
+MAX_TEXT_CHARACTERS = 128
+HASH_CHARACTERS = 12
+
+
+def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, show_request_ids: bool) -> BlockOwners:
+    """The owners of one pool, of a process by id and start; `now_seconds` is the time of its publication.
+
+    Raises:
+        ValueError: they are impossible, or more than a pool can have.
+    """
+    census = _object(reported, "kv_blocks")
+    owners = _object(census.get("owners"), "owners")
+    at_seconds: Any = census.get("at_monotonic_seconds")
+    if type(at_seconds) not in (int, float) or not 0 <= at_seconds <= MAX_COUNT:
+        raise ValueError("at_monotonic_seconds is not a time")
+    holders = [_holder(one, show_request_ids) for one in _list(census, "culprits", MAX_LISTED)]
+    figures: dict[str, Any] = {
+        "engine": census.get("engine"),
+        "pid": process[0],
+        "start_ticks": process[1],
+        "age_seconds": max(now_seconds - at_seconds, 0.0),
+        **{f"{owner}_blocks": owners.get(owner) for owner in OWNERS},
+        **{name: census.get(name) for name in ("usable_blocks", "counts", "closed_counts", "connector")},
+        **{f"{name}_oldest_seconds": census.get(f"{name}_oldest_seconds") for name in ("connector", "pinned")},
+        "group_blocks": _list(census, "groups", MAX_GROUPS),
+        "orphans": _list(census, "orphans", MAX_LISTED),
+        "last_holders": holders,
+    }
+    for name in ("engine", "connector"):
+        if isinstance(figures[name], str) and len(figures[name]) > MAX_TEXT_CHARACTERS:
+            raise ValueError(f"{name} has more than {MAX_TEXT_CHARACTERS} characters")
+    return from_plain(BlockOwners, figures, lenient=True)
+
+
+def _holder(reported: Any, show_request_ids: bool) -> dict[str, Any]:
+    holder = _object(reported, "a culprit")
+    name = holder.get("id")
+    if not isinstance(name, str):
+        raise ValueError("a request's id is not a text")  # noqa: TRY004 - one kind of error for one kind of mistake
+    if not show_request_ids:
+        name = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:HASH_CHARACTERS]
+    known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading")}
+    return {"request": name[:MAX_TEXT_CHARACTERS], **known}
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not an object")  # noqa: TRY004 - as above
+    return value
+
+
+def _list(census: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    values = census.get(name) or []
+    if not isinstance(values, list):
+        raise ValueError(f"{name} is not a list")  # noqa: TRY004 - as above
+    if len(values) > most:
+        raise ValueError(f"{name} has {len(values)} entries, at most {most} are read")
+    return values

@@ -1,0 +1,209 @@
+"""The census of a pool's blocks: owners that add up to the pool, and orphans with their last holders."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvdiag.agent import vllm_scheduler
+from kvdiag.agent.block_census import Census
+from tests.unit.agent.scheduler_stand_in import Request, Scheduler, Status
+
+FEW = 40
+"""Publications within which a count of a thousand blocks is complete on any machine."""
+
+
+class Vllm(Scheduler):
+    """The class whose constructor is wrapped."""
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    assert vllm_scheduler.wrap(type("Module", (), {"Scheduler": Vllm}))
+    yield
+    vllm_scheduler.forget()
+
+
+def next_count(census: Census, scheduler: Scheduler) -> dict[str, Any]:
+    """The next complete count, after a step of the engine."""
+    before = census.read()
+    scheduler.step()
+    for _ in range(FEW):
+        after = census.read()
+        if after is not None and (before is None or after["counts"] > before["counts"]):
+            return after
+    raise AssertionError("no count was complete")
+
+
+def counted(scheduler: Scheduler, census: Census | None = None, times: int = 6) -> dict[str, Any]:
+    """The last of some counts, each after a step."""
+    census = census or Census()
+    return [next_count(census, scheduler) for _ in range(times)][-1]
+
+
+def owners(count: dict[str, Any]) -> dict[str, int]:
+    """The owners that hold blocks, of those that the pool has; they add up to the pool."""
+    assert count["usable_blocks"] == sum(count["owners"].values())
+    return {owner: blocks for owner, blocks in count["owners"].items() if blocks and owner != "free"}
+
+
+def test_process_without_a_scheduler_has_no_count() -> None:
+    """API servers and workers publish nothing of blocks."""
+    assert Census().read() is None
+
+
+def test_every_class_of_owner_is_counted() -> None:
+    """Running and waiting requests, those that the connector keeps, and frees that wait for a step."""
+    scheduler = Vllm()
+    scheduler.start("runs", 10)
+    waits = scheduler.start("waits", 20)
+    waits.status = Status.WAITING_FOR_REMOTE_KVS
+    kept = scheduler.start("kept", 30)
+    kept.status = Status.FINISHED_STOPPED
+    scheduler.running = [scheduler.requests["runs"]]
+    scheduler.deferred_frees.append((1, scheduler.pool.get_new_blocks(5)))
+    count = counted(scheduler)
+    assert {"running": 10, "waiting": 20, "connector": 30, "deferred": 5} == owners(count)
+    assert count["connector_oldest_seconds"] >= 0
+    assert count["closed_counts"] == count["counts"]
+
+
+def test_shared_and_null_blocks_are_counted_once() -> None:
+    """A prefix of several requests is one owner's, and the null block has no owner."""
+    scheduler = Vllm()
+    scheduler.start("first", 10)
+    prefix = scheduler.held("first")[:4]
+    scheduler.start("second", 3, shared=prefix)
+    scheduler.held("second").insert(0, scheduler.pool.null_block)
+    assert {"running": 13} == owners(counted(scheduler))
+
+
+def test_groups_are_counted_apart() -> None:
+    """Layers with a window of a hybrid model hold blocks of the same pool."""
+    scheduler = Vllm(1001, 2)
+    scheduler.start("one", 10)
+    scheduler.start("one", 4, group=1)
+    assert [10, 4] == counted(scheduler)["groups"]
+
+
+def test_orphans_have_their_ids_and_last_holder() -> None:
+    """Blocks of an aborted request that keep a reference, while others run; its lengths, and no prompt."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("other", 10)
+    scheduler.start("lost", 6)
+    expected = [block.block_id for block in scheduler.held("lost")[-2:]]
+    counted(scheduler, census, 2)
+    scheduler.end("lost", Status.FINISHED_ABORTED, lost=2)
+    count = counted(scheduler, census)
+    assert {"running": 10, "orphaned": 2} == owners(count)
+    assert expected == count["orphans"]
+    assert [{"id": "lost", "blocks": 2, "prompt_tokens": 30, "output_tokens": 4, "end": "aborted"}] == count["culprits"]
+
+
+def test_orphans_of_unobserved_requests_are_found() -> None:
+    """A request that ended within one count: its blocks are found by looking at the whole pool."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("other", 10)
+    counted(scheduler, census, 2)
+    scheduler.start("brief", 5)
+    scheduler.end("brief", lost=3)
+    count = counted(scheduler, census, 12)
+    assert {"running": 10, "orphaned": 3} == owners(count)
+    assert [] == count["culprits"]
+
+
+def test_blocks_of_a_dropped_request_are_orphans() -> None:
+    """A request that the scheduler does not know any more, whose list of blocks is still there."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("dropped", 7)
+    counted(scheduler, census, 2)
+    scheduler.running.remove(scheduler.requests.pop("dropped"))
+    assert {"orphaned": 7} == owners(counted(scheduler, census))
+
+
+def test_without_steps_nothing_is_orphaned() -> None:
+    """While the engine is within one step, a block may be between two owners for any time."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("runs", 10)
+    counted(scheduler, census, 2)
+    scheduler.pool.get_new_blocks(3)
+    count = [census.read() for _ in range(FEW)][-1]
+    assert count is not None
+    assert {"running": 10} == {**owners(count), "running": 10}
+    assert count["owners"]["orphaned"] == 0
+
+
+def test_idle_engine_needs_no_steps() -> None:
+    """Nothing moves there, so that a reference without an owner stays one."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("lost", 6)
+    counted(scheduler, census, 2)
+    scheduler.end("lost", lost=6)
+    count = [census.read() for _ in range(FEW)][-1]
+    assert count is not None
+    assert {"orphaned": 6} == owners(count)
+
+
+def test_released_orphans_are_none() -> None:
+    """A late release, as of a connector's timeout, ends the finding."""
+    scheduler, census = Vllm(), Census()
+    scheduler.start("late", 6)
+    lost = scheduler.held("late")[-2:]
+    counted(scheduler, census, 2)
+    scheduler.end("late", lost=2)
+    assert {"orphaned": 2} == owners(counted(scheduler, census))
+    scheduler.pool.free_blocks(lost)
+    assert {} == owners(counted(scheduler, census))
+
+
+class Connector:
+    """A connector that pins blocks of finished requests by their ids, as the Mooncake store does."""
+
+    def __init__(self) -> None:
+        """Nothing pinned."""
+        self._pinned_saves: dict[int, tuple[list[int], int]] = {}
+        self.cpu_block_ids = list(range(1001))
+        self.request = Request("with a prompt")
+
+
+def test_blocks_that_a_connector_names_are_pinned() -> None:
+    """They have no request and are no orphans; the connector's own memory on the host names none of the pool's."""
+    scheduler, census = Vllm(), Census()
+    scheduler.connector = Connector()
+    scheduler.start("saved", 6)
+    counted(scheduler, census, 2)
+    saved, lost = scheduler.held("saved")[2:4], scheduler.held("saved")[4:]
+    scheduler.connector._pinned_saves[1] = ([block.block_id for block in saved], 1)  # noqa: SLF001 - as vLLM's has
+    scheduler.end("saved", lost=4)
+    count = counted(scheduler, census)
+    assert {"pinned": 2, "orphaned": 2} == owners(count)
+    assert [block.block_id for block in lost] == count["orphans"]
+    assert count["connector"] == "Connector"
+
+
+@pytest.mark.parametrize("missing", ["requests", "finished_req_ids", "kv_cache_manager", "running"])
+def test_another_version_is_an_error_for_the_caller(missing: str) -> None:
+    """An attribute that another version of vLLM has not: the reason, and no count."""
+    scheduler = Vllm()
+    delattr(scheduler, missing)
+    with pytest.raises(AttributeError, match=missing):
+        Census().read()
+
+
+def test_a_pool_of_other_types_is_an_error_for_the_caller() -> None:
+    """A size that is no whole number."""
+    scheduler: Any = Vllm()
+    scheduler.kv_cache_manager.block_pool.num_gpu_blocks = "many"
+    with pytest.raises(TypeError):
+        Census().read()
+
+
+def test_a_scheduler_that_is_given_up_is_not_kept() -> None:
+    """The census has a weak reference only."""
+    scheduler = Vllm()
+    census = Census()
+    scheduler.start("runs", 10)
+    counted(scheduler, census, 1)
+    del scheduler
+    assert vllm_scheduler.newest() is None
+    assert census.read() is None

@@ -1,0 +1,80 @@
+"""How the agent gets hold of vLLM's scheduler: by its import, or late, and in no other process."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.subject import environment, run
+
+SCHEDULER = """
+class Scheduler:
+    def __init__(self, size):
+        self.size = size
+"""
+ASYNC = """
+from vllm.v1.core.sched.scheduler import Scheduler
+class AsyncScheduler(Scheduler):
+    def __init__(self, size):
+        super().__init__(size + 1)
+"""
+MADE = """
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+made = AsyncScheduler(size=5)
+"""
+WATCH = """
+from kvdiag_agent import vllm_scheduler
+vllm_scheduler.watch()
+"""
+SHOW = """
+import json, sys
+from kvdiag_agent import vllm_scheduler
+found = vllm_scheduler.newest()
+finders = [type(one).__name__ for one in sys.meta_path if type(one).__module__.startswith("kvdiag")]
+print(json.dumps([None if found is None else found.size, found is globals().get("made"), len(finders)]))
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """A package with the scheduler's class, and one derived from it, where vLLM has them."""
+    folder = tmp_path / "server" / "vllm" / "v1" / "core" / "sched"
+    folder.mkdir(parents=True)
+    for part in (folder, *list(folder.parents)[:3]):
+        (part / "__init__.py").touch()
+    (folder / "scheduler.py").write_text(SCHEDULER)
+    (folder / "async_scheduler.py").write_text(ASYNC)
+    return tmp_path / "server"
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (WATCH + MADE + SHOW, [6, True, 0]),
+        (MADE.replace("made =", "first =") + WATCH + MADE + SHOW, [6, True, 0]),
+        (WATCH + WATCH + SHOW, [None, True, 1]),
+        (WATCH + MADE + "del made" + SHOW, [None, True, 0]),
+        (WATCH + MADE + "vllm_scheduler.forget()" + SHOW, [None, False, 0]),
+    ],
+    ids=["before its import", "after its import", "never imported", "given up", "forked"],
+)
+def test_scheduler_is_found(agent: Path, vllm: Path, program: str, expected: list[object]) -> None:
+    """The newest one, of a derived class too, by a weak reference; the finder removes itself."""
+    env = environment(agent, None)
+    assert expected == run(program, {**env, "PYTHONPATH": f"{vllm}:{env['PYTHONPATH']}"})
+
+
+def test_constructor_that_fails_is_unchanged(agent: Path, vllm: Path) -> None:
+    """Its own error reaches the caller."""
+    program = (
+        WATCH
+        + """
+import json
+from vllm.v1.core.sched.scheduler import Scheduler
+try:
+    Scheduler()
+except TypeError as error:
+    print(json.dumps([type(error).__name__, "size" in str(error), Scheduler.__init__.__name__]))
+"""
+    )
+    env = environment(agent, None)
+    assert ["TypeError", True, "__init__"] == run(program, {**env, "PYTHONPATH": f"{vllm}:{env['PYTHONPATH']}"})
