@@ -33,6 +33,7 @@ from kvdiag.engines.sglang.metrics import (
     PAGE_STEPS,
     PREFIX,
     SESSIONS,
+    STATES,
     STEP_TOKENS,
     TOKENS,
     engine_label,
@@ -105,8 +106,12 @@ class Rank:
         """Whether nothing runs: no tokens are in use, or the same since an earlier snapshot, for longer than that."""
         if self.has_work or not self.used_tokens:
             return not self.has_work
-        since_seconds = earlier.at_seconds if earlier is not None and self.same_as(earlier) else self.at_seconds
-        return self.at_seconds > since_seconds + least_seconds
+        return self.is_still(earlier, least_seconds)
+
+    def is_still(self, earlier: "Rank | None", seconds: float) -> bool:
+        """Whether the scheduler has done nothing since an earlier snapshot, which is older than that."""
+        same = earlier is not None and self.same_as(earlier)
+        return earlier is not None and same and self.at_seconds > earlier.at_seconds + seconds
 
 
 def parse_loads(answer: object) -> tuple[Rank, ...] | None:
@@ -154,8 +159,13 @@ def _count(value: object) -> int | None:
 
 
 def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank]) -> Page:
-    """The page with the snapshots' figures, and the pool's size from them where the page lacks it."""
+    """The page with the snapshots' figures, and the pool's size from them where the page lacks it.
+
+    State slots in use are on the page alone, which is late: they are left out until it must have been renewed.
+    """
     found: dict[str, list[Series]] = {LOADS_RUNNING: [], LOADS_WAITING: [], LOADS_USED: []}
+    still = {str(one.rank) for one in ranks if one.is_still(earlier.get(one.rank), IDLE_LATE_SECONDS)}
+    found[STATES] = [line for line in page.get(STATES, ()) if engine_label(line) in still]
     # The metrics count open sessions as late as everything else: until then no series shows whose tokens these are.
     least_seconds = IDLE_LATE_SECONDS if SESSIONS in page else 0.0
     for rank in ranks:

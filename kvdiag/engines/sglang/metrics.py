@@ -44,6 +44,9 @@ USAGE = (f"{PREFIX}full_token_usage", f"{PREFIX}token_usage")
 CONTEXT = f"{PREFIX}context_len"
 POOL_GIB = f"{PREFIX}kv_cache_memory_usage_gb"
 SESSIONS, SESSION_TOKENS = f"{PREFIX}num_streaming_sessions", f"{PREFIX}streaming_session_held_tokens"
+STATES = f"{PREFIX}mamba_used_tokens"
+"""Slots of recurrent states in use: neither the pool's tokens nor the snapshots count them. Cached ones are free."""
+
 AVAILABLE, EVICTABLE = f"{PREFIX}kv_available_tokens", f"{PREFIX}kv_evictable_tokens"
 HOST_TOKENS = f"{PREFIX}hicache_host_total_tokens"
 
@@ -84,7 +87,7 @@ _STREAMS = ("is_streaming", "cache_source", "priority")
 
 _READ = (
     *(name for table in (GAUGES, COUNTERS) for names in table.values() for name in names),
-    *(*WAITING, LOADS_WAITING, LOADS_SLOTS, *USAGE, *CONFIG_NAMES, SESSIONS, SESSION_TOKENS),
+    *(*WAITING, LOADS_WAITING, LOADS_SLOTS, *USAGE, *CONFIG_NAMES, SESSIONS, SESSION_TOKENS, STATES),
 )
 
 
@@ -189,6 +192,8 @@ def _engine(figures: Figures, page: Page, label: str, *, first: bool) -> Engine:
         prefix_queries_total=counts["prompt_tokens_total"],
         open_sessions=figures.count((SESSIONS,)),
         session_held_tokens=figures.count((SESSION_TOKENS,)),
+        # A page without snapshots is as late while idle as its other gauges.
+        state_slots_used=figures.count((STATES,)) if LOADS_USED in page else None,
         **counts,
     )
 

@@ -63,6 +63,14 @@ def test_tokens_of_open_sessions_are_idle_late() -> None:
     assert read(load(used_tokens=42, at_seconds=32.5), load(used_tokens=42), page).idle is True
 
 
+def test_state_slots_are_counted_once_the_page_must_have_been_renewed() -> None:
+    """No snapshot has them, and the page of an idle scheduler is half a minute late."""
+    page = parse_page("sglang:mamba_used_tokens 2\n")
+    counts = [read(load(at_seconds=at), load(), page).state_slots_used for at in (31.5, 32.5)]
+    assert [None, 2] == counts
+    assert read(load(at_seconds=32.5, running=1), load(), page).state_slots_used is None
+
+
 def test_empty_pool_is_idle_at_once() -> None:
     """Where nothing runs and no token is in use there is nothing to wait for."""
     assert read(load()).idle is True

@@ -233,6 +233,15 @@ def test_a_session_is_open_in_every_data_parallel_engine() -> None:
     assert 4 == open_sessions(timeline, floor, both)[0]
 
 
+@pytest.mark.parametrize(
+    ("slots", "sessions", "status"), [(2, 0, "fault"), (2, 1, "unknown"), (0, 0, "ok"), (None, 0, "ok")]
+)
+def test_state_slots_that_stay_in_use_are_a_leak(slots: int | None, sessions: int, status: str) -> None:
+    """The slots of recurrent layers are a pool of their own: the KV pool is empty meanwhile."""
+    kept = replace(holding(0), state_slots_used=slots, open_sessions=sessions)
+    assert status == verdict(seen(kept, kept)).status
+
+
 def test_figures_that_are_not_known_are_left_out() -> None:
     """Blocks in use from the start on have no rate; a pool whose bytes are not reported has its leak in blocks."""
     without_rate, without_size = (
