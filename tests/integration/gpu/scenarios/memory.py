@@ -4,6 +4,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+from kvdiag.feeds.live.profiling import profile_processes
+from kvdiag.model import Sample
+from kvdiag.sources.agent_profiles import ProfileFolder
 from tests.integration.gpu.figures import Figure, at_least, at_most, exactly
 from tests.integration.gpu.scenario import Recorded, Scenario, ledger_figures
 from tests.integration.gpu.stage import POOL_BYTES, WEIGHTS_BYTES, Stage, StageError, published_after
@@ -48,6 +51,37 @@ def _leaking(command: str | None) -> Callable[[Stage], Awaitable[tuple[Figure, .
         return ()
 
     return play
+
+
+PROFILE_SECONDS = 12.0
+
+
+async def _profiled(stage: Stage) -> tuple[Figure, ...]:
+    """Requests that keep tensors, while torch records who allocates; the profile becomes a sample of the trace."""
+    await stage.cycle()
+    folder = ProfileFolder(stage.published)
+    try:
+        making = asyncio.create_task(profile_processes(folder, folder.processes(), "device", PROFILE_SECONDS))
+        while not making.done():
+            await stage.cycle(("keep", {"size_bytes": LEAK_BYTES}))
+        made = await making
+    finally:
+        folder.close()
+    if made[0].profile is None:
+        raise StageError(made[0].problem or "no profile")
+    stage.recorder.add(Sample(at_seconds=stage.clock.now_seconds(), profiles=(made[0].profile,)))
+    return ()
+
+
+def _named(recorded: Recorded) -> tuple[Figure, ...]:
+    (found,) = recorded.diagnosis.profiles
+    largest = found.profile.stacks[0]
+    functions = {frame.function for frame in largest.frames}
+    return (
+        exactly("what the profile answers", found.answer, "named"),
+        exactly("the keeping function in the largest stack", int("keep" in functions), 1, "stacks"),
+        at_least("of the growth, in that stack", largest.bytes / max(found.traced_growth_bytes, 1), 0.9, "ratio"),
+    )
 
 
 SHARE_RATIO = 0.03
@@ -116,6 +150,12 @@ SCENARIOS = (
         about="a tensor of each request is kept",
         play=_leaking("keep"),
         expected={"leak.device_torch": ("fault",), "leak.device_non_torch": ("ok",)},
+    ),
+    Scenario(
+        name="tensor_profile",
+        about="a tensor of each request is kept, and profiled",
+        play=_profiled,
+        measure=_named,
     ),
     Scenario(
         name="raw_leak",

@@ -82,6 +82,7 @@ def _take(size: int) -> dict[str, Any]:
     segment, block = found
     _cut(segment, block, size, least=SMALL if large else ROUNDING - 1)
     block["state"] = ACTIVE
+    block["frames"] = WORLD.frames()
     driver.show()
     return block
 

@@ -54,9 +54,7 @@ class World:
         total = sum(size for size, _ in blocks)
         address = 0x7F0000000000 + sum(segment["total_size"] for segment in self.segments)
         live = sum(size for size, state in blocks if state == ACTIVE)
-        # Innermost first, as torch's.
-        stack = reversed(traceback.extract_stack()[:-1]) if self.history else ()
-        frames = [{"filename": one.filename, "line": one.lineno, "name": one.name} for one in stack]
+        frames = self.frames()
         self.segments.append(
             {
                 "device": device,
@@ -76,6 +74,11 @@ class World:
                 ],
             }
         )
+
+    def frames(self) -> list[dict[str, Any]]:
+        """The stack of an allocation, innermost first, while a history is recorded."""
+        stack = reversed(traceback.extract_stack()[:-2]) if self.history else ()
+        return [{"filename": one.filename, "line": one.lineno, "name": one.name} for one in stack]
 
     def allocate(self, size: int, device: int = 0) -> None:
         """Take `size` bytes, or fail as torch does: the observers first, then the error."""
