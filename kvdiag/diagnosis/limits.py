@@ -303,6 +303,9 @@ class Limits:
     """A pool with this share free, and room for so many mean requests, on both sides of a preemption did not fill and
     empty within a sample of a second."""
 
+    step_output_tokens: int = 512
+    """Most output of the concurrent step's requests, by the server's speed: a fix must hold for it in the next run."""
+
     burst_ratio: float = 0.02
     """Of the time in which requests lack room, and preemptions of the finished requests, in a history of
     `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""

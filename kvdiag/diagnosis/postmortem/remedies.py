@@ -8,7 +8,9 @@ import math
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem.case import Case
+from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.formatting import format_bytes, format_count, format_number
+from kvdiag.model import Change, Prescription
 
 STEP_TOKENS = 64
 
@@ -31,16 +33,13 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
         return f"lower {fraction} by 0.02 at a time"
     headroom, needed = DEFAULT_LIMITS.headroom_bytes, short_bytes + DEFAULT_LIMITS.headroom_bytes
     short = f"to free {format_bytes(short_bytes)} and a margin of {format_bytes(headroom)}"
-    pool, rank = case.pool_bytes, case.report.deciding_rank
-    printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
-    taken = pool or printed or None
+    pool, taken = case.pool_bytes, _pool_bytes(case)
     total, old = case.total_bytes, case.fraction_ratio
-    least = round((old or 1.0) * total) if total is not None else None
-    if any(most is not None and needed >= most for most in (taken, least)):
+    if _is_too_small(case, needed):
         held = "the engine's budget" if taken is None else f"the KV pool of {format_bytes(taken)}"
         return f"free {format_bytes(needed)} on the device: {held} is too small to be reduced by that much"
     if pool is not None:
-        left = (pool - needed) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
+        left = _left_bytes(pool, needed)
         return f"lower {case.flag('pool_bytes')} ({short}): {pool} -> {left}" + _cost(case, pool - left)
     if total is None:
         return f"lower {fraction} by ({format_bytes(needed)} / total GPU memory)"
@@ -50,6 +49,65 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
         return lower
     new = _floor(old - by)
     return f"{lower}: {format_fraction(old)} -> {format_fraction(new)}" + _cost(case, round((old - new) * total))
+
+
+def smaller_pool(case: Case, short_bytes: int | None) -> Prescription:
+    """The value of `lower_fraction` as it is typed; where one cannot be computed, the figure that is missing."""
+    name, total, old = case.engine_name or case.facts.engine_name, case.total_bytes, case.fraction_ratio
+    if case.flags and "memory_fraction" not in case.flags:
+        return Prescription(missing=("a smaller pool: what its tokens take is not in the log; see `kvdiag fit`",))
+    if short_bytes is None:
+        missing = f"a smaller pool: how much was missing is not reported{case.missing_log}"
+        return Prescription(missing=(missing,))
+    needed = short_bytes + DEFAULT_LIMITS.headroom_bytes
+    if _is_too_small(case, needed):
+        return Prescription(missing=(f"a smaller pool: it is too small to free {format_bytes(needed)}",))
+    pool = case.pool_bytes
+    if pool is not None:
+        left = _left_bytes(pool, needed)
+        change, lost = typed(name, "pool_bytes", left), pool - left
+    elif total is None:
+        return Prescription(missing=(f"a smaller pool: the device's size is not reported{case.missing_log}",))
+    elif old is None:
+        by = _ceil(needed / total)
+        change, lost = f"lower {case.flag('memory_fraction')} by {format_fraction(by)}", round(by * total)
+    else:
+        new = _floor(old - _ceil(needed / total))
+        change, lost = typed(name, "memory_fraction", format_fraction(new)), round((old - new) * total)
+    if change is None:
+        return Prescription()
+    gain = f"{format_bytes(short_bytes)} more on the device, and {format_bytes(DEFAULT_LIMITS.headroom_bytes)} to spare"
+    cost = _cost(case, lost).removeprefix(", which costs ") or f"{format_bytes(lost)} of KV pool"
+    return Prescription(changes=(Change(change=change, gain=gain, cost=cost),))
+
+
+def shorter_requests(case: Case, fitting_tokens: int | None) -> Prescription:
+    """The longest request that the pool holds, as the limit is typed; or that the engine did not report it."""
+    name = case.engine_name or case.facts.engine_name
+    change = None if fitting_tokens is None else typed(name, "max_model_len", fitting_tokens)
+    if change is None:
+        missing = f"{case.flag('max_model_len')}: what the pool holds is not reported{case.missing_log}"
+        return Prescription(missing=(missing,))
+    cost = f"requests of more than {fitting_tokens:,} tokens are refused"
+    fix = Change(change=change, gain="the server starts", cost=cost, context_tokens=fitting_tokens)
+    return Prescription(changes=(fix,))
+
+
+def _pool_bytes(case: Case) -> int | None:
+    rank = case.report.deciding_rank
+    printed = None if rank is None or rank.pool is None else rank.pool.nominal_bytes
+    return case.pool_bytes or printed or None
+
+
+def _is_too_small(case: Case, needed_bytes: int) -> bool:
+    """Whether pool or budget do not have the bytes that are missing."""
+    total = case.total_bytes
+    budget = None if total is None else round((case.fraction_ratio or 1.0) * total)
+    return any(most is not None and needed_bytes >= most for most in (_pool_bytes(case), budget))
+
+
+def _left_bytes(pool_bytes: int, needed_bytes: int) -> int:
+    return (pool_bytes - needed_bytes) // _POOL_STEP_BYTES * _POOL_STEP_BYTES
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:

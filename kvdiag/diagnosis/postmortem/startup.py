@@ -22,6 +22,7 @@ from kvdiag.diagnosis.postmortem.remedies import (
     joined,
     lower_fraction,
     raise_fraction,
+    shorter_requests,
 )
 from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Finding
@@ -134,7 +135,8 @@ def judge_context(case: Case, limits: Limits) -> Finding:
     holds = " and ".join(part for part in (size, fits) if part)
     summary = f"the engine did not start: a request of the allowed length{length} {needs} the pool {holds}"
     confirm = "The engine's startup log states the allowed length, and what fits in its KV cache."
-    return Finding(CONTEXT, "fault", summary, evidence(case), confirm=confirm, remedy=remedy)
+    fix = shorter_requests(case, fitting)
+    return Finding(CONTEXT, "fault", summary, evidence(case), confirm=confirm, remedy=remedy, prescription=fix)
 
 
 def _long_request(case: Case) -> Finding:

@@ -15,7 +15,7 @@ import re
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import OUT, Case, asked_for, evidence
-from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled
+from kvdiag.diagnosis.postmortem.remedies import STEP_TOKENS, joined, lower_fraction, scaled, smaller_pool
 from kvdiag.diagnosis.postmortem.startup import foreign, outside_torch
 from kvdiag.diagnosis.request_failures import Holes, holes_in_message
 from kvdiag.formatting import format_bytes
@@ -82,7 +82,9 @@ def judge_capture(case: Case, limits: Limits) -> Finding:
         f"set {case.flag('enforce_eager')}, which needs no graphs but is slower",
     )
     kept = "" if estimate is None else f"; the engine estimated {format_bytes(estimate.nominal_bytes)} for all graphs"
-    return Finding(CAPTURE, "fault", f"{asked_for(case)}{kept}{others}", evidence(case), remedy=remedy)
+    summary = f"{asked_for(case)}{kept}{others}"
+    fix = smaller_pool(case, missing)
+    return Finding(CAPTURE, "fault", summary, evidence(case), remedy=remedy, prescription=fix)
 
 
 def _further_graphs(case: Case) -> tuple[int | None, str]:
@@ -145,7 +147,9 @@ def judge_activation(case: Case, limits: Limits) -> Finding:
         when = f"; {leak} had used up the headroom before"
     enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or math.inf)
     status: Status = "fault" if leak is None and not enough else "suspect"
-    return Finding(ACTIVATION, status, asked_for(case) + when, evidence(case), remedy=_remedy(case))
+    pool_decides = not enough and failure.shortage.kind != "workspace" and failure.phase not in {"compute", "profile"}
+    fix = smaller_pool(case, failure.shortage.short_bytes) if pool_decides else None
+    return Finding(ACTIVATION, status, asked_for(case) + when, evidence(case), remedy=_remedy(case), prescription=fix)
 
 
 def _remedy(case: Case) -> str:

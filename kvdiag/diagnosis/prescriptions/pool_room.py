@@ -1,7 +1,8 @@
 """How a KV pool comes to hold more: fewer requests at once, shorter ones, a smaller format, a larger pool, more GPUs.
 
-The demand is what the verdict saw: the requests of a test step at their full length, or those that ran and waited when
-the pool was fullest, at the mean size of those that ran.
+The demand is what the verdict saw: the requests of a test step at the longest that they may be (its outputs are longer
+on a faster server, or in the next run), or those that ran and waited when the pool was fullest, at the mean size of
+those that ran.
 """
 
 import math
@@ -54,7 +55,7 @@ def for_requests(timeline: Timeline, facts: Facts, limits: Limits, *, step: str)
     if pool is None:
         missing = f"the pool's size in {facts.capabilities.unit}s is not reported; `kvdiag doctor` shows what is"
         return Prescription(missing=(missing,))
-    demand = _crowd(timeline, facts, pool, step)
+    demand = _crowd(timeline, facts, limits, pool, step)
     return None if demand is None else _prescribed(timeline, facts, limits, pool, demand)
 
 
@@ -63,7 +64,7 @@ def for_context(timeline: Timeline, facts: Facts, limits: Limits, *, pool: KvPoo
     return _prescribed(timeline, facts, limits, pool, (tokens, 1))
 
 
-def _crowd(timeline: Timeline, facts: Facts, pool: KvPool, step: str) -> tuple[int, int] | None:
+def _crowd(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, step: str) -> tuple[int, int] | None:
     """Tokens of a request and requests at once for each engine: a step's, where the pool does not hold them, else those
     of the fullest sample in which requests waited.
     """
@@ -72,8 +73,10 @@ def _crowd(timeline: Timeline, facts: Facts, pool: KvPool, step: str) -> tuple[i
     if loads:
         load = max(loads, key=lambda one: one.tokens_per_request)
         requests = -(-load.requests // engines)
-        if requests * -(-load.tokens_per_request // pool.block_tokens) > pool.usable_blocks:
-            return load.tokens_per_request, requests
+        longest = replace(load, max_tokens=max(load.max_tokens, limits.step_output_tokens)).tokens_per_request
+        tokens = min(longest, facts.max_model_len_tokens or longest)
+        if requests * -(-tokens // pool.block_tokens) > pool.usable_blocks:
+            return tokens, requests
     fullest: tuple[int, int, int] | None = None
     for sample in timeline.samples:
         for engine in sample.engines or ():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import LONG_CONTEXT, STEPS, Step
 from kvdiag.feeds.active.load_generator import SILENCE_SECONDS, Speed
 from kvdiag.formatting import format_duration, plural
@@ -14,7 +15,7 @@ STEPS_SECONDS = 60.0
 MIN_OUTPUT_TOKENS = 64
 """A load of fewer tokens may begin and end between two samples of the gauge."""
 
-MAX_OUTPUT_TOKENS = 512
+MAX_OUTPUT_TOKENS = DEFAULT_LIMITS.step_output_tokens
 
 RENEWALS = 1.5
 """Times that an engine which renews its figures at an interval does so during a load: once for certain."""

@@ -42,7 +42,7 @@ def test_a_fix_is_checked_by_one_command() -> None:
     """The server is run as it is and with the flags of its first fix: the document is the second run's."""
     result = kvdiag("run", "--simulate", "concurrency-thrash", "--check-fix", "first", "--output", "json")
     assert (0, "ok") == (result.code, result.document["worst"]), result.not_ok
-    assert "with --max-num-seqs 6: capacity.concurrency: ended" == result.stderr.splitlines()[-1]
+    assert "with --max-num-seqs 5: capacity.concurrency: ended" == result.stderr.splitlines()[-1]
 
 
 SHORT = judged(World(failing={"long_context": OOM}))

@@ -10,6 +10,7 @@ from kvdiag.engines import flags_of
 from kvdiag.feeds.postmortem_inputs import gather
 from kvdiag.model import Evidence, Finding
 from kvdiag.oom.log import read_failures
+from kvdiag.outputs.presentation import fixes
 from tests.unit.diagnosis.postmortem.cases import case_of
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
@@ -66,6 +67,11 @@ def _plain(value: object) -> object:
 
 
 def of_finding(finding: Finding) -> list[str]:
-    """A finding, and the remedy that is this failure's own."""
+    """A finding, the remedy that is this failure's own, and its computed fixes."""
     own = finding.remedy not in {entry_of(finding.id, name).remedy for name in (None, *known_engines())}
-    return [f"{finding.id}: {finding.status}, {finding.summary}", *([f"    {finding.remedy}"] if own else [])]
+    computed = [f"    {title}: {change}{f': {effect}' if effect else ''}" for title, change, effect in fixes(finding)]
+    return [
+        f"{finding.id}: {finding.status}, {finding.summary}",
+        *([f"    {finding.remedy}"] if own else []),
+        *computed,
+    ]

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from kvdiag.diagnosis.postmortem import Case, postmortem
-from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction, scaled
+from kvdiag.diagnosis.postmortem.remedies import (
+    fraction_that_fits,
+    joined,
+    lower_fraction,
+    raise_fraction,
+    scaled,
+    shorter_requests,
+    smaller_pool,
+)
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Facts
 from tests.builders.values import pool
@@ -164,3 +172,34 @@ def test_flags_of_an_assumed_engine_are_said_to_be_so(name: str | None, is_assum
     found = postmortem(replace(case_with(), engine_name=name, flags={"memory_fraction": "--gpu-memory-utilization"}))
     remedies = [one.remedy or "" for one in found.findings if one.status in ("fault", "suspect")]
     assert is_assumed == any("The flags are vLLM's" in remedy for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    ("report", "short_bytes", "change"),
+    [
+        (report_of(), 5 * GIB - HEADROOM, "--gpu-memory-utilization 0.85"),
+        (NO_REPORT, 512 * MIB, "lower the memory fraction by 0.01"),
+        (report_of(), 50 * GIB - HEADROOM, None),
+        (report_of(), None, None),
+    ],
+    ids=["by its share", "share unknown", "more than the pool", "shortage unknown"],
+)
+def test_the_fix_has_the_value_of_the_remedy(report: EngineReport, short_bytes: int | None, change: str | None) -> None:
+    """The same figure as it is typed; where there is none, exactly one figure is missing."""
+    found = smaller_pool(case_with(report), short_bytes)
+    assert ([] if change is None else [change]) == [one.change for one in found.changes]
+    assert (change is None) == (1 == len(found.missing))
+
+
+def test_a_pool_given_in_bytes_is_typed_in_bytes() -> None:
+    """50 GiB less 5 GiB and headroom, in steps of 64 MiB."""
+    printed = report_of(None)
+    report = replace(printed, settings=replace(printed.settings, pool_bytes=50 * GIB))
+    found = smaller_pool(case_with(report), 5 * GIB)
+    assert [f"--kv-cache-memory-bytes {44 * GIB + 704 * MIB}"] == [one.change for one in found.changes]
+
+
+def test_the_longest_request_is_what_the_pool_holds() -> None:
+    """By the engine's own estimate; without it the figure is missing."""
+    assert [5_632] == [one.context_tokens for one in shorter_requests(case_with(), 5_632).changes]
+    assert 1 == len(shorter_requests(case_with(), None).missing)
