@@ -142,6 +142,8 @@ def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -
     samples = [one for one in within if one.engines]
     if any(sample.engines_idle is False for sample in samples):
         return "the server was never idle (other traffic); pause traffic for the run"
+    if any(one.open_sessions for sample in samples for one in sample.engines or ()):
+        return "sessions are open, whose tokens look like those of a request; close the sessions and repeat the run"
     if any(sample.engines_idle is None for sample in samples):
         return "the engine does not report running and waiting requests; check its /metrics"
     few = f"{plural(len(samples), 'idle sample')}; {limits.idle_samples} in a row are needed"

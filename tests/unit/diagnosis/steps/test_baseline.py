@@ -196,10 +196,11 @@ def test_two_gpus_of_nobody_known_are_reported_and_not_judged() -> None:
         ((engine(running=1), engine()), (), "other traffic"),
         ((engine(running=None), engine(running=1)), (), "other traffic"),
         ((engine(running=None), engine()), (), "does not report"),
+        ((replace(engine(running=None), open_sessions=2),) * 2, (), "sessions are open"),
         ((engine(),), (), "1 idle sample"),
         ((), (NO_ANSWER,), NO_ANSWER.reason),
     ],
-    ids=["busy", "busy, and untold", "untold", "one reading", "none"],
+    ids=["busy", "busy, and untold", "untold", "sessions", "one reading", "none"],
 )
 def test_why_the_pool_was_not_observed_idle_is_reported(
     pages: tuple[Engine, ...], gaps: tuple[Gap, ...], words: str
