@@ -4,8 +4,22 @@
 """
 
 from dataclasses import replace
+from typing import Any
 
-from kvdiag.model import Allocator, Device, Engine, Gap, KvPool, Memory, Process, ReservedSplit, Sample, Timeline
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.model import (
+    Allocator,
+    BlockOwners,
+    Device,
+    Engine,
+    Gap,
+    KvPool,
+    Memory,
+    Process,
+    ReservedSplit,
+    Sample,
+    Timeline,
+)
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -128,6 +142,27 @@ def allocator(**changes: object) -> Allocator:
         expandable_segments=False,
     )
     return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def owners(**changes: Any) -> BlockOwners:
+    """A count in which all blocks have an owner, with changes that the free blocks make up for."""
+    figures: dict[str, Any] = {
+        "engine": "0",
+        "pid": 7,
+        "start_ticks": 1,
+        "age_seconds": 0.2,
+        "usable_blocks": 1000,
+        "running_blocks": 100,
+        "counts": 40,
+        "closed_counts": DEFAULT_LIMITS.census_counts,
+        **dict.fromkeys(
+            ("waiting_blocks", "connector_blocks", "deferred_blocks", "pinned_blocks", "cached_free_blocks"), 0
+        ),
+        **dict.fromkeys(("orphaned_blocks", "unconfirmed_blocks"), 0),
+        **changes,
+    }
+    held = sum(blocks for name, blocks in figures.items() if name.endswith("_blocks") and name != "usable_blocks")
+    return BlockOwners(**{**figures, "free_blocks": 1000 - held})
 
 
 def split(**changes: object) -> ReservedSplit:

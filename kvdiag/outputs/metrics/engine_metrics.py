@@ -22,6 +22,7 @@ def engine_figures(newest: Sample, facts: Facts) -> Figures:
     sizes = {pool.engine: size[0] for pool in pools if (size := pool_bytes(facts, pool)) is not None}
     blocks = {pool.engine: block[0] for pool in pools if (block := block_bytes(facts, pool)) is not None}
     engines = [((one.engine,), one) for one in bounded(newest.engines)]
+    owners = {one.engine: one for one in bounded(newest.block_owners)}.values()
     used, rooms = [], []
     linear = bool(newest.engines and facts.pools) and grows_with_every_token(facts)
     for labels, engine in engines:
@@ -41,6 +42,8 @@ def engine_figures(newest: Sample, facts: Facts) -> Figures:
         "kv_pool_bytes": [((engine,), size) for engine, size in sizes.items()],
         "kv_used_bytes": used,
         "kv_bytes_per_token": per_token,
+        "block owners": [((one.engine,), one) for one in owners],
+        "kv_blocks": [((one.engine, owner), blocks) for one in owners for owner, blocks in one.by_owner.items()],
     }
 
 

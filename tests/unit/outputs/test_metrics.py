@@ -31,7 +31,7 @@ from kvdiag.sources.prometheus_names import KVDIAG
 from tests.builders import lives
 from tests.builders.answers import finding
 from tests.builders.runs import judged
-from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
+from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, owners, pool, process, split
 from tests.builders.worlds import World, facts
 from tests.fixtures.require import require
 from tests.integration.prometheus.server import PrometheusEnvError, programs
@@ -48,6 +48,7 @@ NEWEST = Sample(
             processes=(process(SERVER_PID, 21 * GIB, "VLLM::EngineCore"), process(7, 1 * GIB, 'train "me"\n')),
         ),
     ),
+    block_owners=(owners(orphaned_blocks=14, cached_free_blocks=300),),
     allocators=(
         allocator(
             title="VLLM::EngineCore",
@@ -224,6 +225,14 @@ def test_whatever_is_seen_the_page_can_be_read(newest: Sample, known: Facts, tex
     odd = device(processes=(process(1, 1, text), process(1, 2, text)), uuid=text or "x")
     assert series(snapshot(newest, known))
     assert series(snapshot(replace(newest, devices=(*(newest.devices or ()), odd)), known))
+
+
+def test_owners_of_blocks_add_up_to_the_pool() -> None:
+    """Each owner has a series, and orphans have one of their own."""
+    by_owner = named(snapshot(), "kvdiag_kv_blocks")
+    assert 1000 == sum(by_owner.values())
+    assert {("0",): 14} == named(snapshot(), "kvdiag_kv_orphaned_blocks")
+    assert 14 == by_owner["0", "orphaned"]
 
 
 def test_a_pool_without_bytes_has_no_bytes() -> None:

@@ -1,7 +1,6 @@
 """Owners of blocks, counted inside the engine: what decides leak.kv_blocks while requests run, and what does not."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -10,33 +9,12 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import leak_kv_blocks
 from kvdiag.model import BlockOwners, Engine, Facts, Finding, LastHolder, Sample, Timeline
 from tests.builders.answers import evidence
-from tests.builders.values import holding, pool
+from tests.builders.values import holding, owners, pool
 
 SERVED = Facts(pools=(pool(usable_blocks=1000),))
 ENOUGH = DEFAULT_LIMITS.census_counts
 LATE_SECONDS = DEFAULT_LIMITS.connector_timeout_seconds + 1
 BUSY = holding(100, of=SERVED.pools[0], running=4)
-
-
-def owners(**changes: Any) -> BlockOwners:
-    """A count in which all blocks have an owner, with changes that the free blocks make up for."""
-    figures: dict[str, Any] = {
-        "engine": "0",
-        "pid": 7,
-        "start_ticks": 1,
-        "age_seconds": 0.2,
-        "usable_blocks": 1000,
-        "running_blocks": 100,
-        "counts": 40,
-        "closed_counts": ENOUGH,
-        **dict.fromkeys(
-            ("waiting_blocks", "connector_blocks", "deferred_blocks", "pinned_blocks", "cached_free_blocks"), 0
-        ),
-        **dict.fromkeys(("orphaned_blocks", "unconfirmed_blocks"), 0),
-        **changes,
-    }
-    held = sum(blocks for name, blocks in figures.items() if name.endswith("_blocks") and name != "usable_blocks")
-    return BlockOwners(**{**figures, "free_blocks": 1000 - held})
 
 
 def busy(*counts: BlockOwners | None, engines: tuple[Engine, ...] = (BUSY,), seconds: float = 1.0) -> Timeline:
