@@ -26,8 +26,8 @@ from kvdiag.formatting import format_duration, plural
 from kvdiag.model import ProfileKind
 from kvdiag.outputs.documents.profile_document import profile_document
 from kvdiag.outputs.terminal.profile_text import render_profiles
-from kvdiag.sources.agent_profiles import ProfileFolder
-from kvdiag.sources.agent_publication import Publication
+from kvdiag.sources.agents.agent_profiles import ProfileFolder
+from kvdiag.sources.agents.agent_publication import Publication
 from kvdiag.sources.http import HttpReader
 
 PACKAGE = "kvdiag_agent"

@@ -14,9 +14,9 @@ from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.terminal import text
-from kvdiag.sources.agent_publication import devices_inside
-from kvdiag.sources.agents import SOURCE as AGENTS
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.agent_publication import devices_inside
+from kvdiag.sources.agents.allocator_files import SOURCE as AGENTS
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 

@@ -28,7 +28,7 @@ from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Gap
 from kvdiag.sources import host
-from kvdiag.sources.agents import AgentReading, TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import AgentReading, TorchAllocatorSource
 from kvdiag.sources.device_reader import DeviceReader, DeviceReading
 from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import HttpReader, Unreadable, no_cookies

@@ -12,7 +12,7 @@ from kvdiag.feeds.active.soak_plan import PAIR_SECONDS
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.profiling import MAX_PROFILED, Profiled, profile_processes
 from kvdiag.model import Finding, MemoryProfile, ProfileKind, Timeline
-from kvdiag.sources.agent_profiles import ProfileFolder
+from kvdiag.sources.agents.agent_profiles import ProfileFolder
 
 PROFILED: Mapping[str, ProfileKind] = {"leak.host": "host", "leak.device_torch": "device"}
 """The leaks whose lines of code can be traced, and by what."""

@@ -26,7 +26,7 @@ from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
-from kvdiag.sources.black_boxes import read_file, read_folder
+from kvdiag.sources.agents.black_boxes import read_file, read_folder
 from kvdiag.sources.log_file import read_long_log
 
 Kind = Literal["black box", "trace", "log"]

@@ -23,7 +23,7 @@ from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Facts, Gap, Lengths, Sample, Snapshot, SourceHealth
 from kvdiag.sources import host
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.worker_thread import ThreadedReader
 

@@ -15,8 +15,8 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import ticks
 from kvdiag.formatting import plural
 from kvdiag.model import MemoryProfile, ProfiledLoad, ProfileKind
-from kvdiag.sources.agent_profiles import Asked, ProfileFolder
-from kvdiag.sources.agent_publication import Publication
+from kvdiag.sources.agents.agent_profiles import Asked, ProfileFolder
+from kvdiag.sources.agents.agent_publication import Publication
 
 COUNT_SECONDS = 1.0
 TURN_RATIO = 0.25

@@ -22,8 +22,8 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_duration
 from kvdiag.model import Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
-from kvdiag.sources.agent_publication import devices_inside
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.agent_publication import devices_inside
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 

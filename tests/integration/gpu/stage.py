@@ -22,7 +22,7 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, KvPool, Load, Mark, Outcome, Phase, Sample
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.worker_thread import ThreadedReader

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm import gauges, harms
 from tests.integration.vllm.cli import kvdiag, started

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import BlockOwners, Facts, KvPool, Sample, Status, Timeline
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.meddling import Meddling
 from tests.integration.vllm.traffic import other_traffic

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.integration.vllm import gauges
 from tests.integration.vllm.cli import Result, finished, kvdiag, started
 from tests.integration.vllm.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun

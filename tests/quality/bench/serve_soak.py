@@ -32,7 +32,7 @@ from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Allocator, Device, Diagnosis, Engine, Facts, Gap, Lengths, Memory, Process, Timeline
 from kvdiag.sources import host
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.prometheus_text import Series
 from kvdiag.sources.worker_thread import ThreadedReader

@@ -25,6 +25,7 @@ NOTES = "KVDIAG_BENCH_NOTES"
 BENCHES = (
     "serve_cost",
     "agent_cost",
+    "census_cost",
     "serve_soak",
     "day_speed",
     "kv_score",

@@ -37,7 +37,8 @@ from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import ANCHORS, parse_shortage
 from kvdiag.server.request import BadRequestError, parse_request
 from kvdiag.server.web_config import read_web_config
-from kvdiag.sources import agent_profiles, agent_publication, black_boxes, prometheus_answers
+from kvdiag.sources import prometheus_answers
+from kvdiag.sources.agents import agent_profiles, agent_publication, black_boxes
 from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model

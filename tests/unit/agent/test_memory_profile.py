@@ -12,7 +12,7 @@ from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.profiling import Profiled, profile_processes
 from kvdiag.model import ProfileKind
-from kvdiag.sources.agent_profiles import MAX_TRACING_BYTES, ProfileFolder
+from kvdiag.sources.agents.agent_profiles import MAX_TRACING_BYTES, ProfileFolder
 from tests.unit.agent.subject import environment, run
 from tests.unit.agent.test_publishing import started, wait_for
 

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.trust import MARK, verified, weighed
 from kvdiag.model import Allocator, Diagnosis, Evidence, Finding, Memory, Sample, StepResult, Timeline
-from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.agents.agent_publication import devices_inside
 from tests.builders.answers import rows, step
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, NO_NVML, engine

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from kvdiag.feeds.live.profiling import profile_processes
 from kvdiag.model import Sample
-from kvdiag.sources.agent_profiles import ProfileFolder
+from kvdiag.sources.agents.agent_profiles import ProfileFolder
 from tests.integration.gpu.figures import Figure, at_least, at_most, exactly
 from tests.integration.gpu.scenario import Recorded, Scenario, ledger_figures
 from tests.integration.gpu.stage import POOL_BYTES, WEIGHTS_BYTES, Stage, StageError, published_after

@@ -14,7 +14,7 @@ from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.live.sampling import Clock
 from kvdiag.model import Diagnosis, Facts, Sample, Timeline
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.finders import Finding

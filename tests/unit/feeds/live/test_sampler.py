@@ -22,8 +22,8 @@ from kvdiag.feeds.live.sampling import (
 )
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Memory, Sample
 from kvdiag.sources import host
-from kvdiag.sources.agent_publication import devices_inside
-from kvdiag.sources.agents import AgentReading
+from kvdiag.sources.agents.agent_publication import devices_inside
+from kvdiag.sources.agents.allocator_files import AgentReading
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader

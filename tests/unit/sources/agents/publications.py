@@ -8,8 +8,8 @@ from typing import Any
 
 from kvdiag.agent.process import identity
 from kvdiag.model import Allocator, Memory, ReservedSplit
-from kvdiag.sources import agents
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents import allocator_files as agents
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 
 MIB = 2**20
 UUID = "01234567-89ab-cdef-0123-456789abcdef"

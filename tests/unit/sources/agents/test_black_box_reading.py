@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.black_boxes import parse, read_folder
+from kvdiag.sources.agents.black_boxes import parse, read_folder
 
 GIB = 2**30
 BOX: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvdiag.model import BlockOwners, LastHolder
-from kvdiag.sources.agent_publication import read_document
-from kvdiag.sources.agents import CENSUS, TorchAllocatorSource
+from kvdiag.sources.agents.agent_publication import read_document
+from kvdiag.sources.agents.allocator_files import CENSUS, TorchAllocatorSource
 from tests.unit.sources.agents.publications import CENSUS_PUBLICATION, PUBLICATION, SELF, write
 
 OWNERS = BlockOwners(

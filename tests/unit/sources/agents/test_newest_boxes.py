@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvdiag.model import FailedAllocation
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import PUBLICATION, SELF
 

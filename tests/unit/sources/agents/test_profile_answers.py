@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.agent_profiles import Asked, ProfileFolder, read_profile
-from kvdiag.sources.agent_publication import Publication
+from kvdiag.sources.agents.agent_profiles import Asked, ProfileFolder, read_profile
+from kvdiag.sources.agents.agent_publication import Publication
 from tests.builders.allocation_profiles import answer
 
 PUBLICATION = Publication(

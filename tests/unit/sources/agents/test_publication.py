@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvdiag.agent import document
 from kvdiag.model import Allocator, Device, Process
-from kvdiag.sources import agent_publication
-from kvdiag.sources.agent_publication import devices_inside, parse
+from kvdiag.sources.agents import agent_publication
+from kvdiag.sources.agents.agent_publication import devices_inside, parse
 from tests.builders.answers import containing
 from tests.unit.agent.subject import environment, installed, run
 from tests.unit.sources.agents.publications import MIB, PUBLICATION, READ, SELF, UUID, changed

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sources.agent_folder import FUTURE_SECONDS
-from kvdiag.sources.agents import TorchAllocatorSource
-from kvdiag.sources.black_boxes import read_file, read_folder
+from kvdiag.sources.agents.agent_folder import FUTURE_SECONDS
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
+from kvdiag.sources.agents.black_boxes import read_file, read_folder
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import NAME, PUBLICATION, READ, SELF, changed, read, write
 from tests.unit.sources.agents.test_newest_boxes import OWN, box

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvdiag.model import Gap
-from kvdiag.sources import agents
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents import allocator_files as agents
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import MIB, NAME, READ, SELF, changed, read, write
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvdiag.agent import thread
-from kvdiag.sources import agents
-from kvdiag.sources.agents import TorchAllocatorSource
+from kvdiag.sources.agents import allocator_files as agents
+from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import MIB, NAME, PUBLICATION, SELF, changed, read, write
 

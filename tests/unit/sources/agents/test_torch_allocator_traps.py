@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sources import agents
-from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES
-from kvdiag.sources.agents import MAX_ALLOCATORS, MAX_FILES, MAX_GAPS
+from kvdiag.sources.agents import allocator_files as agents
+from kvdiag.sources.agents.agent_folder import MAX_FILE_BYTES, MAX_NAMES
+from kvdiag.sources.agents.allocator_files import MAX_ALLOCATORS, MAX_FILES, MAX_GAPS
 from tests.builders.answers import containing
 from tests.unit.sources.agents.publications import PUBLICATION, READ, changed, read, write
 

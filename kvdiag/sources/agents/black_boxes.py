@@ -22,8 +22,16 @@ from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
-from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content, is_own, refuse_future
-from kvdiag.sources.agent_publication import MAX_DEVICES, Publication, check_format, plain, read_document
+from kvdiag.sources.agents.agent_folder import (
+    MAX_FILE_BYTES,
+    MAX_NAMES,
+    RefusedError,
+    Written,
+    content,
+    is_own,
+    refuse_future,
+)
+from kvdiag.sources.agents.agent_publication import MAX_DEVICES, Publication, check_format, plain, read_document
 from kvdiag.sources.bounded_json import decode_object
 
 SOURCE = "black_box"

@@ -21,9 +21,9 @@ from typing import Any
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, MAX_COUNT, MemoryProfile, ProfileKind
 from kvdiag.model.codec import from_plain
-from kvdiag.sources.agent_folder import ENDED, MAX_NAMES, RefusedError, content, is_own
-from kvdiag.sources.agent_publication import Publication, check_format, parse, plain
-from kvdiag.sources.agents import MAX_FILES, MIN_STALE_SECONDS, NAME, STALE_PERIODS
+from kvdiag.sources.agents.agent_folder import ENDED, MAX_NAMES, RefusedError, content, is_own
+from kvdiag.sources.agents.agent_publication import Publication, check_format, parse, plain
+from kvdiag.sources.agents.allocator_files import MAX_FILES, MIN_STALE_SECONDS, NAME, STALE_PERIODS
 from kvdiag.sources.bounded_json import decode_object
 
 FORMAT = 1

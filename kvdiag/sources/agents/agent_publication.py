@@ -14,8 +14,8 @@ from kvdiag.formatting import one_line
 from kvdiag.model import INSIDE, MAX_COUNT, Allocator, BlockOwners, Device, Process
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
+from kvdiag.sources.agents.census_publication import read_census
 from kvdiag.sources.bounded_json import decode_object
-from kvdiag.sources.census_publication import read_census
 from kvdiag.sources.host import program
 
 FORMAT = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvdiag.formatting import format_duration
-from kvdiag.sources.agent_publication import Publication
+from kvdiag.sources.agents.agent_publication import Publication
 
 MAX_NAMES = 4096
 MAX_FILE_BYTES = 256 * 2**10

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from kvdiag.formatting import format_duration
 from kvdiag.model import Allocator, BlockOwners, Gap
-from kvdiag.sources.agent_folder import ENDED, MAX_NAMES, RefusedError, Written, content, is_own
-from kvdiag.sources.agent_publication import Publication, parse, plain
-from kvdiag.sources.black_boxes import NewestBlackBoxes
+from kvdiag.sources.agents.agent_folder import ENDED, MAX_NAMES, RefusedError, Written, content, is_own
+from kvdiag.sources.agents.agent_publication import Publication, parse, plain
+from kvdiag.sources.agents.black_boxes import NewestBlackBoxes
 
 SOURCE = "torch_allocator"
 
