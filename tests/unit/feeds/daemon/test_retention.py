@@ -131,5 +131,6 @@ def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list
 
 def test_every_part_of_a_sample_has_its_source() -> None:
     """What keeps, thins and shows samples goes by the list of sources, so that no part may be missing there."""
-    beside = {"at_seconds", "load", "load_before", "gaps"}
+    # Profiles are made by a run, never by a daemon.
+    beside = {"at_seconds", "load", "load_before", "gaps", "profiles"}
     assert {field.name for field in fields(Sample)} - beside == set(PARTS.values())
