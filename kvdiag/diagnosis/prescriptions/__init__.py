@@ -5,4 +5,30 @@ of the device stays free (`device_room`). The figures are those of the running s
 `kvdiag.kv.fit.scenario`, as for `kvdiag fit`. Order of least harm: settings before hardware, those that end the finding
 before those that make it smaller, and then by what they cost those who send requests. A change that the engine has no
 flag for is left out; one that cannot be computed is among `missing`, with how to get its figure.
+
+The modules are imported for the first verdict that needs them: a daemon that watches a healthy server never does, and
+the cost model of `fit` would take 1 MiB of its memory.
 """
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["for_context", "for_requests", "joined_holes", "memory_won_back", "smaller_pool", "with_room_for"]
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*arguments, **named)
+
+    return call
+
+
+if TYPE_CHECKING:
+    from kvdiag.diagnosis.prescriptions.device_room import joined_holes, memory_won_back, smaller_pool, with_room_for
+    from kvdiag.diagnosis.prescriptions.pool_room import for_context, for_requests
+else:
+    joined_holes, memory_won_back, smaller_pool, with_room_for = (
+        _later("device_room", name) for name in ("joined_holes", "memory_won_back", "smaller_pool", "with_room_for")
+    )
+    for_context, for_requests = (_later("pool_room", name) for name in ("for_context", "for_requests"))

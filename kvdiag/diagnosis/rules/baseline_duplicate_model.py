@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
+from kvdiag.diagnosis.prescriptions import memory_won_back
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (
     NO_POOL,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
+from kvdiag.diagnosis.prescriptions import memory_won_back
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_duration, plural

@@ -7,8 +7,7 @@ what the model's config gives, free memory while idle, and the server's bytes ab
 from collections.abc import Iterable
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import smaller_pool
-from kvdiag.diagnosis.prescriptions.pool_room import for_context
+from kvdiag.diagnosis.prescriptions import for_context, smaller_pool
 from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import (
     NO_POOL,

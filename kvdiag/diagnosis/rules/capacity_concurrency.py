@@ -24,7 +24,7 @@ from typing import NamedTuple
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.pool_room import for_requests
+from kvdiag.diagnosis.prescriptions import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import began_busy, beside_others, gap_reason, pool_tokens, whole_load

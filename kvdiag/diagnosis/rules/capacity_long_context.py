@@ -7,8 +7,7 @@ has the whole pool and makes no progress are faults; a long request that complet
 from collections.abc import Iterator, Sequence
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import with_room_for
-from kvdiag.diagnosis.prescriptions.pool_room import for_context
+from kvdiag.diagnosis.prescriptions import for_context, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (

@@ -24,7 +24,7 @@ from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import joined_holes
+from kvdiag.diagnosis.prescriptions import joined_holes
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import (
     RecentReadings,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import memory_won_back
+from kvdiag.diagnosis.prescriptions import memory_won_back
 from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import (

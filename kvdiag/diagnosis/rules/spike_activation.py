@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.prescriptions.device_room import smaller_pool, with_room_for
+from kvdiag.diagnosis.prescriptions import smaller_pool, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.reserved_memory import confirmed, room_bytes
 from kvdiag.diagnosis.rule import worst
