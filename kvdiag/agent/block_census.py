@@ -47,6 +47,7 @@ UNSETTLED = 2
 """Counts in a row with more blocks unowned than known before the whole pool is looked at."""
 
 MAX_EARLIER = 3
+MAX_REQUESTS = 1024
 MAX_SUSPECTS = 4096
 MAX_ENDED = 2048
 MAX_LISTED = 64
@@ -127,7 +128,13 @@ class Census:
 
     def _note_ends(self, scheduler: Any) -> None:
         """Keep how requests ended that the scheduler has dropped since the last publication; release their objects."""
-        alive = dict(scheduler.requests)
+        requests = scheduler.requests
+        # A long queue holds no blocks, and copying it would hold the interpreter.
+        alive = (
+            dict(requests)
+            if len(requests) <= MAX_REQUESTS
+            else {one.request_id: one for one in list(scheduler.running)}
+        )
         for name in self._alive.keys() - alive.keys():
             self._ended[name] = _about(self._alive[name])
             if len(self._ended) > MAX_ENDED:
@@ -179,7 +186,12 @@ class Census:
         if due and connector is not None:
             pinned = yield from pinned_ids(connector, scheduler, pool)
             for one, suspect in self._suspects.items():
-                suspect.pinned = one in pinned
+                if pinned is None:
+                    # Nothing shows that the connector does not use it.
+                    suspect.counts = min(suspect.counts, CONFIRMED - 1)
+                elif suspect.counts:
+                    suspect.pinned = one in pinned
+                    suspect.counts = 1 if suspect.pinned else suspect.counts
         self._counts += 1
         self._loading.update(count.loading)
         self._loading &= self._alive.keys() | self._ended.keys()

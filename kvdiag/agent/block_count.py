@@ -17,7 +17,6 @@ OWNERS = ("running", "waiting", "connector", "deferred", "pinned")
 STEP_BLOCKS = 200
 STEP_COPIED = 2000
 STEP_REQUESTS = 32
-MAX_TRIES = 4
 MAX_UNHASHED = 64
 
 _request_id = operator.attrgetter("request_id")
@@ -78,7 +77,7 @@ class Count(NamedTuple):
 
 
 def take(scheduler: Any, asked: list[int]) -> Steps:
-    """A `Count`, or `None` where the engine was at work during every try; yields after each short step.
+    """A `Count`, or `None` where the engine was at work meanwhile; yields after each short step.
 
     Raises:
         AttributeError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
@@ -86,21 +85,22 @@ def take(scheduler: Any, asked: list[int]) -> Steps:
     pool, managers = pool_of(scheduler)
     size = _whole(pool.num_gpu_blocks, "num_gpu_blocks")
     null = getattr(pool, "null_block", None)
-    for _ in range(MAX_TRIES):
-        before = _free_list(pool)
-        lists: list[Lists] = []
-        finished, loading = yield from _copy(scheduler, managers, lists)
-        referenced = {one for one in asked if pool.blocks[one].ref_cnt > 0}
-        idle = not scheduler.requests
-        # A new set in every step (Scheduler._update_after_schedule).
-        step = scheduler.finished_req_ids
-        free, *ends = _free_list(pool)
-        if free == before[0] and all(map(operator.is_, ends, before[1:])):
-            break
+    before = _free_list(pool)
+    lists: list[Lists] = []
+    finished: list[str] = []
+    loading: list[str] = []
+    for _ in _copy(scheduler, managers, lists, finished, loading):
         yield 0
-    else:
+        # What is copied for nothing costs the engine the same.
+        if not _is_same(before, _free_list(pool)):
+            return None
+    referenced = {one for one in asked if pool.blocks[one].ref_cnt > 0}
+    idle = not scheduler.requests
+    # A new set in every step (Scheduler._update_after_schedule).
+    step = scheduler.finished_req_ids
+    if not _is_same(before, _free_list(pool)):
         return None
-    free = _whole(free, "free blocks")
+    free = _whole(before[0], "free blocks")
     cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
     # A large pool takes seconds to count: meanwhile its scheduler may be given up.
     del scheduler
@@ -148,14 +148,18 @@ def _free_list(pool: Any) -> tuple[Any, ...]:
     return pool.get_num_free_blocks(), first, last
 
 
-def _copy(scheduler: Any, managers: list[Any], lists: list[Lists]) -> Steps:
-    """Copy the lists of all owners; returns the requests that are finished, and those that wait for a connector."""
+def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    return bool(before[0] == after[0]) and all(map(operator.is_, before[1:], after[1:]))
+
+
+def _copy(scheduler: Any, managers: list[Any], lists: list[Lists], finished: list[str], loading: list[str]) -> Steps:
+    """Copy the lists of all owners, and the names of requests that are finished, or wait for a connector."""
     running = set(map(_request_id, list(scheduler.running)))
-    finished: list[str] = []
-    loading: list[str] = []
     copied = {owner: [Lists(owner, group) for group in range(len(managers))] for owner in OWNERS}
+    pool = scheduler.kv_cache_manager.block_pool
+    since = 0
     for group, manager in enumerate(managers):
-        for number, name in enumerate(list(manager.req_to_blocks)):
+        for name in list(manager.req_to_blocks):
             owner = "running" if name in running else _owner(name, scheduler, finished, loading)
             # The blocks of a request that the scheduler has dropped are never released.
             blocks = manager.req_to_blocks.get(name) if owner else None
@@ -166,15 +170,18 @@ def _copy(scheduler: Any, managers: list[Any], lists: list[Lists]) -> Steps:
                     if start:
                         yield 0
                 into.end(name)
-            if number % STEP_REQUESTS == STEP_REQUESTS - 1:
+                since += len(blocks) % STEP_COPIED
+            since += STEP_COPIED // STEP_REQUESTS
+            if since >= STEP_COPIED:
+                since = 0
                 yield 0
         # Both ends of a copy of a block in flight.
         for pair in list(getattr(manager, "_pending_cow_copies", ())):
             copied["pinned"][group].blocks += pair
     for _, blocks in list(getattr(scheduler, "deferred_frees", ())):
-        copied["deferred"][0].blocks += blocks
+        # Those of another pool, in the host's memory, have the same ids.
+        copied["deferred"][0].blocks += [one for one in blocks if getattr(one, "pool", None) in (None, pool)]
     lists += [each for owner in OWNERS for each in copied[owner] if each.blocks]
-    return finished, loading
 
 
 def _owner(name: str, scheduler: Any, finished: list[str], loading: list[str]) -> str | None:

@@ -24,15 +24,19 @@ _PLAIN = (str, bytes, float, bool, type(None), type)
 
 
 def pinned_ids(connector: Any, scheduler: Any, pool: Any) -> Steps:
-    """The ids of the blocks that a connector's records name; yields after each short step."""
+    """The ids of the pool's blocks that a connector's records name; yields after each short step.
+
+    `None` where the records are too many to be walked: any block may be among the others.
+    """
     kind = type(pool.blocks[0])
+    blocks_of_pool = pool.blocks
     seen = {id(scheduler), id(pool), id(getattr(scheduler, "kv_cache_manager", None)), id(pool.blocks)}
     del scheduler
     found: set[int] = set()
     left: list[tuple[Any, bool, int]] = [(connector, False, 0)]
     for number in range(MAX_OBJECTS):
         if not left:
-            break
+            return found
         if number % STEP_OBJECTS == STEP_OBJECTS - 1:
             yield STEP_OBJECTS
         one, blocks, depth = left.pop()
@@ -40,11 +44,13 @@ def pinned_ids(connector: Any, scheduler: Any, pool: Any) -> Steps:
             if blocks:
                 found.add(one)
         elif isinstance(one, kind):
-            found.add(one.block_id)
+            # A pool in the host's memory has blocks of the same class, and of the same ids.
+            if one.block_id < len(blocks_of_pool) and blocks_of_pool[one.block_id] is one:
+                found.add(one.block_id)
         elif not isinstance(one, _PLAIN) and id(one) not in seen and depth < MAX_DEPTH:
             seen.add(id(one))
             left += [(inner, named, depth + 1) for inner, named in _inside(one, blocks)]
-    return found
+    return None
 
 
 def _inside(one: Any, blocks: bool) -> list[tuple[Any, bool]]:

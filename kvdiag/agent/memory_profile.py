@@ -38,6 +38,7 @@ MIN_SECONDS, MAX_SECONDS = 0.1, 600.0
 MAX_TRACING_BYTES = 256 * 2**20
 WARMUP_RATIO = 0.25
 WATCH_SECONDS = 0.2
+ENDING_SECONDS = 2.0
 SLICE = 500
 """Traces summed at once: about half a millisecond of the interpreter."""
 
@@ -58,6 +59,10 @@ class RefusedError(Exception):
     """A request that is not carried out; the message says why."""
 
 
+class WithdrawnError(Exception):
+    """The request that is being carried out was removed or replaced."""
+
+
 class Profiler:
     """Carries out the requests for one process, one at a time, each in a thread of its own."""
 
@@ -66,7 +71,7 @@ class Profiler:
         self._folder = folder
         self._name = name
         self._asked_at = folder.asked_at(self._request)
-        self._stop: Callable[[], None] | None = None
+        self._tracer: Host | Device | None = None
 
     @property
     def _request(self) -> str:
@@ -82,10 +87,12 @@ class Profiler:
 
     def abandon(self) -> None:
         """Stop tracing in a child, which has this process's traces and none of its threads."""
-        if self._stop is not None:
-            self._stop()
+        # Torch's history takes a lock of its allocator, which a thread of the parent may have held.
+        if isinstance(self._tracer, Host):
+            self._tracer.stop()
 
     def _run(self) -> None:
+        asked_at = self._asked_at
         with contextlib.suppress(BaseException):
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             asked = request(self._folder.content(self._request, MAX_REQUEST_BYTES))
@@ -93,7 +100,10 @@ class Profiler:
             # A folder that cannot be written is noticed before anything is traced.
             self._folder.put(f"profile-{self._name}.json", {**result, "state": "tracing"})
             try:
-                result.update(self._profiled(asked), state="done")
+                result.update(self._profiled(asked, asked_at), state="done")
+            except WithdrawnError:
+                # The answer may be that of another request by now.
+                return
             except Exception as error:  # noqa: BLE001 - the reader is informed, the server is not
                 result.update(state="refused", reason=str(error) if isinstance(error, RefusedError) else short(error))
             for _ in range(WRITE_ATTEMPTS):
@@ -102,23 +112,27 @@ class Profiler:
                     return
                 time.sleep(1.0)
 
-    def _profiled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if self._stop is not None:
+    def _profiled(self, asked: Mapping[str, Any], asked_at: int | None) -> dict[str, Any]:
+        def refuse_withdrawn() -> None:
+            if self._folder.asked_at(self._request) != asked_at:
+                raise WithdrawnError
+
+        until_seconds = time.monotonic() + ENDING_SECONDS
+        while self._tracer is not None and time.monotonic() < until_seconds:
+            # One that was withdrawn notices it within `WATCH_SECONDS`.
+            time.sleep(WATCH_SECONDS)
+        if self._tracer is not None:
             raise RefusedError("this process is being profiled already")
         tracer = Host() if asked["kind"] == "host" else Device()
         tracer.start()
-        self._stop = tracer.stop
+        self._tracer = tracer
         try:
-            snapshots = traced(tracer, asked["seconds"], asked["max_tracing_bytes"], self._refuse_withdrawn)
+            snapshots = traced(tracer, asked["seconds"], asked["max_tracing_bytes"], refuse_withdrawn)
         finally:
             tracer.stop()
-            self._stop = None
+            self._tracer = None
         # Summed when nothing is traced any more: sums are allocations too.
         return compared(*snapshots)
-
-    def _refuse_withdrawn(self) -> None:
-        if self._folder.asked_at(self._request) is None:
-            raise RefusedError("the request was withdrawn")
 
 
 def request(text: bytes) -> dict[str, Any]:
@@ -164,7 +178,7 @@ def traced(
 
     began_seconds = time.monotonic()
     full = wait(began_seconds + seconds * WARMUP_RATIO)
-    first = None if full else _snapshot(tracer)
+    first = None if full else _snapshot(tracer, first=True)
     if first is not None:
         full = wait(began_seconds + seconds)
     last = _snapshot(tracer)
@@ -200,15 +214,19 @@ def growth(first: Mapping[Stack, Any], last: Mapping[Stack, Any]) -> dict[Stack,
     return changes
 
 
-def _snapshot(tracer: Any) -> dict[str, Any]:
+def _snapshot(tracer: Any, *, first: bool = False) -> dict[str, Any]:
     """The process's memory and every live trace, as it is: a list of (domain, bytes, stack, …)."""
     at_seconds = time.monotonic()
-    host = process.host_bytes()
+    host = {} if first else process.host_bytes()
     began_seconds = time.perf_counter()
     traces = tracer.traces()
+    held_seconds = time.perf_counter() - began_seconds
+    if first:
+        # The list of traces stays until the end: it is no growth.
+        host = process.host_bytes()
     return {
         "at_monotonic_seconds": at_seconds,
-        "held_seconds": time.perf_counter() - began_seconds,
+        "held_seconds": held_seconds,
         "tracing_bytes": tracer.tracing_bytes(),
         **host,
         **tracer.figures(),

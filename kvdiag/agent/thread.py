@@ -176,11 +176,12 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     """Start an agent in the child, which has the parent's memory but none of its threads."""
     with contextlib.suppress(BaseException):
-        if (profiler := _agents[0].profiler) is not None:
-            profiler.abandon()
+        before = _agents[0]
         vllm_scheduler.forget()
-        _agents[0] = Agent(_agents[0].directory, _agents[0].period_seconds)
+        _agents[0] = Agent(before.directory, before.period_seconds)
         _agents[0].start()
+        if before.profiler is not None:
+            before.profiler.abandon()
 
 
 def _end() -> None:

@@ -57,14 +57,20 @@ def wrap(module: Any) -> bool:
 
 
 class _Finder:
-    """Sees the import of one module, wraps what it defines, and removes itself."""
+    """Waits for the import of one module, and wraps what it defines.
+
+    It stays in the list of finders: an import that walks the list, in any thread, would skip the one after it.
+    """
+
+    def __init__(self) -> None:
+        """Wait."""
+        self._done = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Python's own spec of the module, whose execution ends in `wrap`; `None` for every other module."""
-        if name != MODULE:
+        if name != MODULE or self._done:
             return None
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
+        self._done = True
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         loader = None if spec is None else spec.loader
         if loader is not None:

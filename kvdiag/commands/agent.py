@@ -102,8 +102,9 @@ def profile(
     is shown by stack, with the share of the process's growth that it explains. Where Python explains none of it,
     the growth is native: malloc arenas, tensors on the CPU, NCCL, a transport.
 
-    Tracing slows Python code that allocates much by 1.5 to 4 times, takes about 16 MiB at most in each process, and
-    holds its interpreter twice, for 0.2 s at most. It ends by itself. --device keeps the stack of each of torch's
+    Tracing slows Python code that allocates much by 1.5 to 4 times, takes about 50 MiB at most in each process, and
+    holds its interpreter twice, for 0.2 s at most. On Python before 3.12.9 or 3.13.2 its end may crash the process
+    (CPython gh-128679). It ends by itself. --device keeps the stack of each of torch's
     allocations instead.
     """
     if agent_dir is None:
@@ -114,7 +115,7 @@ def profile(
         processes = _chosen(folder.processes(), agent_dir, role)
         with show_turns() as show:
             names = ", ".join(f"{one.title} {one.pid}" for one in processes)
-            show(f"tracing {names} for {format_duration(seconds)}: slows Python code, takes up to 16 MiB in each")
+            show(f"tracing {names} for {format_duration(seconds)}: slows Python, takes up to 50 MiB in each")
             found = asyncio.run(_profiled(folder, processes, kind, seconds, url, access, show))
     finally:
         folder.close()

@@ -34,8 +34,9 @@ def profiling(
         return profiles(grown[0]) if grown else None
 
     async def profiles(finding: Finding) -> tuple[MemoryProfile, ...]:
-        folder = ProfileFolder(agent_dir)
+        folder = None
         try:
+            folder = ProfileFolder(agent_dir)
             processes = folder.processes()
             pid = (finding.holder or "").rpartition(" ")[2]
             own = [one for one in processes if str(one.pid) == pid] or processes
@@ -43,10 +44,13 @@ def profiling(
             made = await profile_processes(
                 folder, own[:MAX_PROFILED], PROFILED[finding.id], seconds, client=server.engine
             )
+            if len(own) > MAX_PROFILED:
+                click.echo(f"only {MAX_PROFILED} of {len(own)} processes were profiled", err=True)
         except KvdiagError as error:
             made = (Profiled(process="", problem=str(error)),)
         finally:
-            folder.close()
+            if folder is not None:
+                folder.close()
         for one in made:
             if one.problem is not None:
                 click.echo(one.problem, err=True)

@@ -38,14 +38,21 @@ def owners_finding(rule_id: str, timeline: Timeline, facts: Facts, limits: Limit
         return Finding(rule_id, "suspect", late, evidence)
     engines = {pool.engine for pool in facts.pools}
     closed = min(one.closed_counts for one in counts)
-    if closed < limits.census_counts or not engines <= {one.engine for one in counts}:
+    if closed < limits.census_counts or not engines or not engines <= {one.engine for one in counts}:
         return None
     summary = f"every block in use has an owner in {plural(closed, 'count')} in a row (detection limit 1 block)"
     return Finding(rule_id, "ok", summary, evidence)
 
 
-def combined(counted: Finding, outside: Finding) -> Finding:
-    """One finding of the counts inside the engine and of the blocks in use while it was idle, where both are faults."""
+def combined(counted: Finding, outside: Finding, timeline: Timeline, limits: Limits) -> Finding:
+    """One finding of the counts inside the engine and of the blocks in use while it was idle.
+
+    Blocks that a connector holds are in use by no request, also where all have an owner: their verdict stays.
+    """
+    in_doubt = ("connector", "pinned", "deferred")
+    held = any(one.by_owner[owner] for one in newest_owners(timeline, limits) for owner in in_doubt)
+    if counted.status == "ok" and outside.status in ("suspect", "fault") and held:
+        return outside
     if counted.status != "fault" or outside.status != "fault":
         return counted
     who = counted.summary.partition("; ")[2]

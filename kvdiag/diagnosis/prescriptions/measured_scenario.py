@@ -26,6 +26,9 @@ from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.model import Facts, KvPool, Timeline
 
+ROUNDING = 1e-6
+"""Of hundredths of a share that were computed."""
+
 _DTYPE = "bfloat16"
 _CHANGES = {FRACTION: "a larger pool", FP8: "an fp8 KV cache", WIDER: "more GPUs"}
 
@@ -181,7 +184,8 @@ def resized(facts: Facts, server: Measured, before: Plan, after: Plan) -> str | 
     new, old = (plan.budgets[0].memory_fraction_ratio for plan in (after, before))
     if server.fraction_known:
         return typed(name, setting, f"{new:g}")
-    by = math.floor(100 * (new - old)) / 100
+    # What is raised by less would not be enough, and what is lowered by more is enough.
+    by = (math.ceil(100 * (new - old) - ROUNDING) if new > old else math.floor(100 * (new - old) + ROUNDING)) / 100
     return f"{'raise' if by > 0 else 'lower'} {typed(name, setting)} by {abs(by):g}" if by else None
 
 

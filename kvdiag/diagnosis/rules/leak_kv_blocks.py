@@ -72,19 +72,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks in use at the end of every idle interval with 0; else look for requests that never end."""
     found = _judged(timeline, facts, limits)
     counted = owners_finding(ID, timeline, facts, limits)
-    if counted is not None and (counted.status == "fault" or not _past(timeline, facts, limits)):
-        found = (combined(counted, found[0]),)
+    # Earlier samples may show a problem that owners counted now cannot show.
+    past = late_frees(timeline, facts, limits) or hit_collapse(timeline, limits)
+    if counted is not None and (counted.status == "fault" or not past):
+        found = (combined(counted, found[0], timeline, limits),)
     stall = None if found[0].status in ("fault", "suspect") else stalled(timeline, facts, limits)
     if stall is None or not stall.blocks:
         return found
     total = sum(pool.usable_blocks for pool in facts.pools)
     held = f"{format_count(stall.blocks)} of {plural(total, f'KV {facts.capabilities.unit}')}"
     return (stall.finding(ID, f"{held} in use, {stall.requests}"),)
-
-
-def _past(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
-    """Whether earlier samples show a problem that owners counted now cannot show."""
-    return bool(late_frees(timeline, facts, limits)) or hit_collapse(timeline, limits) is not None
 
 
 def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:

@@ -60,7 +60,9 @@ async def profile_processes(
         await _turn_without(turn_seconds, progress)
         asked, found = _ask(folder, processes, kind, seconds)
         if not asked:
-            raise KvdiagError(found[0].problem or "")
+            raise KvdiagError(
+                next((one.problem for one in found if one.problem), "no agent publishes in the directory")
+            )
         try:
             progress(f"tracing {plural(len(asked), 'process', 'processes')}")
             found += await asyncio.gather(*(_answer(folder, one, seconds) for one in asked))
@@ -100,7 +102,9 @@ async def _answer(folder: ProfileFolder, asked: Asked, seconds: float) -> Profil
                 if (profile := folder.answer(asked)) is not None:
                     return Profiled(process=asked.name, profile=profile)
     except TimeoutError:
-        waited = "no answer in time: its agent is older than this kvdiag, or the folder's disk is full"
+        waited = (
+            "no answer in time: kvdiag's user may not ask in the directory, its disk is full, or the agent is older"
+        )
         return Profiled(process=asked.name, problem=f"{asked.name}: {waited}")
     except KvdiagError as error:
         return Profiled(process=asked.name, problem=str(error))

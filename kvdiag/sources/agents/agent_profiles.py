@@ -33,9 +33,8 @@ MAX_SECONDS = 600.0
 ABANDONED_SECONDS = MAX_SECONDS + 60.0
 """After which a request is none any more: the kvdiag that asked was killed."""
 
-MAX_TRACING_BYTES = 16 * 2**20
-"""What the traces of one process may take: about 150,000 live allocations, which hold the interpreter for 0.2 s when
-they are read."""
+MAX_TRACING_BYTES = 8 * 2**20
+"""What the traces of one process may take: some 130,000 live allocations, whose two lists take another 40 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

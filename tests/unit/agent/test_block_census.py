@@ -166,6 +166,16 @@ class Connector:
         self.request = Request("with a prompt")
 
 
+def test_blocks_of_another_pool_are_not_pinned() -> None:
+    """A connector's own pool, in the host's memory, has blocks of the same class and ids: they hide no orphan."""
+    scheduler = Vllm()
+    scheduler.connector = Connector()
+    scheduler.start("kept")
+    scheduler.connector.blocks = Scheduler(1001).pool.blocks
+    scheduler.end("kept", lost=2)
+    assert {"orphaned": 2} == owners(counted(scheduler, times=8))
+
+
 def test_blocks_that_a_connector_names_are_pinned() -> None:
     """They have no request and are no orphans; the connector's own memory on the host names none of the pool's."""
     scheduler, census = Vllm(), Census()

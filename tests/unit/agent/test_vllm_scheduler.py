@@ -49,18 +49,36 @@ def vllm(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (WATCH + MADE + SHOW, [6, True, 0]),
+        (WATCH + MADE + SHOW, [6, True, 1]),
         (MADE.replace("made =", "first =") + WATCH + MADE + SHOW, [6, True, 0]),
         (WATCH + WATCH + SHOW, [None, True, 1]),
-        (WATCH + MADE + "del made" + SHOW, [None, True, 0]),
-        (WATCH + MADE + "vllm_scheduler.forget()" + SHOW, [None, False, 0]),
+        (WATCH + MADE + "del made" + SHOW, [None, True, 1]),
+        (WATCH + MADE + "vllm_scheduler.forget()" + SHOW, [None, False, 1]),
     ],
     ids=["before its import", "after its import", "never imported", "given up", "forked"],
 )
 def test_scheduler_is_found(agent: Path, vllm: Path, program: str, expected: list[object]) -> None:
-    """The newest one, of a derived class too, by a weak reference; the finder removes itself."""
+    """The newest one, of a derived class too, by a weak reference; one finder waits for it, and stays."""
     env = environment(agent, None)
     assert expected == run(program, {**env, "PYTHONPATH": f"{vllm}:{env['PYTHONPATH']}"})
+
+
+def test_finder_after_it_is_asked(agent: Path, vllm: Path) -> None:
+    """Another tool's finder finds a module that Python's own does not, as if the agent were not there."""
+    program = WATCH + (
+        "import importlib.abc, importlib.util, json, sys\n"
+        "class Own(importlib.abc.MetaPathFinder, importlib.abc.Loader):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'vllm.v1.core.sched.scheduler': return importlib.util.spec_from_loader(name, self)\n"
+        "    def create_module(self, spec): return None\n"
+        "    def exec_module(self, module): module.Scheduler = type('Scheduler', (), {})\n"
+        "sys.meta_path.insert(1, Own())\n"
+        "from vllm.v1.core.sched.scheduler import Scheduler\n"
+        "print(json.dumps(Scheduler.__name__))"
+    )
+    (vllm / "vllm" / "v1" / "core" / "sched" / "scheduler.py").unlink()
+    env = environment(agent, None)
+    assert "Scheduler" == run(program, {**env, "PYTHONPATH": f"{vllm}:{env['PYTHONPATH']}"})
 
 
 def test_constructor_that_fails_is_unchanged(agent: Path, vllm: Path) -> None:

@@ -120,7 +120,7 @@ def test_sglangs_share_is_raised_where_the_pool_is_too_small() -> None:
     """Its share is not reported: by how much to raise it follows all the same; more fits, so it is not lowered."""
     sized = replace(SIX, pool_bytes=SIX.total_blocks * 2 * MIB, bytes_computed=True, memory_fraction_ratio=None)
     found = fixes(crowded(replace(known(sized), engine_name="sglang")))
-    assert ["raise --mem-fraction-static by 0.01"] == [change for change in found if "fraction" in change]
+    assert ["raise --mem-fraction-static by 0.02"] == [change for change in found if "fraction" in change]
 
 
 def test_shares_of_what_the_weights_leave_are_not_guessed() -> None:

@@ -1,8 +1,13 @@
 """Requests that a server finished while its processes were profiled, and its speed before, during and after."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from kvdiag.feeds.live.profiling import counted_load
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live.profiling import counted_load, profile_processes
+from kvdiag.sources.agents.agent_profiles import ProfileFolder
 from tests.builders.allocation_profiles import profile
 from tests.builders.values import MIB
 
@@ -25,3 +30,11 @@ def test_requests_are_counted_between_the_snapshots() -> None:
 def test_requests_that_were_not_counted_are_unknown(counts: list[tuple[float, int]]) -> None:
     """Without counts around both snapshots, and where the server restarted, there is no growth per request."""
     assert counted_load(PROFILE, counts).requests is None
+
+
+def test_no_process_to_profile_is_an_error(tmp_path: Path) -> None:
+    """Where no agent publishes, as where the server was started without it."""
+    folder = ProfileFolder(tmp_path)
+    with pytest.raises(KvdiagError):
+        asyncio.run(profile_processes(folder, folder.processes(), "host", 1.0))
+    folder.close()
