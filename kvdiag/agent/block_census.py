@@ -11,8 +11,10 @@ it is not released before the server restarts. In this order:
 3. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
 4. The last counts know the request that held an orphan last; requests that ended within one count stay unknown.
 
-The interpreter is held for `HOLD_SECONDS` and one short step, and a publication takes `BUDGET_SECONDS`: a large pool is
-counted over several publications. Prompts and tokens are never read.
+Steps are short, with a pause after `HOLD_SECONDS` of them, and a publication ends after `BUDGET_SECONDS`: a large pool
+is counted over several publications. The copy of the lists of blocks is one exception, because the engine must not work
+meanwhile: it is made once a publication at most, and given up when blocks have come or gone. Prompts and tokens are
+never read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The blocks that a KV connector's own records name: those that it reads or writes after their request let go of them.
 
 Connectors take references without a request (SimpleCPUOffloadScheduler.touch, the Mooncake store's `_pinned_saves`),
-each with a record of another kind. Its objects are therefore walked: blocks count, and numbers in what is called blocks
-or pinned, and not of the host. A record that outlives its transfer still hides its blocks here; their age shows it.
+each with a record of another kind. Its objects are therefore walked: blocks of the pool count, and numbers in what is
+called blocks or pinned, and not of the host. A record that outlives its transfer still hides its blocks here; their age
+shows it.
 """
 
 from __future__ import annotations
