@@ -13,7 +13,7 @@ it is not released before the server restarts. In this order:
 
 Steps are short, with a pause after `HOLD_SECONDS` of them, and a publication ends after `BUDGET_SECONDS`: a large pool
 is counted over several publications. The copy of the lists of blocks is one exception, because the engine must not work
-meanwhile: it is made once a publication at most, and given up when blocks have come or gone. Prompts and tokens are
+meanwhile: it is made once a publication at most, and given up once the free blocks have changed. Prompts and tokens are
 never read.
 """
 

@@ -98,5 +98,6 @@ class Api(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     RUNNERS[NAME].load(int(NUM_CTX))
+    server = ThreadingHTTPServer(("127.0.0.1", int(PORT)), Api)
     print("ready", flush=True)  # noqa: T201
-    ThreadingHTTPServer(("127.0.0.1", int(PORT)), Api).serve_forever()
+    server.serve_forever()

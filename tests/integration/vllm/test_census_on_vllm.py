@@ -10,6 +10,7 @@ from kvdiag.model import BlockOwners, Facts, KvPool, Sample, Status, Timeline
 from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.meddling import Meddling
+from tests.integration.vllm.side_by_side import completion
 from tests.integration.vllm.traffic import other_traffic
 
 pytestmark = pytest.mark.real_vllm
@@ -54,6 +55,8 @@ def test_leak_is_found_while_requests_run(meddling: Meddling) -> None:
         )  # fmt: skip
         with meddling.leaking(2):
             leaks = counted(meddling, lambda one: bool(one.orphaned_blocks and one.last_holders))
+        # What was kept is released as the next request finishes.
+        completion(meddling.server)
     assert 0 == closed.orphaned_blocks
     assert ("ok", "fault") == (verdict(closed), verdict(leaks))
     assert {300} == {one.prompt_tokens for one in leaks.last_holders}
