@@ -14,11 +14,33 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
-from kvdiag.diagnosis.limits import ADMISSION_LIMITS
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Engine, Facts, KvPool, Lengths
 
 Decision = Literal["admit", "wait", "shed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """When a request is admitted, waits or is shed."""
+
+    caution_ratio: float = 0.9
+    """Output length assumed for the new request, as a quantile of finished ones; other requests count with the mean."""
+
+    reserve_ratio: float = 0.05
+    """Share of the pool that stays free: requests finish in bursts, and the newest sample is a second old."""
+
+    min_finished: int = 20
+    """Finished requests needed before their lengths are used: with fewer, one long request decides the quantile."""
+
+    max_queued_ratio: float = 1.0
+    """Shed when the queue needs more than this share of the pool: a request would wait for a whole turnover."""
+
+    stale_seconds: float = 5.0
+    """Samples older than this are ignored: requests start and finish in less."""
+
+
+ADMISSION_LIMITS = AdmissionLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 They stand together so that two rules cannot use two figures for one thing, and are passed to every rule, so that tests
 and benchmarks can vary them; users set only the few of `commands/options/thresholds`. A docstring says what a value
 separates and where it comes from: the engine's source, a measurement, or reports. Those of growth and of a fleet are
-nested (growth/growth_limits.py); admission has its own.
+nested (growth/growth_limits.py); kvdiag/admission.py has its own.
 """
 
 from dataclasses import dataclass
@@ -15,29 +15,6 @@ from kvdiag.model import PressureThresholds
 
 PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)
 """A free fifth absorbs a burst; with a free tenth the next requests wait. The alerts use the same figures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """When a request is admitted, waits or is shed (kvdiag/admission.py)."""
-
-    caution_ratio: float = 0.9
-    """Output length assumed for the new request, as a quantile of finished ones; other requests count with the mean."""
-
-    reserve_ratio: float = 0.05
-    """Share of the pool that stays free: requests finish in bursts, and the newest sample is a second old."""
-
-    min_finished: int = 20
-    """Finished requests needed before their lengths are used: with fewer, one long request decides the quantile."""
-
-    max_queued_ratio: float = 1.0
-    """Shed when the queue needs more than this share of the pool: a request would wait for a whole turnover."""
-
-    stale_seconds: float = 5.0
-    """Samples older than this are ignored: requests start and finish in less."""
-
-
-ADMISSION_LIMITS = AdmissionLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.admission import Advice, Wish, advise
-from kvdiag.diagnosis.limits import ADMISSION_LIMITS
+from kvdiag.admission import ADMISSION_LIMITS, Advice, Wish, advise
 from kvdiag.model import Engine, Facts, Lengths
 from tests.builders.values import engine, holding, pool
 from tests.quality.bench.admission_replay import arrivals, replay

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 
-from kvdiag.diagnosis.limits import ADMISSION_LIMITS, DEFAULT_LIMITS
+from kvdiag.admission import ADMISSION_LIMITS
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 
 

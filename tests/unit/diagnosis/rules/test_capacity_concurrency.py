@@ -13,7 +13,6 @@ from tests.builders.values import NO_ANSWER, engine, holding, pool, seen
 from tests.builders.worlds import SMALL_POOL, World, facts
 
 ONE_POOL = Facts(pools=(pool(),))
-
 FULL = World(pools=(SMALL_POOL,), max_model_len_tokens=17_600, resident_at_once=7)
 
 
