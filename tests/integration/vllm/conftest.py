@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.require import require
 from tests.integration.vllm import engine_env, gauges
 from tests.integration.vllm.cli import Result, kvdiag
-from tests.integration.vllm.engine import PLUGINS, Engine
+from tests.integration.vllm.engine import PLUGINS, STARTS, Engine
 from tests.integration.vllm.meddling import Meddling
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.integration.vllm.side_by_side import completion
@@ -38,6 +38,7 @@ class VllmHome:
         model: str = "llama",
         env: Mapping[str, str] | None = None,
         max_model_len_tokens: int = 20_000,
+        starts: int = STARTS,
     ) -> Engine:
         """A server, not started; its log is called after `name`."""
         return Engine(
@@ -47,6 +48,7 @@ class VllmHome:
             args=args,
             env=env,
             max_model_len_tokens=max_model_len_tokens,
+            starts=starts,
         )
 
 

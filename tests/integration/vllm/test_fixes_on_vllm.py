@@ -39,7 +39,7 @@ def test_fewer_requests_at_once_are_not_preempted(vllm: VllmHome, tmp_path: Path
 def test_a_pool_below_the_admitted_length_starts_with_the_prescribed_one(vllm: VllmHome) -> None:
     """A real vLLM 0.32 refuses to start where its longest request does not fit: with the fix of its log it serves."""
     args = ("--num-gpu-blocks-override", "60", "--block-size", "128")
-    refused = vllm.engine("context-before", *args, max_model_len_tokens=20_000)
+    refused = vllm.engine("context-before", *args, max_model_len_tokens=20_000, starts=1)
     with pytest.raises(EngineError), refused:
         pass
     (found,) = [
