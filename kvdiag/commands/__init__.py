@@ -43,11 +43,13 @@ COMMANDS: Mapping[str, str] = {
     "alerts": "Print the Prometheus alerting rules.",
     "agent": "Install the agent that reports torch's memory.",
     "drill": "Run a simulated server with a chosen fault.",
+    "completion": "Print the script that completes commands in a shell.",
+    "man": "Print the manual page of all commands.",
 }
 """One-line help by name. A command's module is `kvdiag/commands/NAME.py`; its click command is called `command`."""
 
 
-SILENT = frozenset({"fit", "agent"})
+SILENT = frozenset({"fit", "agent", "completion", "man"})
 """Commands that log only with -v: importing the log library would take a fifth of their time."""
 
 
@@ -186,7 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("interrupted")
     except KvdiagError as error:
         _complain(str(error))
-    except SystemExit:
+    except SystemExit as leave:
+        if not leave.code:
+            return 0  # completions are printed
         # click exits with 1 when the reader of stdout has exited (`kvdiag run | head`), which would read as a verdict.
         close_stdout()
     except Exception as error:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
