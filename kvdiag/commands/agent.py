@@ -3,7 +3,6 @@
 A profile costs the server something, which is printed before it begins; its measured cost is part of the result.
 """
 
-import asyncio
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import kvdiag.agent
 from kvdiag import files as files_
 from kvdiag.commands import EXIT_UNKNOWN, CommandGroup
 from kvdiag.commands.connect import base_url, open_client
+from kvdiag.commands.interruption import interruptible
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text, show_turns
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
@@ -116,7 +116,9 @@ def profile(
         with show_turns() as show:
             names = ", ".join(f"{one.title} {one.pid}" for one in processes)
             show(f"tracing {names} for {format_duration(seconds)}: slows Python, takes up to 50 MiB in each")
-            found = asyncio.run(_profiled(folder, processes, kind, seconds, url, access, show))
+            found = interruptible(_profiled(folder, processes, kind, seconds, url, access, show))
+    except KeyboardInterrupt as error:
+        raise KvdiagError("interrupted: tracing was ended, no profile") from error
     finally:
         folder.close()
     return _shown(found, output)

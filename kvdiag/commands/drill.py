@@ -2,18 +2,17 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import click
 
 import kvdiag
+from kvdiag.commands.interruption import end_on_signals
 from kvdiag.errors import KvdiagError
 from kvdiag.sim import SCENARIOS, Drill, Scenario, started_with
 
@@ -41,7 +40,7 @@ def command(scenario: str, flags: tuple[str, ...], port: int, until_eof: bool) -
     try:
         with Drill(chosen, port=port) as drill:
             click.echo(f"{scenario}: {chosen.summary}")
-            signal.signal(signal.SIGTERM, interrupt)
+            end_on_signals()
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
             sys.stdout.flush()
             if until_eof:
@@ -64,11 +63,6 @@ def _scenario(name: str, flags: Sequence[str] = ()) -> Scenario:
         return started_with(SCENARIOS[name], flags)
     except ValueError as error:
         raise KvdiagError(str(error)) from error
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
-    """Act on a signal as on Ctrl-C."""
-    raise KeyboardInterrupt
 
 
 @contextmanager

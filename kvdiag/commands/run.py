@@ -3,28 +3,27 @@
 In this order: options that exclude one another and files that cannot be written are refused; the server is found, or a
 simulated one is started; a dry run prints the plan and ends; else the active feed runs the steps and the soak, or the
 isolation probe, while a sampler reads the server; the timeline of both is then diagnosed. The trace's file is replaced
-only when the load begins, so that a refused run leaves an earlier trace as it was. SIGTERM acts as Ctrl-C: requests are
-cancelled, the trace is closed, and there is no verdict on half a test.
+only when the load begins, so that a refused run leaves an earlier trace as it was. SIGTERM and SIGHUP act as Ctrl-C:
+requests are cancelled, the trace is closed, and there is no verdict on half a test.
 """
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
 import asyncio
-import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import click
 
 from kvdiag import files
 from kvdiag.commands.connect import agent_reader, bearer, connect, servers_here
-from kvdiag.commands.drill import interrupt, simulated
+from kvdiag.commands.drill import simulated
 from kvdiag.commands.fix_check import checked, fix_flags
+from kvdiag.commands.interruption import end_on_signals, interruptible
 from kvdiag.commands.options.common import (
     Duration,
     ServerAccess,
@@ -128,8 +127,8 @@ def command(options: RunOptions) -> int:
     if options.profile and (options.soak is None or options.agent_dir is None):
         raise click.UsageError("--profile needs --soak, and the agents' directory by --agent-dir")
     other_headers = bearer(options.other_api_key) or None
-    # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
-    signal.signal(signal.SIGTERM, interrupt)
+    # SIGTERM and SIGHUP act as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
+    end_on_signals()
     recording = _Recording(record)
     before: tuple[Diagnosis, Timeline] | None = None
     flags: tuple[str, ...] = ()
@@ -191,24 +190,9 @@ class _Recording:
 def _interruptible(work: Coroutine[Any, Any, T], recording: _Recording) -> T:
     """Run to the end or until Ctrl-C: asyncio then cancels the work, which drops its requests and closes its trace."""
     try:
-        return asyncio.run(_until_terminated(work))
-    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        return interruptible(work)
+    except KeyboardInterrupt as error:
         raise KvdiagError(f"interrupted: requests cancelled, no verdict{recording.location}") from error
-
-
-async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """Let SIGTERM cancel the work. It cannot be passed on as SIGINT, which background jobs of a shell ignore."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def cancel(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
-        if task is not None:
-            loop.call_soon_threadsafe(task.cancel)
-
-    before = signal.signal(signal.SIGTERM, cancel)
-    try:
-        return await work
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def _run(

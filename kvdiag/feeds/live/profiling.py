@@ -15,15 +15,12 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import ticks
 from kvdiag.formatting import plural
 from kvdiag.model import MemoryProfile, ProfiledLoad, ProfileKind
-from kvdiag.sources.agents.agent_profiles import Asked, ProfileFolder
+from kvdiag.sources.agents.agent_profiles import ANSWER_SECONDS, Asked, ProfileFolder
 from kvdiag.sources.agents.agent_publication import Publication
 
 COUNT_SECONDS = 1.0
 TURN_RATIO = 0.25
 MIN_TURN_SECONDS = 2.0
-ANSWER_SECONDS = 60.0
-"""After the end of the tracing: sums are made in slices while the server works, and a full disk may be emptied."""
-
 MAX_PROFILED = 8
 """Processes at once: of a server of more workers they are chosen one at a time."""
 

@@ -3,10 +3,12 @@
 kvdiag/agent/memory_profile.py carries them out. Nothing in an answer is trusted: it is opened by the rules of
 agent_folder.py, has to be the answer to this request and of this process, and every figure is checked. A request is
 created only where none is, so that two never run in one process; it is removed with the answer, which also ends the
-tracing early. Where kvdiag may not write into the folder, the error says who may.
+tracing early. A kvdiag that was killed leaves its request: the next one removes it, once it is answered or its time is
+over. Where kvdiag may not write into the folder, the error says who may.
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
+from kvdiag.formatting import format_duration
 from kvdiag.model import MAX_BYTES, MAX_COUNT, MemoryProfile, ProfileKind
 from kvdiag.model.codec import from_plain
-from kvdiag.sources.agents.agent_folder import ENDED, MAX_NAMES, RefusedError, content, is_own
+from kvdiag.sources.agents.agent_folder import ENDED, FUTURE_SECONDS, MAX_NAMES, RefusedError, content, is_own
 from kvdiag.sources.agents.agent_publication import Publication, check_format, parse, plain
 from kvdiag.sources.agents.allocator_files import MAX_FILES, MIN_STALE_SECONDS, NAME, STALE_PERIODS
 from kvdiag.sources.bounded_json import decode_object
@@ -30,8 +33,20 @@ FORMAT = 1
 MAX_STACKS = 64
 MAX_FRAMES = 16
 MAX_SECONDS = 600.0
-ABANDONED_SECONDS = MAX_SECONDS + 60.0
-"""After which a request is none any more: the kvdiag that asked was killed."""
+ANSWER_SECONDS = 60.0
+"""After the end of the tracing: sums are made in slices while the server works, and a full disk may be emptied."""
+
+UNREAD_SECONDS = 5.0
+"""Age of an answer that is no longer awaited: a kvdiag that waits for it reads it within a second."""
+
+HELP: Mapping[int, str] = {
+    errno.ENOENT: "the folder was deleted or replaced; profile again",
+    errno.EROFS: "mount the volume writable for kvdiag too",
+    errno.ENOSPC: "free some space on its volume",
+    errno.EDQUOT: "free some space on its volume",
+    errno.EFBIG: "raise the limit of kvdiag's file size (ulimit -f)",
+}
+"""What to do where a request cannot be written; others are about permissions."""
 
 MAX_TRACING_BYTES = 8 * 2**20
 """What the traces of one process may take: some 130,000 live allocations, whose two lists take another 40 MiB."""
@@ -94,6 +109,7 @@ class ProfileFolder:
         """
         asked = Asked(publication=publication, identifier=secrets.token_hex(8), kind=kind)
         name = _request(publication)
+        left_seconds = self._left_seconds(publication)
         text = json.dumps(
             {
                 "kvdiag_profile_request": FORMAT,
@@ -106,22 +122,24 @@ class ProfileFolder:
         # Created, never replaced: one of two who ask at once is refused. The agent reads it again when it has changed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._remove_abandoned(name)
+            if left_seconds is not None and left_seconds <= 0:
+                os.unlink(name, dir_fd=self._folder)
             file = os.open(name, flags, 0o640, dir_fd=self._folder)
-            try:
-                os.fchmod(file, 0o640)
-                complete = os.write(file, text) == len(text)
-            finally:
-                os.close(file)
         except FileExistsError:
-            raise KvdiagError(f"{asked.name} is being profiled already; wait until that ends") from None
+            wait = "" if left_seconds is None else f", {format_duration(left_seconds)} at most"
+            raise KvdiagError(f"{asked.name} is being profiled already; wait until that ends{wait}") from None
         except OSError as error:
-            self.withdraw(asked)
-            who = "run kvdiag as the server's user, or in its group with a folder that the group may write"
-            raise KvdiagError(f"cannot ask the agents in {self._path} ({error.strerror}): {who}") from error
-        if not complete:
-            self.withdraw(asked)
-            raise KvdiagError(f"cannot ask the agents in {self._path}: the disk is full")
+            raise self._unwritable(error) from error
+        try:
+            os.fchmod(file, 0o640)
+            problem = None if os.write(file, text) == len(text) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            problem = error
+        finally:
+            os.close(file)
+        if problem is not None:
+            self._remove(name)
+            raise self._unwritable(problem)
         return asked
 
     def answer(self, asked: Asked) -> MemoryProfile | None:
@@ -130,12 +148,12 @@ class ProfileFolder:
         Raises:
             KvdiagError: the process exited, refused, or its answer cannot be used.
         """
-        name = f"profile-{_key(asked.publication)}.json"
+        name = _answer(asked.publication)
         try:
             written = content(self._folder, name)
         except RefusedError as error:
             if not self._exists(name):
-                self._refuse_ended(asked)
+                self._refuse_unanswerable(asked)
                 return None
             raise KvdiagError(f"{asked.name}: its answer {error}") from error
         try:
@@ -144,7 +162,7 @@ class ProfileFolder:
             check_format(reported, "kvdiag_profile", FORMAT)
             state = reported.get("state")
             if reported.get("id") != asked.identifier or state == "tracing":
-                self._refuse_ended(asked)
+                self._refuse_unanswerable(asked)
                 return None
             if state != "done":
                 raise KvdiagError(f"{asked.name} was not profiled: {plain(str(reported.get('reason')))}")
@@ -153,23 +171,65 @@ class ProfileFolder:
             raise KvdiagError(f"{asked.name}: its answer cannot be used: {plain(str(error))}") from error
 
     def withdraw(self, asked: Asked) -> None:
-        """Remove a request, which ends its tracing, and the answer."""
-        for name in (_request(asked.publication), f"profile-{_key(asked.publication)}.json"):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._folder)
+        """Remove a request, which ends its tracing, and the answer; those of a later request stay."""
+        for name in (_request(asked.publication), _answer(asked.publication)):
+            if self._identifier(name) in (None, asked.identifier):
+                self._remove(name)
 
-    def _refuse_ended(self, asked: Asked) -> None:
-        """Raise KvdiagError for a process that exited and will not answer."""
+    def _refuse_unanswerable(self, asked: Asked) -> None:
+        """Raise KvdiagError for a process that exited, or cannot find the request."""
+        if not self._exists(_request(asked.publication)):
+            what = f"the request was removed from {self._path}, or the folder was deleted"
+            raise KvdiagError(f"{asked.name} was not profiled: {what}; profile again")
         with contextlib.suppress(RefusedError, ValueError):
             written = content(self._folder, f"agent-{_key(asked.publication)}.json")
             if is_own(written, asked.publication)[1] != ENDED:
+                if (silent_seconds := time.time() - written.at_seconds) > ANSWER_SECONDS:
+                    # One in another container cannot be looked up.
+                    why = "it was killed or hangs, or the folder's disk is full"
+                    raise KvdiagError(f"{asked.name} has not published for {format_duration(silent_seconds)}: {why}")
                 return
         raise KvdiagError(f"{asked.name} exited while it was profiled; see its log")
 
-    def _remove_abandoned(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime > ABANDONED_SECONDS:
-                os.unlink(name, dir_fd=self._folder)
+    def _left_seconds(self, publication: Publication) -> float | None:
+        """How long the request that is there may still be in use, 0 or less if it is abandoned; `None` without one."""
+        name = _request(publication)
+        try:
+            age_seconds = time.time() - os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime
+        except OSError:
+            return None
+        if age_seconds < -FUTURE_SECONDS:
+            return 0.0
+        seconds: Any = MAX_SECONDS
+        with contextlib.suppress(RefusedError):
+            try:
+                request = decode_object(content(self._folder, name).text)
+            except ValueError:
+                # Its author was killed before it was written.
+                return UNREAD_SECONDS - age_seconds
+            given: Any = request.get("seconds")
+            if type(given) in (int, float) and 0 <= given <= MAX_SECONDS:
+                seconds = given
+            with contextlib.suppress(ValueError):
+                answer = content(self._folder, _answer(publication))
+                reported = decode_object(answer.text)
+                if reported.get("id") == request.get("id") and reported.get("state") in ("done", "refused"):
+                    return UNREAD_SECONDS - (time.time() - answer.at_seconds)
+        return float(seconds) + ANSWER_SECONDS - age_seconds
+
+    def _identifier(self, name: str) -> Any:
+        """The id in a request or an answer; `None` where it cannot be read."""
+        with contextlib.suppress(RefusedError, ValueError):
+            return decode_object(content(self._folder, name).text).get("id")
+        return None
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def _unwritable(self, error: OSError) -> KvdiagError:
+        help_ = HELP.get(error.errno or 0, "run kvdiag as the server's user, or in its group if the group may write")
+        return KvdiagError(f"cannot write a request into {self._path} ({error.strerror}): {help_}")
 
     def _exists(self, name: str) -> bool:
         try:
@@ -229,3 +289,7 @@ def _key(publication: Publication) -> str:
 
 def _request(publication: Publication) -> str:
     return f"profile-request-{_key(publication)}.json"
+
+
+def _answer(publication: Publication) -> str:
+    return f"profile-{_key(publication)}.json"

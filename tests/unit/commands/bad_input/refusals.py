@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.commands import main
+from kvdiag.commands.interruption import SIGNALS
 from tests.fixtures.hostile import Answer, reply, reply_json
 from tests.integration.vllm.cli import Result
 
@@ -27,15 +28,16 @@ SERVER: Mapping[str, Answer] = {
 
 @contextmanager
 def _surroundings(env: Mapping[str, str]) -> Iterator[None]:
-    """These variables, and the signal handler that a run replaces."""
-    before = signal.getsignal(signal.SIGTERM)
+    """These variables, and the signal handlers that a run replaces."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def call(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
