@@ -8,7 +8,7 @@ estimates them otherwise. Changes are searched unless the plan fits with room to
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,10 @@ from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.families.architecture import dropped_note
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, unsupported_levers
 from kvdiag.kv.fit.overheads import ESTIMATE, GENERIC_ENGINE, architecture_note
-from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
+from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome, Plan
 from kvdiag.kv.fit.scenario import (
     DEMAND_LEVERS,
+    Lever,
     Scenario,
     block_waste_ratio,
     demand_grid,
@@ -88,7 +89,7 @@ def command(model: str | None, options: FitOptions) -> int:
         return _capacity(read_model(model, offline=options.offline), options)
     if options.gpu is None:
         raise click.UsageError("--gpu is missing: pass a GPU's name, such as h100, or its memory, such as 80GB")
-    return _fit(read_model(model, offline=options.offline), options, options.gpu)
+    return _show(planned(read_model(model, offline=options.offline), options, options.gpu), options.output)
 
 
 def _capacity(files: ModelFiles, options: FitOptions) -> int:
@@ -141,7 +142,45 @@ def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A plan, what would help where it is not comfortable, and what to know about the figures.
+
+    `block_waste_ratio` is what the last block of each request leaves empty, `None` without a cache; `rows` are those of
+    --grid.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    levers: tuple[Lever, ...]
+    combinations: tuple[Lever, ...]
+    origin: str
+    notes: tuple[str, ...]
+    block_waste_ratio: float | None
+    rows: tuple[tuple[Plan, ...], ...]
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of `kvdiag fit --output json`."""
+        document = fit_document(
+            self.scenario,
+            self.plan,
+            self.levers,
+            self.combinations,
+            origin=self.origin,
+            notes=self.notes,
+            block_waste_ratio=self.block_waste_ratio,
+        )
+        if self.rows:
+            document["grid"] = grid_document(self.rows)
+        return document
+
+
+def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
+    """The plan for a model on a GPU.
+
+    Raises:
+        KvdiagError: the model, the GPU or an option cannot be used.
+    """
     architecture = fit_inputs.architecture_of(files, options)
     total = gpu_bytes(gpu)
     chosen = options
@@ -196,29 +235,37 @@ def _fit(files: ModelFiles, options: FitOptions, gpu: str) -> int:
         if options.grid
         else ()
     )
-    if options.output == "json":
-        document = fit_document(
-            scenario, plan, levers, combinations, origin=files.origin, notes=notes, block_waste_ratio=waste
-        )
-        if rows:
-            document["grid"] = grid_document(rows)
-        print_json(document)
+    return Fitted(
+        scenario=scenario,
+        plan=plan,
+        levers=tuple(levers),
+        combinations=tuple(combinations),
+        origin=files.origin,
+        notes=tuple(notes),
+        block_waste_ratio=waste,
+        rows=tuple(rows),
+    )
+
+
+def _show(fitted: Fitted, output: str) -> int:
+    if output == "json":
+        print_json(fitted.document())
     else:
         print_text(
             render_fit(
-                scenario,
-                plan,
-                levers,
-                combinations,
-                origin=files.origin,
-                notes=notes,
-                block_waste_ratio=waste,
+                fitted.scenario,
+                fitted.plan,
+                fitted.levers,
+                fitted.combinations,
+                origin=fitted.origin,
+                notes=fitted.notes,
+                block_waste_ratio=fitted.block_waste_ratio,
                 ascii_only=is_ascii_only(),
             )
         )
-        if rows:
-            print_text(render_grid(rows))
-    return EXIT_CODES[plan.outcome]
+        if fitted.rows:
+            print_text(render_grid(fitted.rows))
+    return EXIT_CODES[fitted.plan.outcome]
 
 
 def _profile_notes(profile: Profile | None) -> Iterator[str]:

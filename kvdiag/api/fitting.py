@@ -1,0 +1,67 @@
+"""Whether a model fits, as a value: the plan of `kvdiag fit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from kvdiag.commands.fit import Fitted, planned
+from kvdiag.commands.fitting.fit_inputs import check_options
+from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.fit.plan import Outcome, Plan
+from kvdiag.kv.fit.scenario import Lever
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
+from kvdiag.sources.model_files import read_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a deployment gives for a demand. `fitted` is what the command prints."""
+
+    fitted: Fitted
+
+    @property
+    def fits(self) -> bool:
+        """Whether the demand fits, be it with little to spare."""
+        return self.fitted.plan.outcome is not Outcome.DOES_NOT_FIT
+
+    @property
+    def plan(self) -> Plan:
+        """Blocks, bytes and headroom; the most requests and the longest context."""
+        return self.fitted.plan
+
+    @property
+    def levers(self) -> tuple[Lever, ...]:
+        """Single changes that help, those that make it fit first; none where it fits with room to spare."""
+        return self.fitted.levers
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of `kvdiag fit --output json`."""
+        return self.fitted.document()
+
+
+def fit(model: str, *, gpu: str, **options: Any) -> Fit:
+    """Plan a model on a GPU for vLLM, as `kvdiag fit` does.
+
+    Args:
+        model: a folder, a config.json, a Hub id, or a name from `kvdiag fit --list`.
+        gpu: its name or its memory, such as h100 or 80GB.
+        options: as the command's, such as `tp=4`, `context=8192`, `concurrency=32`, `kv_dtype="fp8"`.
+
+    Raises:
+        KvdiagError: the model, the GPU or an option cannot be used.
+    """
+    known = {one.name for one in fields(FitOptions)}
+    if unknown := sorted(set(options) - known):
+        raise KvdiagError(f"fit has no option {unknown[0]!r}; kvdiag fit --help lists them")
+    given = FitOptions(gpu=gpu, **options)
+    if given.engine in ENGINE_FLAGS:
+        raise KvdiagError(f"for {given.engine} use the command: kvdiag fit --engine {given.engine} --output json")
+    try:
+        check_options(given)
+        return Fit(fitted=planned(read_model(model, offline=given.offline), given, gpu))
+    except click.UsageError as error:
+        raise KvdiagError(error.format_message()) from error

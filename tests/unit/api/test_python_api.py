@@ -1,0 +1,132 @@
+"""`import kvdiag`: the same verdicts as the commands', as values, tables and pictures."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kvdiag
+from kvdiag.api.history import MAX_COLUMNS
+from kvdiag.commands import main
+from kvdiag.model import Timeline
+from tests.builders.values import engine
+
+TRACES = Path(__file__).parents[2] / "golden" / "traces"
+
+
+@pytest.fixture
+def leak() -> kvdiag.History:
+    """A recorded run on a server that keeps blocks."""
+    return kvdiag.load(TRACES / "vllm-0.32.0-soak-leak.jsonl.gz")
+
+
+def test_every_public_name_is_there() -> None:
+    """The list is what `from kvdiag import *` gives."""
+    assert [] == [name for name in kvdiag.__all__ if not hasattr(kvdiag, name)]
+
+
+def test_importing_imports_nothing_else() -> None:
+    """Nothing but the standard library, until a name is used."""
+    code = "import sys; before = set(sys.modules); import kvdiag; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert [] == sorted({name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names - {"kvdiag"})
+    assert ["kvdiag"] == [name for name in done.stdout.split() if name.startswith("kvdiag")]
+
+
+def test_diagnosis_is_the_commands(leak: kvdiag.History, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status, text and JSON document."""
+    found = kvdiag.diagnose(leak)
+    assert 2 == main(["diagnose", leak.name])
+    assert capsys.readouterr().out.split() == str(found).split()
+    assert ("fault", "fault") == (found.status, found.finding("leak.kv_blocks").status)
+    assert [one.id for one in found.problems] == [
+        one["id"] for one in found.document()["findings"] if one["status"] in ("fault", "suspect")
+    ]
+
+
+def test_notebook_gets_a_page_in_a_frame(leak: kvdiag.History) -> None:
+    """Whole, without scripts, and apart from the notebook's own styles."""
+    for shown in (kvdiag.diagnose(leak), leak, kvdiag.plot(leak)):
+        html = shown._repr_html_()
+        assert html.startswith("<iframe sandbox srcdoc=")
+        assert "&lt;script" not in html
+        assert ["<iframe", "</iframe"] == re.findall(r"<[/\w]+", html)
+
+
+def test_pandas_holds_every_sample(leak: kvdiag.History) -> None:
+    """Times in UTC, a column each figure and owner, and what was not reported as missing."""
+    frame = leak.to_pandas()
+    assert len(leak.timeline.samples) == len(frame)
+    assert leak.timeline.samples[0].at_seconds == pytest.approx(frame.index[0].timestamp(), abs=1e-3)
+    expected = [one.engines[0].kv_usage_ratio for one in leak.timeline.samples if one.engines]
+    assert expected == frame["kv_usage_ratio"]["0"].dropna().to_list()
+
+
+def test_polars_holds_the_same(leak: kvdiag.History) -> None:
+    """As pandas, with flat names."""
+    frame, other = leak.to_polars(), leak.to_pandas()
+    assert other["kv_usage_ratio"]["0"].dropna().to_list() == frame["kv_usage_ratio[0]"].drop_nulls().to_list()
+    assert other.index[0].timestamp() == pytest.approx(frame["time"][0].timestamp(), abs=1e-3)
+
+
+def test_a_server_that_renames_its_engines_is_no_table(leak: kvdiag.History) -> None:
+    """Each name would be a column."""
+    (first, *_) = leak.timeline.samples
+    samples = tuple(
+        replace(first, at_seconds=float(at), engines=(replace(engine(), engine=str(at)),)) for at in range(MAX_COLUMNS)
+    )
+    with pytest.raises(kvdiag.KvdiagError, match="too many"):
+        replace(leak, timeline=Timeline(samples=samples)).columns()
+
+
+def test_a_package_that_is_missing_is_named(leak: kvdiag.History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the way to have it."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(kvdiag.KvdiagError, match=r"kvdiag\[pandas\]"):
+        leak.to_pandas()
+
+
+def test_fit_is_the_plan_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same document, and typed figures."""
+    found = kvdiag.fit("llama_70b", gpu="a100", tp=4, context=8192, concurrency=64, no_profile=True)
+    code = main(
+        [
+            "fit",
+            "llama_70b",
+            "--gpu",
+            "a100",
+            "--tp",
+            "4",
+            "--context",
+            "8192",
+            "--concurrency",
+            "64",
+            "--no-profile",
+            "--output",
+            "json",
+        ]
+    )
+    assert (code != 2) == found.fits
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.document()))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kvdiag.load("/nowhere"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", colour="red"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", engine="sglang"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", max_num_batched_tokens=1, max_in_flight_tokens=1),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", colour="red"),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", window="soon"),
+    ],
+)
+def test_what_cannot_be_done_is_one_kind_of_error(call: object) -> None:
+    """With its cause."""
+    assert callable(call)
+    with pytest.raises(kvdiag.KvdiagError):
+        call()
