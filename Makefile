@@ -51,6 +51,7 @@ bench-diagnosis: $(VENV)/.dev  ## Score the diagnosis on reported incidents, hea
 	@$(BIN)/python -m tests.quality.bench.fleet_power
 	@$(BIN)/python -m tests.quality.bench.soak_power
 	@$(BIN)/python -m tests.quality.bench.growth_power
+	@$(BIN)/python -m tests.quality.bench.worlds_score
 	@$(BIN)/python -m tests.quality.bench.day_speed || [ $$? = 1 ]
 	@$(BIN)/python -m tests.quality.bench.fleet_speed || [ $$? = 3 ]
 

@@ -1,0 +1,72 @@
+"""The generator of worlds draws what it says, and the tally counts what it should."""
+
+from dataclasses import replace
+
+from kvdiag.model import Status
+from tests.quality.worlds.planted import Right, World
+from tests.quality.worlds.world_tally import Outcome, judged, table, worlds_of
+
+WORLDS = worlds_of(1)
+
+
+def world(row: str, name: str = "") -> World:
+    """The shortest world of a row of seed 1."""
+    found = (one for one in WORLDS if row in one.row and name in one.name)
+    return min(found, key=lambda one: one.hours)
+
+
+def test_a_third_is_benign_and_every_row_is_there() -> None:
+    """Planted worlds of every row of the issue, and benign ones for a third of all."""
+    rows = {one.row for one in WORLDS}
+    assert {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "b"} == {row[0] for row in rows}
+    assert 0.28 < sum(one.right == "benign" for one in WORLDS) / len(WORLDS) < 0.45
+    assert len(WORLDS) == len({one.name for one in WORLDS})
+
+
+def test_a_seed_draws_the_same_world_again() -> None:
+    """Nothing depends on anything but world and seed."""
+    one = world("0 growth")
+    first, again, other = (one.play(seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_planted_growth_is_in_the_series() -> None:
+    """A host that leaks holds at its end what the rate gives over the hours since the onset."""
+    one = world("3 steps", "host process +7168")
+    timeline, _ = one.play(1)
+    host = [sum(each.anonymous_bytes or 0 for each in sample.host) for sample in timeline.samples if sample.host]
+    expected = (one.mib_per_hour or 0.0) * (one.hours - one.onset_hours) * 2**20
+    assert 0.6 * expected < host[-1] - host[0] < 1.3 * expected
+
+
+def test_a_world_is_judged_on_the_way_and_at_its_end() -> None:
+    """A leak that exhausts the device within hours is called a fault, and when."""
+    found = judged(world("0 growth", "torch +1500"), 1)
+    assert "fault" == found.status
+    assert found.fault_hours is not None
+
+
+def outcome(
+    right: Right, *, called: dict[str, str], worst: Status, accept: tuple[str, ...] = ("leak.host",)
+) -> Outcome:
+    """The answers about a world with a given right one."""
+    one = replace(world("0 growth"), right=right, accept=accept, also=(), hours=100.0, mib_per_hour=None)
+    return Outcome(world=one, worst=worst, called=called)
+
+
+def test_the_table_counts_hits_misses_and_false_faults() -> None:
+    """One right fault, one leak shown as ok, one suspect where only a fault is right, one healthy server accused."""
+    outcomes = [
+        outcome("fault", called={"leak.host": "fault"}, worst="fault"),
+        outcome("fault", called={}, worst="ok"),
+        outcome("fault", called={"leak.host": "suspect"}, worst="suspect"),
+        replace(outcome("benign", called={"leak.device_torch": "fault"}, worst="fault", accept=()), false_faults=2),
+        outcome("unknown", called={}, worst="unknown", accept=()),
+    ]
+    shown = {row.name: row.text.partition(" (")[0] for row in table(outcomes)}
+    assert "1 of 2" == shown["fault precision at the end"]
+    assert "1 of 3" == shown["recall of certain faults"]
+    assert "1 of 2" == shown["missed and ok overall"]
+    assert "1 of 1" == shown["benign with a fault"]
+    assert "4" == shown["false faults per 1,000 GPU-hours"]
