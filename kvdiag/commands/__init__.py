@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "alerts": "Print the Prometheus alerting rules.",
     "agent": "Install the agent that reports torch's memory.",
     "drill": "Run a simulated server with a chosen fault.",
+    "bundle": "Pack a diagnosis and its data for a bug report.",
     "completion": "Print the script that completes commands in a shell.",
     "man": "Print the manual page of all commands.",
 }

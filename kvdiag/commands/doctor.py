@@ -84,7 +84,7 @@ def command(options: DoctorOptions) -> int:
             insecure=options.access.insecure,
             timeout=PROMETHEUS_SECONDS,
         ).access()
-    checks = asyncio.run(_look(options.url, options.access, options.agent_dir, history))
+    checks = asyncio.run(look(options.url, options.access, options.agent_dir, history))
     if options.output == "json":
         print_json(doctor_text.document(checks))
     else:
@@ -92,9 +92,10 @@ def command(options: DoctorOptions) -> int:
     return EXIT_CODES[worst(checks)]
 
 
-async def _look(
+async def look(
     url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
+    """Every check of this host, of the server at `url` or the first one here, of its agents and of a Prometheus."""
     own_port = int(LISTEN.rpartition(":")[2])
     front = None if access.metrics_url is None else url
     url = url if access.metrics_url is None else access.metrics_url

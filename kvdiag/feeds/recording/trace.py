@@ -25,6 +25,7 @@ from kvdiag import files
 from kvdiag.engines import ENGINES
 from kvdiag.engines.engine import SOURCE
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording import archive
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
 from kvdiag.model.codec import from_plain, to_plain
@@ -216,9 +217,13 @@ def _unpacked(path: Path) -> Iterator[IO[bytes]]:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
         with files.opened(path) as raw:  # something else may have taken its place
-            packed = raw.read(2) == files.GZIP_MAGIC
+            begin = raw.read(len(archive.MAGIC))
             raw.seek(0)
-            with gzip.open(raw) if packed else raw as file:
+            if begin == archive.MAGIC:
+                with archive.opened_trace(raw, path) as file:
+                    yield file
+                return
+            with gzip.open(raw) if begin.startswith(files.GZIP_MAGIC) else raw as file:
                 yield cast("IO[bytes]", file)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
