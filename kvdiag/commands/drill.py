@@ -36,7 +36,7 @@ def command(scenario: str, flags: tuple[str, ...], port: int, until_eof: bool) -
     It serves the completions and metrics of vLLM, or of the engine that SCENARIO names, on loopback, and has a
     simulated GPU. FLAGS are those of vllm serve, such as -- --max-num-seqs 6.
     """
-    chosen = _scenario(scenario, flags)
+    chosen = drilled(scenario, flags)
     try:
         with Drill(chosen, port=port) as drill:
             click.echo(f"{scenario}: {chosen.summary}")
@@ -56,7 +56,12 @@ def command(scenario: str, flags: tuple[str, ...], port: int, until_eof: bool) -
     return 0
 
 
-def _scenario(name: str, flags: Sequence[str] = ()) -> Scenario:
+def drilled(name: str, flags: Sequence[str] = ()) -> Scenario:
+    """The scenario of this name, started with `flags`.
+
+    Raises:
+        KvdiagError: there is no such scenario or flag.
+    """
     if name not in SCENARIOS:
         raise KvdiagError(f"unknown scenario {name!r}: choose one of {', '.join(SCENARIOS)}")
     try:
@@ -72,7 +77,7 @@ def simulated(scenario: str, flags: Sequence[str] = ()) -> Iterator[str]:
     Raises:
         KvdiagError: there is no such scenario or flag, or it does not start.
     """
-    _scenario(scenario, flags)
+    drilled(scenario, flags)
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to cancel on the server.
     # It exits with us even if we are killed: its standard input is then closed.
     # PYTHONPATH: the same package as ours, even inside a pyz file; -P: no module of the current directory.

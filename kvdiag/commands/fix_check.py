@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from kvdiag.commands.drill import drilled
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis
 from kvdiag.outputs.presentation import problems_of
@@ -11,22 +12,42 @@ FIRST_FIX = "first"
 """What stands for the flags of the first fix of the worst finding."""
 
 
-def fix_flags(given: str, before: Diagnosis | None) -> tuple[str, ...]:
-    """The flags as they were given, or those of the first fix that the verdict prescribes.
+def given_flags(given: str, scenario: str) -> tuple[str, ...] | None:
+    """The flags as they were given, checked before any run; `None` for the first fix, which is not known yet.
 
     Raises:
-        KvdiagError: they cannot be split into words, or no fix is prescribed.
+        KvdiagError: they cannot be split into words, are none, or a simulated server does not take them.
     """
-    if given == FIRST_FIX:
-        problems = [] if before is None else problems_of(before.findings)
-        fixes = [one.prescription.first for one in problems if one.prescription is not None]
-        given = next((fix.change for fix in fixes if fix is not None), "")
-        if not given:
-            raise KvdiagError("--check-fix: no finding of the first run has a computed fix; give the flags to check")
+    return None if given == FIRST_FIX else _split(given, scenario)
+
+
+def first_fix(before: Diagnosis, scenario: str) -> tuple[str, ...]:
+    """The flags of the first fix that the verdict prescribes.
+
+    Raises:
+        KvdiagError: no fix is prescribed, or a simulated server does not take its flags.
+    """
+    fixes = [one.prescription.first for one in problems_of(before.findings) if one.prescription is not None]
+    change = next((fix.change for fix in fixes if fix is not None), None)
+    if change is None:
+        raise KvdiagError("--check-fix: no finding of the first run has a computed fix; give the flags to check")
+    return _split(change, scenario)
+
+
+def _split(given: str, scenario: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(given))
+        flags = tuple(shlex.split(given))
     except ValueError as error:
         raise KvdiagError(f"--check-fix {given[:80]!r}: {error}; write the flags as for the server") from error
+    if not any(flags):
+        raise KvdiagError(
+            f"--check-fix is empty: give flags of the server, or {FIRST_FIX!r} for the first computed fix"
+        )
+    try:
+        drilled(scenario, flags)
+    except KvdiagError as error:
+        raise KvdiagError(f"--check-fix: {error}") from error
+    return flags
 
 
 def checked(before: Diagnosis, after: Diagnosis, flags: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ import click
 from kvdiag import files
 from kvdiag.commands.connect import agent_reader, bearer, connect, servers_here
 from kvdiag.commands.drill import simulated
-from kvdiag.commands.fix_check import checked, fix_flags
+from kvdiag.commands.fix_check import checked, first_fix, given_flags
 from kvdiag.commands.interruption import end_on_signals, interruptible
 from kvdiag.commands.options.common import (
     Duration,
@@ -130,18 +130,38 @@ def command(options: RunOptions) -> int:
     # SIGTERM and SIGHUP act as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
     end_on_signals()
     recording = _Recording(record)
-    before: tuple[Diagnosis, Timeline] | None = None
-    flags: tuple[str, ...] = ()
-    if options.check_fix is not None:
-        before = _diagnosed(None, options, _Recording(None), other_headers)
-        flags = fix_flags(options.check_fix, None if before is None else before[0])
-    result = _diagnosed(url, options, recording, other_headers, flags)
+    if simulate is not None and options.check_fix is not None:
+        return _fix_checked(simulate, options.check_fix, options, recording, other_headers, page)
+    result = _diagnosed(url, options, recording, other_headers)
     if result is None:
         return 0
-    diagnosis, timeline = result
-    code = show_diagnosis(diagnosis, timeline, page, options.output)
-    if before is not None:
-        click.echo(checked(before[0], diagnosis, flags), err=options.output != "text")
+    return show_diagnosis(*result, page, options.output)
+
+
+def _fix_checked(
+    scenario: str,
+    fix: str,
+    options: RunOptions,
+    recording: "_Recording",
+    other_headers: dict[str, str] | None,
+    page: ReportFile,
+) -> int:
+    """Run the simulated server as it is and with the flags of a fix; without one the first run's verdict is shown."""
+    flags = given_flags(fix, scenario)
+    before = _diagnosed(None, options, _Recording(None), other_headers)
+    if before is None:
+        return 0
+    if flags is None:
+        try:
+            flags = first_fix(before[0], scenario)
+        except KvdiagError:
+            show_diagnosis(*before, page, options.output)
+            raise
+    after = _diagnosed(None, options, recording, other_headers, flags)
+    if after is None:
+        return 0
+    code = show_diagnosis(*after, page, options.output)
+    click.echo(checked(before[0], after[0], flags), err=options.output != "text")
     return code
 
 

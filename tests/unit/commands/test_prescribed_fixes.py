@@ -1,20 +1,20 @@
 """The fix that a verdict prescribes, tried: simulated servers that a setting mends are started with it."""
 
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from kvdiag.commands.drill import simulated
-from kvdiag.commands.fix_check import FIRST_FIX, checked, fix_flags
+from kvdiag.commands.fix_check import FIRST_FIX, checked, first_fix, given_flags
 from kvdiag.errors import KvdiagError
-from kvdiag.model import Diagnosis
 from tests.builders.runs import judged
 from tests.builders.values import OOM
 from tests.builders.worlds import World
 from tests.integration.vllm.cli import kvdiag
-from tests.unit.commands.bad_input.refusals import call
+from tests.unit.commands.bad_input.refusals import call, refusal
 from tests.unit.commands.conftest import Run
 
 MENDED: Mapping[str, str] = {
@@ -23,6 +23,10 @@ MENDED: Mapping[str, str] = {
     "long-context-oom": "capacity.long_context",
 }
 """Scenarios that a setting mends, and the verdict that it ends. The others leak, or another program must go."""
+
+
+QUICK_SECONDS = 10.0
+"""A third of the time of one run."""
 
 
 @pytest.mark.parametrize("story", MENDED)
@@ -49,18 +53,34 @@ SHORT = judged(World(failing={"long_context": OOM}))
 HEALTHY = judged(World())
 
 
-def test_the_first_fix_is_the_default() -> None:
-    """Of the worst finding that has one, split as a shell would; given flags stay as they are."""
-    flag, size = fix_flags(FIRST_FIX, SHORT)
+def test_the_first_fix_is_that_of_the_worst_finding() -> None:
+    """Split as a shell would; given flags stay as they are, and `first` is not known before the first run."""
+    flag, size = first_fix(SHORT, "long-context-oom")
     assert ("--kv-cache-memory-bytes", True) == (flag, size.isdecimal())
-    assert ("--max-num-seqs", "6") == fix_flags("--max-num-seqs 6", None)
+    assert ("--max-num-seqs", "6") == given_flags("--max-num-seqs 6", "healthy")
+    assert given_flags(FIRST_FIX, "healthy") is None
 
 
-@pytest.mark.parametrize(("given", "before"), [(FIRST_FIX, HEALTHY), (FIRST_FIX, None), ("--max-num-seqs '6", SHORT)])
-def test_what_cannot_be_checked_is_refused(given: str, before: Diagnosis | None) -> None:
-    """No finding has a fix, or the flags end within a quote."""
+def test_no_computed_fix_is_an_error() -> None:
+    """A verdict without a fault has none."""
     with pytest.raises(KvdiagError):
-        fix_flags(given, before)
+        first_fix(HEALTHY, "healthy")
+
+
+@pytest.mark.parametrize("flags", ["", "  ", "''", "--max-num-seqs '6", "--no-such-flag", "--max-num-seqs many"])
+def test_flags_that_cannot_be_checked_are_refused_before_the_first_run(flags: str) -> None:
+    """Empty, ending within a quote, or none of a simulated server: in one line that names the option."""
+    began_seconds = time.monotonic()
+    assert "--check-fix" in refusal("run", "--simulate", "healthy", "--check-fix", flags)
+    assert time.monotonic() - began_seconds < QUICK_SECONDS
+
+
+@pytest.mark.long
+def test_verdict_stays_where_it_has_no_fix() -> None:
+    """`first` on a healthy server: its diagnosis, then the reason why nothing was checked."""
+    result = kvdiag("run", "--simulate", "healthy", "--check-fix", "first", "--output", "json")
+    assert (3, "ok") == (result.code, result.document["worst"])
+    assert "--check-fix" in result.stderr.splitlines()[-1]
 
 
 def test_the_line_names_what_has_ended_and_what_remains() -> None:
