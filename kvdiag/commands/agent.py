@@ -16,7 +16,7 @@ from kvdiag import files as files_
 from kvdiag.commands import EXIT_UNKNOWN, CommandGroup
 from kvdiag.commands.connect import base_url, open_client
 from kvdiag.commands.interruption import interruptible
-from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.common import ServerAccess, Within, agent_option, output_option, server_access
 from kvdiag.commands.printing import print_json, print_text, show_turns
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.engines import recognise
@@ -79,7 +79,7 @@ MIN_SECONDS, MAX_SECONDS = 2.0, 600.0
 @server_access
 @click.option(
     "--seconds",
-    type=click.FloatRange(MIN_SECONDS, MAX_SECONDS),
+    type=Within(MIN_SECONDS, MAX_SECONDS),
     default=60.0,
     show_default=True,
     help="How long to trace.",

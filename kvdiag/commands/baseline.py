@@ -9,7 +9,7 @@ from kvdiag import baseline_comparison as comparison
 from kvdiag import files
 from kvdiag.baseline_comparison import TOLERANCE_RATIO, Baseline
 from kvdiag.commands import CommandGroup
-from kvdiag.commands.options.common import output_option
+from kvdiag.commands.options.common import Within, output_option
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -56,7 +56,7 @@ def save(trace: Path, file: Path) -> None:
 @click.argument("after", type=_FILE)
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0.0, 1.0),
+    type=Within(0.0, 1.0),
     default=TOLERANCE_RATIO,
     show_default=True,
     help="Relative difference to ignore.",

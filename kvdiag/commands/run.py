@@ -27,6 +27,7 @@ from kvdiag.commands.interruption import end_on_signals, interruptible
 from kvdiag.commands.options.common import (
     Duration,
     ServerAccess,
+    Within,
     agent_option,
     collected,
     either,
@@ -76,7 +77,7 @@ class RunOptions:
         flag_value="12m",
         metavar="[DURATION]",
     )
-    soak_cycle: float | None = given_by("Seconds per cycle.", type=click.FloatRange(0.1, 60.0), hidden=True)
+    soak_cycle: float | None = given_by("Seconds per cycle.", type=Within(0.1, 60.0), hidden=True)
     profile: bool = given_by("After a soak with a leak, name its lines of code.")
     report: Path | None = given_by(report_option)
     isolation: bool = given_by("Test prefix-cache isolation instead of the steps.")

@@ -29,7 +29,15 @@ import kvdiag
 from kvdiag.commands.connect import Finder, agent_reader, open_client
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.addresses import basic_authorization, pasted, without_user
-from kvdiag.commands.options.common import ServerAccess, agent_option, collected, either, given_by, server_access
+from kvdiag.commands.options.common import (
+    ServerAccess,
+    Within,
+    agent_option,
+    collected,
+    either,
+    given_by,
+    server_access,
+)
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
@@ -129,7 +137,7 @@ class TopOptions:
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
     once: bool = given_by("Print one frame and exit with the verdict's code.")
-    tick_seconds: float | None = given_by("Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True)
+    tick_seconds: float | None = given_by("Sampling interval.", type=Within(0.05, 1.0), hidden=True)
     reserved_gap_bytes: int = given_by(reserved_gap_option)
 
 

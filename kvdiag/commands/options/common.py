@@ -8,6 +8,7 @@ from the environment or a file (`either`). Nothing here talks to a server: `kvdi
 
 # ruff: noqa: RUF009 - `given_by` makes fields, not values
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
@@ -60,6 +61,21 @@ class Duration(click.ParamType[float]):
 def _short(seconds: float) -> str:
     unit = next(unit for unit, size in reversed(UNIT_SECONDS.items()) if seconds >= size)
     return f"{seconds / UNIT_SECONDS[unit]:g}{unit}"
+
+
+class Finite(click.types.FloatParamType):
+    """A number that is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number of a text such as 0.9."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class Within(click.FloatRange, Finite):
+    """A finite number between two bounds; click alone takes NaN to be within any."""
 
 
 class Size(click.ParamType[int]):
@@ -138,7 +154,8 @@ def _option(one: Field[Any], hint: Any) -> Any:
     flags, attributes = ready
     kind = next((each for each in (int, float, Path) if hint in (each, each | None)), None)
     if kind is not None:
-        attributes = {"type": click.Path(path_type=Path) if kind is Path else kind, **attributes}
+        types = {int: click.INT, float: Finite(), Path: click.Path(path_type=Path)}
+        attributes = {"type": types[kind], **attributes}
     if hint is bool:
         attributes = {"is_flag": True, **attributes}
     names = flags or (f"--{one.name.replace('_', '-')}",)

@@ -25,7 +25,7 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import basic_authorization, pasted, read_secret, without_user
-from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, collected, given_by, parse_duration
+from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, Within, collected, given_by, parse_duration
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
@@ -117,7 +117,7 @@ class PrometheusOptions:
     key_file: Path | None = given_by("Key of the client certificate, if in another file.")
     insecure: bool = given_by(INSECURE, default=False)
     timeout: float = given_by(
-        "Seconds to wait for each response.", type=click.FloatRange(min=1.0, max=3600.0), default=ANSWER_SECONDS
+        "Seconds to wait for each response.", type=Within(min=1.0, max=3600.0), default=ANSWER_SECONDS
     )
 
     def access(self) -> PrometheusAccess:

@@ -20,6 +20,7 @@ from kvdiag.commands import settings
 from kvdiag.commands.options.common import (
     ServerAccess,
     Size,
+    Within,
     agent_option,
     collected,
     given_by,
@@ -32,7 +33,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.segment_store import MAX_BYTES, MIN_MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
-_RATIO = click.FloatRange(0.0, 1.0)
+_RATIO = Within(0.0, 1.0)
 
 
 def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
@@ -72,9 +73,7 @@ class ServeOptions:
         is_eager=True,
         callback=_configured,
     )
-    tick_seconds: float | None = given_by(
-        "Sampling interval.", type=click.FloatRange(0.05, 1.0), hidden=True, restart=True
-    )
+    tick_seconds: float | None = given_by("Sampling interval.", type=Within(0.05, 1.0), hidden=True, restart=True)
     reserved_gap_bytes: int = given_by(reserved_gap_option)
     pressure_warning: float = given_by(
         "Memory pressure (0 to 1) that warns.", type=_RATIO, default=DEFAULT_LIMITS.pressure.warning_ratio

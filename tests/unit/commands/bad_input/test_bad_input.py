@@ -9,8 +9,10 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import click
 import pytest
 
+from kvdiag.commands import COMMANDS, cli
 from tests.unit.commands.bad_input.refusals import listed, refusal
 
 SERVER = ("--url", "http://127.0.0.1:1")
@@ -109,3 +111,24 @@ def test_port_that_is_taken_is_named(command: tuple[str, ...]) -> None:
     assert str(port) in actual
     assert "already in use" in actual
     assert command[-1] in actual
+
+
+def numbers() -> list[tuple[str, ...]]:
+    """Each option of a command, of a subcommand too, that takes a number with a fraction."""
+    found = []
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        inner = command.commands.items() if isinstance(command, click.Group) else ()
+        for words, one in (((name,), command), *(((name, sub), each) for sub, each in inner)):
+            options = [each for each in one.params if isinstance(each.type, click.types.FloatParamType)]
+            found += [(*words, each.opts[0]) for each in options]
+    return found
+
+
+@pytest.mark.parametrize("given", numbers(), ids=" ".join)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_number_must_be_finite(given: tuple[str, ...], value: str) -> None:
+    """NaN is within any bounds to click, and passes comparisons everywhere after it."""
+    *words, option = given
+    assert option in refusal(*words, f"{option}={value}")
