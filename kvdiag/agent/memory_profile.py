@@ -266,7 +266,8 @@ def _summed(snapshot: dict[str, Any]) -> Sums:
 
 
 def _named(file: str, line: int, function: str | None = None) -> dict[str, Any]:
-    return {"file": file, "line": line, "function": function}
+    # Torch has -1 where the code has no lines.
+    return {"file": file, "line": max(line, 0), "function": function}
 
 
 def _plain(stack: Stack) -> Stack:

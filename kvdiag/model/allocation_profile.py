@@ -1,16 +1,17 @@
 """What a profile of a process's allocations measured: its memory at two moments, and the growth of each stack."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from kvdiag.model.validation import Checked
+from kvdiag.model.validation import MAX_COUNT, Checked
 
 ProfileKind = Literal["host", "device"]
 ProfileAnswer = Literal["named", "partly", "native", "flat"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(Checked):
     """One line of code; `function` where it was recorded."""
 
     file: str
@@ -19,12 +20,14 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackGrowth:
+class StackGrowth(Checked):
     """By how much the live memory of one stack, innermost frame first, changed; negative where it shrank."""
 
     frames: tuple[Frame, ...]
     bytes: int
     blocks: int
+
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("bytes", "blocks"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class ProfileSnapshot(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledLoad:
+class ProfiledLoad(Checked):
     """Requests that the server finished between the two snapshots, and per second before, during and after tracing."""
 
     requests: float | None = None
@@ -55,9 +58,16 @@ class ProfiledLoad:
     during_per_second: float | None = None
     after_per_second: float | None = None
 
+    MOST: ClassVar[Mapping[str, int]] = {
+        "requests": MAX_COUNT,
+        "before_per_second": MAX_COUNT,
+        "during_per_second": MAX_COUNT,
+        "after_per_second": MAX_COUNT,
+    }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryProfile:
+class MemoryProfile(Checked):
     """The growth between two snapshots of a process that served requests meanwhile.
 
     `first` is `None` where the traces reached their limit (`tracing_full`) before it: growth is then since the start,
@@ -77,6 +87,25 @@ class MemoryProfile:
     other_stacks: int = 0
     other_bytes: int = 0
     load: ProfiledLoad = ProfiledLoad()
+
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("other_bytes",))
+
+    def _problem(self) -> str | None:
+        moments = (
+            self.began_monotonic_seconds,
+            *(one.at_monotonic_seconds for one in (self.first, self.last) if one is not None),
+            self.ended_monotonic_seconds,
+        )
+        if list(moments) != sorted(moments):
+            return "its times are not in order"
+        if self.first is None and not self.tracing_full:
+            return "the first snapshot is missing, although the traces did not reach their limit"
+        if self.other_bytes and not self.other_stacks:
+            return f"other_bytes is {self.other_bytes} without other stacks"
+        listed = sum(one.bytes for one in self.stacks) + self.other_bytes
+        if listed != self.traced_growth_bytes:
+            return f"its stacks grew by {listed} bytes, what was traced by {self.traced_growth_bytes}"
+        return None
 
     @property
     def seconds(self) -> float:

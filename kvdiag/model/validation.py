@@ -22,8 +22,9 @@ class Checked:
     """A dataclass whose figures are at least 0 and at most what their names allow; `None` is a missing figure.
 
     The last word of a field's name is its unit: `used_bytes` is at most 1 PiB, `kv_usage_ratio` at most 1, other whole
-    numbers are counts. A subclass sets `MOST` where a name allows another one, and overrides `_problem` for figures
-    that contradict each other. A source that reads an impossible figure returns a `Gap` instead.
+    numbers are counts. A subclass sets `MOST` where a name allows another one and `SIGNED` for changes, which may be
+    negative, and overrides `_problem` for figures that contradict each other. A source that reads an impossible figure
+    returns a `Gap` instead.
 
     Raises:
         ValueError: a figure is outside its bounds, or contradicts another one; the message names class and field.
@@ -34,17 +35,20 @@ class Checked:
     MOST: ClassVar[Mapping[str, int]] = {}
     """The largest value of fields whose names allow another one."""
 
+    SIGNED: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may be negative, by as much as they may be positive."""
+
     def __post_init__(self) -> None:
         """Refuse impossible figures."""
         kind = type(self)
-        for name, most in _figures(kind):  # type: ignore[arg-type]  # mypy takes a class for unhashable
+        for name, least, most in _figures(kind):  # type: ignore[arg-type]  # mypy takes a class for unhashable
             value = getattr(self, name)
-            if value is None or (type(value) is not tuple and 0 <= value <= most):
+            if value is None or (type(value) is not tuple and least <= value <= most):
                 continue
             # Plain loops, since every value passes through here.
             for figure in value if isinstance(value, tuple) else (value,):
-                if not 0 <= figure <= most:
-                    raise ValueError(f"{kind.__name__}: {name} is {figure}, not within 0..{most}")
+                if not least <= figure <= most:
+                    raise ValueError(f"{kind.__name__}: {name} is {figure}, not within {least}..{most}")
         if (problem := self._problem()) is not None:
             raise ValueError(f"{kind.__name__}: {problem}")
 
@@ -59,11 +63,12 @@ class Checked:
 
 
 @cache
-def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
-    """The fields of a class that have bounds, each with its largest value."""
+def _figures(kind: type[Checked]) -> tuple[tuple[str, int, int], ...]:
+    """The fields of a class that have bounds, each with its least and its largest value."""
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
         most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
         if most is not None or field.type is int or str(field.type).startswith(("int", "tuple[int")):
-            found.append((field.name, MAX_COUNT if most is None else most))
+            most = MAX_COUNT if most is None else most
+            found.append((field.name, -most if field.name in kind.SIGNED else 0, most))
     return tuple(found)

@@ -32,6 +32,7 @@ def profile(
     """A profile of a minute, read at 115 s and 160 s, in which the process and its traced memory grew by so much."""
     before = None if process is None else 4096 * MIB
     after = None if process is None else 4096 * MIB + process
+    rest = traced - sum(one.bytes for one in stacks)
     return MemoryProfile(
         kind=kind,
         pid=100,
@@ -42,7 +43,8 @@ def profile(
         first=snapshot(115.0, traced=8 * MIB, anonymous=before, tracing=MIB),
         last=snapshot(160.0, traced=8 * MIB + traced, anonymous=after, tracing=MIB + tracing),
         stacks=stacks,
-        other_stacks=other_stacks,
+        other_stacks=other_stacks or int(rest != 0),
+        other_bytes=rest,
     )
 
 

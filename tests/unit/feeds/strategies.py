@@ -25,6 +25,7 @@ from kvdiag.model import (
     Load,
     Mark,
     Memory,
+    MemoryProfile,
     ReservedSplit,
     Sample,
     Timeline,
@@ -53,6 +54,31 @@ def _owned(fields: Fields) -> Fields:
     return {**fields, "usable_blocks": sum(blocks.values())}
 
 
+def _profiled(fields: Fields) -> Fields:
+    """Moments in order, and stacks that add up to what was traced."""
+    first, last = (
+        one and dataclasses.replace(one, traced_bytes=one.traced_bytes // 8)
+        for one in (fields["first"], fields["last"])
+    )
+    began, *moments, ended = sorted((*(one.at_monotonic_seconds for one in (first, last) if one), 0.0, 2.0**40))
+    if first:
+        first = dataclasses.replace(first, at_monotonic_seconds=moments[0])
+    last = dataclasses.replace(last, at_monotonic_seconds=moments[-1])
+    stacks = tuple(dataclasses.replace(one, bytes=one.bytes // 8) for one in fields["stacks"])
+    growth = last.traced_bytes - (first.traced_bytes if first else 0)
+    return {
+        **fields,
+        "first": first,
+        "last": last,
+        "stacks": stacks,
+        "began_monotonic_seconds": began,
+        "ended_monotonic_seconds": ended,
+        "tracing_full": fields["tracing_full"] or first is None,
+        "other_stacks": max(fields["other_stacks"], 1),
+        "other_bytes": growth - sum(one.bytes for one in stacks),
+    }
+
+
 RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
     Memory: lambda one: {
         **one,
@@ -69,6 +95,7 @@ RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
         "device_uuid": one["device_uuid"] or "GPU",
     },
     BlockOwners: _owned,
+    MemoryProfile: _profiled,
     Device: lambda one: {**one, "uuid": one["uuid"] or "GPU"},
     Load: lambda one: {**one, "requests": max(one["requests"], len(one["resident_tokens"]))},
     KvPool: lambda one: {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvdiagError
+from kvdiag.model import ProfiledLoad
 from kvdiag.sources.agents.agent_profiles import Asked, ProfileFolder, read_profile
 from kvdiag.sources.agents.agent_publication import Publication
 from tests.builders.allocation_profiles import answer
@@ -23,8 +24,8 @@ FRAME = STACK["frames"][0]
 
 def test_answer_is_read() -> None:
     """Both snapshots, the stacks and what is left of them."""
-    profile = read_profile(answer(other_bytes=-5), ASKED)
-    assert ((7000, "a.py", 3), 7000, -5, 45.0) == (
+    profile = read_profile(answer(stacks=[{**STACK, "bytes": 7005}], other_stacks=1, other_bytes=-5), ASKED)
+    assert ((7005, "a.py", 3), 7000, -5, 45.0) == (
         (profile.stacks[0].bytes, profile.stacks[0].frames[0].file, profile.stacks[0].frames[0].line),
         profile.traced_growth_bytes,
         profile.other_bytes,
@@ -54,6 +55,15 @@ def test_answer_is_read() -> None:
         {"other_bytes": 1.5},
         {"tracing_full": 1},
         {"ended_monotonic_seconds": 1e999},
+        {"began_monotonic_seconds": 1e308, "ended_monotonic_seconds": 1e308},
+        {"began_monotonic_seconds": 116.0},
+        {"ended_monotonic_seconds": 159.0},
+        {"last": {**SNAPSHOT, "at_monotonic_seconds": 114.0, "traced_bytes": 9000}},
+        {"first": None, "stacks": [{**STACK, "bytes": 9000}]},
+        {"stacks": [{**STACK, "bytes": 7001}]},
+        {"stacks": [{**STACK, "frames": [{**FRAME, "line": -1}]}]},
+        {"other_bytes": -1, "stacks": [{**STACK, "bytes": 7001}]},
+        {"other_stacks": -1},
     ],
     ids=str,
 )
@@ -61,6 +71,17 @@ def test_impossible_answer_is_refused(changes: dict[str, Any]) -> None:
     """Of another process, or with figures that no process has."""
     with pytest.raises(ValueError):  # noqa: PT011 - its text is for people
         read_profile(answer(**changes), ASKED)
+
+
+def test_growth_is_since_the_start_where_the_traces_were_full() -> None:
+    """Before the first snapshot: then there is none, and all that is traced grew."""
+    profile = read_profile(answer(first=None, tracing_full=True, stacks=[{**STACK, "bytes": 9000}]), ASKED)
+    assert (9000, 60.0) == (profile.traced_growth_bytes, profile.seconds)
+
+
+def test_an_answer_has_no_counts_of_requests() -> None:
+    """Kvdiag counts them: an agent's are not read."""
+    assert ProfiledLoad() == read_profile(answer(load={"requests": 7.0}), ASKED).load
 
 
 def test_names_of_files_may_be_shown() -> None:
