@@ -72,6 +72,10 @@ class BlockOwners(Checked):
             return f"owners have {total} of {self.usable_blocks} blocks"
         if (held := sum(one.blocks for one in self.last_holders)) > self.orphaned_blocks:
             return f"requests last held {held} of {self.orphaned_blocks} orphaned blocks"
+        if len(self.orphans) > min(len(set(self.orphans)), self.orphaned_blocks):
+            return f"lists {len(self.orphans)} orphans, some twice or more than its {self.orphaned_blocks}"
+        if (largest := max(self.group_blocks, default=0)) > self.usable_blocks:
+            return f"a group has {largest} of {self.usable_blocks} blocks"
         return self._above("closed_counts", self.counts)
 
     @property

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from kvdiag.formatting import one_line
 from kvdiag.model import OWNERS, BlockOwners
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import MAX_COUNT
@@ -16,6 +17,9 @@ MAX_LISTED = 64
 
 MAX_GROUPS = 64
 MAX_TEXT_CHARACTERS = 128
+MAX_AHEAD_SECONDS = 5.0
+"""By which a count may be later than its publication: they are made one after the other."""
+
 HASH_CHARACTERS = 12
 
 
@@ -30,6 +34,9 @@ def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, 
     at_seconds: Any = census.get("at_monotonic_seconds")
     if type(at_seconds) not in (int, float) or not 0 <= at_seconds <= MAX_COUNT:
         raise ValueError("at_monotonic_seconds is not a time")
+    if at_seconds > now_seconds + MAX_AHEAD_SECONDS:
+        # Its age would stay 0 until then.
+        raise ValueError("at_monotonic_seconds is later than the publication")
     holders = [_holder(one, show_request_ids) for one in _list(census, "culprits", MAX_LISTED)]
     figures: dict[str, Any] = {
         "engine": census.get("engine"),
@@ -44,8 +51,10 @@ def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, 
         "last_holders": holders,
     }
     for name in ("engine", "connector"):
-        if isinstance(figures[name], str) and len(figures[name]) > MAX_TEXT_CHARACTERS:
-            raise ValueError(f"{name} has more than {MAX_TEXT_CHARACTERS} characters")
+        if isinstance(figures[name], str):
+            if len(figures[name]) > MAX_TEXT_CHARACTERS:
+                raise ValueError(f"{name} has more than {MAX_TEXT_CHARACTERS} characters")
+            figures[name] = one_line(figures[name])
     return from_plain(BlockOwners, figures, lenient=True)
 
 
@@ -57,7 +66,7 @@ def _holder(reported: Any, show_request_ids: bool) -> dict[str, Any]:
     if not show_request_ids:
         name = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:HASH_CHARACTERS]
     known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading")}
-    return {"request": name[:MAX_TEXT_CHARACTERS], **known}
+    return {"request": one_line(name[:MAX_TEXT_CHARACTERS]), **known}
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:

@@ -51,7 +51,10 @@ def _owned(fields: Fields) -> Fields:
     blocks = {f"{owner}_blocks": fields[f"{owner}_blocks"] // 16 for owner in OWNERS}
     held = tuple(dataclasses.replace(one, blocks=0) for one in fields["last_holders"])
     fields = {**ascending(fields, "closed_counts", "counts"), **blocks, "last_holders": held}
-    return {**fields, "usable_blocks": sum(blocks.values())}
+    usable = sum(blocks.values())
+    groups = tuple(min(one, usable) for one in fields["group_blocks"])
+    orphans = tuple(sorted(set(fields["orphans"])))[: blocks["orphaned_blocks"]]
+    return {**fields, "usable_blocks": usable, "group_blocks": groups, "orphans": orphans}
 
 
 def _profiled(fields: Fields) -> Fields:

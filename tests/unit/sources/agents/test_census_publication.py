@@ -91,6 +91,10 @@ CULPRIT = CENSUS_PUBLICATION["culprits"][0]
         changed(culprits={"id": 5}),
         changed(orphans=[1] * 65),
         changed(orphans=["1"]),
+        changed(orphans=[7, 7]),
+        changed(orphans=[7, 8, 9, 10, 11, 12, 13]),
+        changed(groups=[1001]),
+        changed(at_monotonic_seconds=1e9),
         changed(engine=0),
         changed(engine="0" * 1000),
         changed(connector=["NixlConnector"]),
@@ -103,6 +107,17 @@ def test_hostile_census_is_a_problem_and_no_figure(census: Any) -> None:
     owners, problem = read(census)
     assert owners is None
     assert problem
+
+
+def test_names_in_a_census_may_be_shown() -> None:
+    """Line ends and control characters of an id or a connector do not reach a terminal."""
+    hostile = "a\x1b[31m\nb"
+    culprit = {**CULPRIT, "id": hostile}
+    owners, _ = read(changed(engine=hostile, connector=hostile, culprits=[culprit]))
+    assert owners is not None
+    for text in (owners.engine, owners.connector, owners.last_holders[0].request):
+        assert text is not None
+        assert text.isprintable()
 
 
 def test_hostile_census_is_a_gap_and_the_rest_is_read(tmp_path: Path) -> None:
