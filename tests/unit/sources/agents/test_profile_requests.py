@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,3 +126,39 @@ def test_process_that_no_longer_publishes_is_not_waited_for(folder: ProfileFolde
     left(tmp_path, AGENT, document, age_seconds=70.0)
     with pytest.raises(KvdiagError):
         folder.answer(asked)
+
+
+def test_deleted_folder_is_named(tmp_path: Path) -> None:
+    """Before a request, and during a profile, which does not take it for the exit of the process."""
+    path = tmp_path / "published"
+    path.mkdir()
+    folder = ProfileFolder(path)
+    asked = folder.ask(PUBLICATION, "host", 5.0)
+    (path / REQUEST).unlink()
+    path.rmdir()
+    for attempt in (lambda: folder.ask(PUBLICATION, "host", 5.0), lambda: folder.answer(asked)):
+        with pytest.raises(KvdiagError, match="deleted"):
+            attempt()
+    folder.withdraw(asked)
+    assert () == folder.processes()
+    folder.close()
+
+
+def test_request_that_does_not_fit_is_not_left(folder: ProfileFolder, tmp_path: Path) -> None:
+    """On a full disk, here by a limit of the file size: a half request would refuse the next profile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(KvdiagError, match="space"):
+            folder.ask(PUBLICATION, "host", 5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_folder_that_takes_no_files_is_named() -> None:
+    """One in /proc takes none from root either."""
+    folder = ProfileFolder(Path("/proc/self"))
+    with pytest.raises(KvdiagError, match="cannot write a request"):
+        folder.ask(PUBLICATION, "host", 5.0)
+    folder.close()
