@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import types
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -99,6 +100,10 @@ def _value(hint: Any, item: Any, where: str, lenient: bool) -> Any:
         return tuple(_value(arguments[0], part, where, lenient) for part in item)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, item, lenient=lenient)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if item not in list(hint):
+            raise ValueError(f"{where} is {str(item)[:40]!r}, not one of {', '.join(hint)}")
+        return hint(item)
     return _scalar(hint, item, where)
 
 

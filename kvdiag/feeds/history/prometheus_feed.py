@@ -11,7 +11,7 @@ A replica's samples are dropped once its timeline is made, so that memory does n
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -143,18 +143,29 @@ async def read(
     source: PrometheusSource, replicas: Sequence[Replica], window: Window
 ) -> AsyncIterator[tuple[Replica, Timeline, Facts]]:
     """Each replica's timeline and facts, one after the other. Few are held at once."""
+    async for one, whole, history in read_samples(source, replicas, window):
+        yield one, *timeline_of(whole, history, window.end_seconds)
+
+
+async def read_samples(
+    source: PrometheusSource, replicas: Sequence[Replica], window: Window, *, at_once: int = REPLICAS_AT_ONCE
+) -> AsyncIterator[tuple[Replica, Replica, History]]:
+    """Each replica, the same with its targets' process metrics, and a history that has its samples until the next one.
+
+    A query is for `at_once` replicas at most, fewer where their samples are too many.
+    """
     pace = _Pace(SCRAPE_SECONDS)
     left = list(replicas)
     while left:
-        some = pace.some(left, window)
+        some = pace.some(left, window, at_once)
         left = left[len(some) :]
         history = await _history(source, some, window, pace)
+        processes = processes_of(history.series)
         for one in some:
-            whole = replace(one, series=(*one.series, *_of_its_targets(one, history)))
-            timeline, facts = timeline_of(whole, history, window.end_seconds)
+            whole = with_processes(one, processes)
+            yield one, whole, history
             for series_id in whole.series:
                 history.series.pop(series_id, None)
-            yield one, timeline, facts
 
 
 @dataclass(slots=True)
@@ -163,14 +174,14 @@ class _Pace:
 
     scrape_seconds: float
 
-    def some(self, replicas: Sequence[Replica], window: Window) -> Sequence[Replica]:
+    def some(self, replicas: Sequence[Replica], window: Window, at_once: int) -> Sequence[Replica]:
         """The first replicas, as many as one query of the whole window can bring; at least one."""
         points = 0.0
-        for place, one in enumerate(replicas[:REPLICAS_AT_ONCE]):
+        for place, one in enumerate(replicas[:at_once]):
             points += len(one.series) * (window.end_seconds - window.start_seconds) / self.scrape_seconds
             if points > POINTS_AT_ONCE and place:
                 return replicas[:place]
-        return replicas[:REPLICAS_AT_ONCE]
+        return replicas[:at_once]
 
     def chunk_seconds(self, series: int) -> float:
         """The interval of which so many series bring no more points than one query may."""
@@ -216,7 +227,7 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
     names: dict[_Wanted, set[str]] = defaultdict(set)
     values: dict[_Wanted, set[str]] = defaultdict(set)
     count: dict[_Wanted, int] = defaultdict(int)
-    changed = any(_other_pools(one) for one in replicas)
+    changed = any(other_pools(one) for one in replicas)
     for series_id in {series_id for one in replicas for series_id in one.series}:
         labels = dict(series_id)
         name = labels["__name__"]
@@ -240,16 +251,24 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
         yield selector(named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
 
 
-def _other_pools(replica: Replica) -> bool:
+def other_pools(replica: Replica) -> bool:
     """Whether an engine has had pools of several kinds, so that it matters when."""
     of_pools = [labels for labels in replica.labels if METRICS[labels["__name__"]].field == "pool"]
     return len({labels.get("engine", "0") for labels in of_pools}) < len(of_pools)
 
 
-def _of_its_targets(replica: Replica, history: History) -> Iterator[Labels]:
-    """The process metrics of the targets that serve this server's own metrics."""
-    own = {target_of(labels) for labels in replica.labels if labels.get("__name__") in ENGINE_METRICS}
-    for series_id in history.series:
+def processes_of(series: Iterable[Labels]) -> dict[tuple[str, ...], list[Labels]]:
+    """The process metrics among some series, by target."""
+    found: dict[tuple[str, ...], list[Labels]] = defaultdict(list)
+    for series_id in series:
         labels = dict(series_id)
-        if labels.get("__name__") in PROCESS and target_of(labels) in own:
-            yield series_id
+        if labels.get("__name__") in PROCESS:
+            found[target_of(labels)].append(series_id)
+    return found
+
+
+def with_processes(replica: Replica, processes: Mapping[tuple[str, ...], Sequence[Labels]]) -> Replica:
+    """The same with those process metrics that the targets of the server's own metrics serve."""
+    own = {target_of(labels) for labels in replica.labels if labels.get("__name__") in ENGINE_METRICS}
+    more = [series_id for target in sorted(own) for series_id in processes.get(target, ())]
+    return replace(replica, series=(*replica.series, *more))

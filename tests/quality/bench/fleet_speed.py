@@ -75,7 +75,8 @@ def _lines(replica: int, hours: float, step: int) -> Iterator[str]:
         yield f"DCGM_FI_DEV_FB_RESERVED{{{gpu}}} {RESERVED_MIB} {at}"
 
 
-def _write(folder: Path, replicas: int, hours: float, step: int) -> None:
+def write_fleet(folder: Path, replicas: int, hours: float, step: int) -> None:
+    """Write the history of a fleet for a Prometheus."""
     folder.mkdir()
     for first in range(0, replicas, GROUP):
         some = range(first, min(first + GROUP, replicas))
@@ -116,7 +117,7 @@ def main() -> int:
         sys.stderr.write(f"fleet_speed: not run: no Prometheus here ({error})\n")
         return 3
     folder = made_once(
-        cache() / f"fleet-{replicas}-{hours:g}h-{step}s", lambda target: _write(target, replicas, hours, step)
+        cache() / f"fleet-{replicas}-{hours:g}h-{step}s", lambda target: write_fleet(target, replicas, hours, step)
     )
     with serving(folder / "data") as url:
         seconds, peak, spent, by_worst = _measured(url, hours)

@@ -1,0 +1,424 @@
+"""Keeps a fleet's verdicts up to date from a Prometheus, in rounds: a round costs what is new, not what there is.
+
+A round, in this order: the survey lists the replicas of the window, as it does for `kvdiag diagnose`; of each replica
+only what is new since its last read is read, with an overlap for samples that arrive late, and added to its file; then
+replicas are judged again, as many as the round's processor time allows: those never judged, those whose memory has
+changed most since their verdict, those whose verdict is the oldest. Judging takes 30 times as long as reading, which is
+why not all of a large fleet are judged in every round; each verdict says as of when it is, and is the one that
+`kvdiag diagnose --prometheus` gives for that moment.
+
+A replica is read over the whole window where it is new, has a series that was not known, or has no file. An interval
+that could not be read makes its replicas unknown and is read again, at most hourly after the first times. If the survey
+fails, nothing is known of the present: verdicts stay, and none of them is ok.
+"""
+
+import gc
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from time import monotonic, thread_time
+from typing import Any
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.fleet import ReplicaSummary, summarise
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
+from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
+from kvdiag.feeds.history.replica_timeline import timeline_of
+from kvdiag.feeds.history.series_join import Replica, image_of
+from kvdiag.feeds.history.series_labels import METRICS
+from kvdiag.model import Diagnosis, Facts, Gap, Timeline
+from kvdiag.model.codec import from_plain, to_plain
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_answers import SOURCE, Labels
+from kvdiag.sources.prometheus_api import PrometheusSource
+
+OVERLAP_SECONDS = 120.0
+"""Read again before what is new: a late scrape, a remote write that was queued."""
+
+ENDED_SECONDS = 3600.0
+"""Without a sample, after which a replica is no longer shown; until the window has passed it counts for its version."""
+
+TOGETHER = 200
+"""Replicas that one query for new samples names."""
+
+ROUND_CPU_SECONDS = 4.0
+"""Processor time of a round, after which no further replica is judged that has a verdict."""
+
+CHANGED_RATIO = 0.01
+"""Change of a replica's memory since its verdict from which it is judged before others."""
+
+OLDEST_SHARE = 0.25
+"""Of the time for judging, kept for the oldest verdicts."""
+
+RETRY_SECONDS = 3600.0
+"""Longest time until an interval that could not be read is tried again."""
+
+_MEMORY = ("device", "process", "torch", "host", "container")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaVerdict:
+    """One replica's newest verdict. `as_of_seconds` is the end of the history that it was judged by.
+
+    `summary` is what the comparison of versions needs, `None` for a GPU without a known server. `node` is the host it
+    runs on, `None` if no series names it. `unread` is why it could not be read in the last round.
+    """
+
+    key: str
+    subject: tuple[tuple[str, str], ...]
+    diagnosis: Diagnosis
+    summary: ReplicaSummary | None
+    as_of_seconds: float
+    newest_seconds: float
+    node: str | None = None
+    unread: str | None = None
+
+    @property
+    def present(self) -> Diagnosis:
+        """The diagnosis as of now: without a complete last read nothing is ok."""
+        if self.unread is None or any(gap.reason.endswith(self.unread) for gap in self.diagnosis.gaps):
+            return self.diagnosis
+        gap = Gap(SOURCE, "failed", self.unread)
+        found = self.diagnosis
+        lives = found.lives
+        if lives and lives[-1].worst == "ok" and found.worst == "ok":
+            lives = (*lives[:-1], replace(lives[-1], worst="unknown"))
+        worst = "unknown" if found.worst == "ok" else found.worst
+        return replace(found, worst=worst, lives=lives, gaps=(*found.gaps, gap))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRound:
+    """The state after a round, or within the first one: verdicts, what belongs to no replica, and what it took.
+
+    `problem` is why the survey failed; the verdicts are then those before.
+    """
+
+    verdicts: tuple[ReplicaVerdict, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    replicas: int = 0
+    """Those that the survey listed."""
+    judged: int = 0
+    """Replicas that were judged in this round."""
+    samples: int = 0
+    """Samples that were read."""
+    end_seconds: float = 0.0
+    """The moment until which it read."""
+    took_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    failed_total: int = 0
+    """Rounds in which the survey failed."""
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept in memory of a replica between rounds."""
+
+    replica: Replica
+    until_seconds: float = 0.0
+    known: set[Labels] | None = None
+    """The series that its file has; `None` where it must be read."""
+    hole_seconds: float | None = None
+    """The start of the oldest interval that could not be read."""
+    retry_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    unread: str | None = None
+    newest_seconds: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    """Its newest memory figures, and those when it was judged."""
+    judged_figures: dict[str, float] = field(default_factory=dict)
+    verdict: ReplicaVerdict | None = None
+
+    @property
+    def change(self) -> float:
+        """How much its memory has changed since its verdict, as a ratio; infinite after a restart."""
+        names = self.figures.keys() | self.judged_figures.keys()
+        if self.figures.get("started_seconds") != self.judged_figures.get("started_seconds"):
+            return math.inf
+        pairs = ((self.figures.get(name, 0.0), self.judged_figures.get(name, 0.0)) for name in names)
+        return max((abs(now - then) / max(now, then, 1.0) for now, then in pairs), default=0.0)
+
+
+class FleetFeed:
+    """A fleet's verdicts, brought up to date by `round`."""
+
+    def __init__(
+        self,
+        source: Callable[[], AbstractAsyncContextManager[PrometheusSource]],
+        match: str,
+        window_seconds: float,
+        folder: StateFolder,
+        *,
+        every_seconds: float = 300.0,
+        limits: Limits = DEFAULT_LIMITS,
+        cpu_seconds: float = ROUND_CPU_SECONDS,
+        publish: Callable[[FleetRound], None] = lambda _: None,
+    ) -> None:
+        """Begin with the verdicts that the folder has; `publish` gets each new state."""
+        self._source, self._match, self._window_seconds = source, match, window_seconds
+        self._folder, self._every_seconds = folder, every_seconds
+        self._limits, self._cpu_seconds = limits, cpu_seconds
+        self._began_seconds = monotonic()
+        self._kept: dict[str, _Kept] = {}
+        for key, about in folder.kept():
+            if (verdict := _verdict(key, about)) is not None:
+                one = _Kept(replica=Replica(key=key, subject=verdict.subject, series=()), verdict=verdict)
+                one.newest_seconds = verdict.newest_seconds
+                self._kept[key] = one
+        self.state = FleetRound(verdicts=self._verdicts(), replicas=len(self._kept))
+        """The newest state: another object after each round, and now and then within the first."""
+        self._show = publish
+        publish(self.state)
+
+    async def round(self, now_seconds: float) -> FleetRound:
+        """Read what is new until `now_seconds`, judge, and return the state.
+
+        Raises:
+            KvdiagError: a certificate cannot be used.
+            OSError: the folder cannot be written.
+        """
+        began, self._began_seconds = thread_time(), monotonic()
+        window = Window(start_seconds=now_seconds - self._window_seconds, end_seconds=now_seconds)
+        # As for one diagnosis: samples have no cycles, and there are many of them.
+        gc.disable()
+        try:
+            async with self._source() as source:
+                try:
+                    found = await survey(source, self._match, window)
+                except Unreadable as error:
+                    return self._publish(began, window, problem=str(error))
+                self._take(found.replicas, complete=not source.warnings)
+                samples = await self._read(source, window)
+            judged = self._judge(began, window)
+        finally:
+            gc.enable()
+        return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
+
+    def timeline(self, key: str) -> tuple[Timeline, ReplicaVerdict] | None:
+        """A replica's history as of its verdict, from its file; `None` if there is none."""
+        one = self._kept.get(key)
+        samples = self._folder.load(key)
+        if one is None or one.verdict is None or samples is None:
+            return None
+        verdict = one.verdict
+        samples.drop_before(verdict.as_of_seconds - self._window_seconds)
+        samples.drop_after(verdict.as_of_seconds)
+        listed = one.replica.series or tuple(samples.known())
+        whole, history = samples.history(replace(one.replica, series=listed), verdict.as_of_seconds)
+        return timeline_of(whole, history, verdict.as_of_seconds)[0], verdict
+
+    def _take(self, replicas: Iterable[Replica], *, complete: bool) -> None:
+        """Take over what the survey listed; what it no longer lists is forgotten if its answer was complete."""
+        listed = {one.key: one for one in replicas}
+        for key, replica in listed.items():
+            if key in self._kept:
+                self._kept[key].replica = replica
+            else:
+                self._kept[key] = _Kept(replica=replica)
+        if complete:
+            for key in self._kept.keys() - listed.keys():
+                del self._kept[key]
+                self._folder.remove(key)
+
+    async def _read(self, source: PrometheusSource, window: Window) -> int:
+        """Read what is new of every replica; those that begin at the same moment together."""
+        starts: dict[float, list[_Kept]] = defaultdict(list)
+        for one in self._kept.values():
+            if one.replica.series:
+                starts[self._start(one, window)].append(one)
+        count = 0
+        # What is new first: a replica that is read whole takes as long as hundreds of others.
+        for start_seconds, some in sorted(starts.items(), reverse=True):
+            by_key = {one.replica.key: one for one in some}
+            part = Window(start_seconds=start_seconds, end_seconds=window.end_seconds)
+            whole_window = start_seconds == window.start_seconds
+            reading = read_samples(source, [one.replica for one in some], part, at_once=TOGETHER)
+            async for replica, whole, history in reading:
+                one = by_key[replica.key]
+                samples = read_until(replica, whole, history, window.end_seconds)
+                count += sum(len(points) for points in samples.series.values())
+                self._add(one, samples, part, whole_window=whole_window)
+        return count
+
+    def _start(self, one: _Kept, window: Window) -> float:
+        """Where a replica's read begins; the whole window if something of it was never read."""
+        if one.known is None and (samples := self._folder.load(one.replica.key)) is not None:
+            one.known, one.until_seconds = samples.known(), samples.until_seconds
+            one.newest_seconds = max(one.newest_seconds, samples.newest_seconds)
+            one.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
+        if one.known is None or not one.known.issuperset(one.replica.series):
+            return window.start_seconds
+        start = one.until_seconds - OVERLAP_SECONDS
+        if one.hole_seconds is not None and window.end_seconds >= one.retry_seconds:
+            start = min(start, one.hole_seconds)
+        return max(start, window.start_seconds)
+
+    def _add(self, one: _Kept, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
+        key = one.replica.key
+        failed = [lost for lost in samples.lost if lost.start_seconds >= window.start_seconds]
+        if failed:
+            one.unread = failed[0].reason
+            one.hole_seconds = min([lost.start_seconds for lost in failed] + [one.hole_seconds or math.inf])
+            one.wait_seconds = min(max(2.0 * one.wait_seconds, self._every_seconds), RETRY_SECONDS)
+            one.retry_seconds = window.end_seconds + one.wait_seconds - 1.0
+        elif one.hole_seconds is None or whole_window or window.start_seconds <= one.hole_seconds:
+            one.hole_seconds, one.wait_seconds, one.unread = None, 0.0, None
+        if whole_window and failed and one.known is not None:
+            # What was read before is more than what is left of it now.
+            whole_window = False
+        if whole_window or one.known is None:
+            about = {} if one.verdict is None else _about(one.verdict)
+            self._folder.replace(key, samples, window.start_seconds, about)
+            one.known = {*one.replica.series, *samples.known()}
+            one.newest_seconds = samples.newest_seconds
+        else:
+            self._folder.extend(key, samples, window.start_seconds)
+            # What another replica has for a while, a GPU that changed hands, is unknown when it returns.
+            one.known = one.known.intersection(one.replica.series) | samples.known()
+            one.newest_seconds = max(one.newest_seconds, samples.newest_seconds)
+        one.until_seconds = samples.until_seconds
+        one.figures |= _figures(samples)
+
+    def _judge(self, began: float, window: Window) -> int:
+        """Judge as many replicas as there is time for, and return their number."""
+        listed = [one for one in self._kept.values() if one.replica.series]
+        never = [one for one in listed if one.verdict is None]
+        rest = sorted((one for one in listed if one.verdict is not None), key=_age)
+        changed = sorted((one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, _age(one)))
+        for number, one in enumerate(never):
+            self._judge_one(one, window)
+            if number % TOGETHER == TOGETHER - 1:
+                self._publish(began, window, over=False)
+        count = len(never)
+        spent = thread_time() - began
+        for_changed = spent + (self._cpu_seconds - spent) * (1.0 - OLDEST_SHARE)
+        # The oldest is judged in any case, so that none waits forever.
+        for some, until, least in ((changed, for_changed, 0), (rest, self._cpu_seconds, 1)):
+            left = [one for one in some if _age(one) < window.end_seconds]
+            for number, one in enumerate(left):
+                if thread_time() - began > until and number >= least:
+                    break
+                self._judge_one(one, window)
+                count += 1
+        return count
+
+    def _judge_one(self, one: _Kept, window: Window) -> None:
+        key, end_seconds = one.replica.key, window.end_seconds
+        samples = self._folder.load(key) or ReplicaSamples(until_seconds=window.start_seconds)
+        samples.drop_before(window.start_seconds)
+        whole, history = samples.history(one.replica, end_seconds)
+        samples.keep_only(whole.series)
+        timeline, facts = timeline_of(whole, history, end_seconds)
+        diagnosis = diagnose(timeline, facts, self._limits)
+        one.verdict = ReplicaVerdict(
+            key=key,
+            subject=one.replica.subject,
+            diagnosis=diagnosis,
+            summary=self._summary(one.replica, timeline, facts),
+            as_of_seconds=end_seconds,
+            newest_seconds=samples.newest_seconds,
+            node=_node(one.replica),
+        )
+        one.judged_figures = one.figures
+        one.newest_seconds = samples.newest_seconds
+        self._folder.replace(key, samples, window.start_seconds, _about(one.verdict))
+
+    def _summary(self, replica: Replica, timeline: Timeline, facts: Facts) -> ReplicaSummary | None:
+        if facts.engine_name is None:
+            # A GPU that no server is known of is no replica of any version.
+            return None
+        version = facts.engine_version or image_of(replica)
+        return summarise(timeline, facts, self._limits, replica=replica.key, version=version)
+
+    def _verdicts(self, problem: str | None = None) -> tuple[ReplicaVerdict, ...]:
+        return tuple(
+            replace(one.verdict, unread=problem or one.unread, newest_seconds=one.newest_seconds)
+            for one in self._kept.values()
+            if one.verdict is not None
+        )
+
+    def _publish(
+        self,
+        began: float,
+        window: Window,
+        *,
+        gaps: tuple[Gap, ...] = (),
+        judged: int = 0,
+        samples: int = 0,
+        problem: str | None = None,
+        over: bool = True,
+    ) -> FleetRound:
+        self.state = FleetRound(
+            verdicts=self._verdicts(problem),
+            gaps=gaps,
+            replicas=len(self._kept),
+            judged=judged,
+            samples=samples,
+            end_seconds=window.end_seconds if over else self.state.end_seconds,
+            took_seconds=monotonic() - self._began_seconds,
+            cpu_seconds=thread_time() - began,
+            failed_total=self.state.failed_total + (problem is not None),
+            problem=problem,
+        )
+        self._show(self.state)
+        return self.state
+
+
+def _age(one: _Kept) -> float:
+    return 0.0 if one.verdict is None else one.verdict.as_of_seconds
+
+
+def _figures(samples: ReplicaSamples) -> dict[str, float]:
+    """The newest memory figures that a read brought, by part and field, and when the server's process started."""
+    found: dict[str, float] = defaultdict(float)
+    for series_id, points in samples.series.items():
+        meaning = METRICS[dict(series_id)["__name__"]]
+        if meaning.part in _MEMORY and meaning.field.endswith("_bytes") and points.values:
+            found[f"{meaning.part} {meaning.field}"] += points.values[-1] * meaning.scale
+    for series_id, value in samples.once.items():
+        if dict(series_id)["__name__"] == "process_start_time_seconds":
+            found["started_seconds"] = max(found["started_seconds"], value)
+    return dict(found)
+
+
+def _node(replica: Replica) -> str | None:
+    """The host that a replica runs on, as Kubernetes or its GPUs' exporter names it."""
+    for name in ("node", "kubernetes_node", "nodename", "Hostname", "hostname"):
+        named = [labels[name] for labels in replica.labels if labels.get(name)]
+        if named:
+            return max(named, key=named.count)
+    return None
+
+
+def _about(verdict: ReplicaVerdict) -> dict[str, Any]:
+    summary = None if verdict.summary is None else to_plain(verdict.summary)
+    return {
+        "subject": [list(one) for one in verdict.subject],
+        "diagnosis": to_plain(verdict.diagnosis),
+        "summary": summary,
+        "as_of": verdict.as_of_seconds,
+        "newest": verdict.newest_seconds,
+        "node": verdict.node,
+    }
+
+
+def _verdict(key: str, about: Mapping[str, Any]) -> ReplicaVerdict | None:
+    """The verdict that a file keeps; `None` if it has none, or one of another version of kvdiag."""
+    try:
+        summary = about["summary"]
+        return ReplicaVerdict(
+            key=key,
+            subject=tuple((str(name), str(value)) for name, value in about["subject"]),
+            diagnosis=from_plain(Diagnosis, about["diagnosis"]),
+            summary=None if summary is None else from_plain(ReplicaSummary, summary),
+            as_of_seconds=float(about["as_of"]),
+            newest_seconds=float(about["newest"]),
+            node=None if about["node"] is None else str(about["node"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

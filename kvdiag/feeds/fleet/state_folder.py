@@ -1,0 +1,136 @@
+"""The folder that keeps a fleet's state: one file for each replica, and one that says what they are of.
+
+A file is replaced in one step when its replica is judged, and extended in between; a block that a crash cut off is
+dropped, and its samples are read again. Files of another Prometheus or selector are removed at the start. One daemon
+writes to a folder at a time.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kvdiag import files
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.replica_samples import DamagedError, ReplicaSamples, block, restored
+
+MAX_FILE_BYTES = 256 * 2**20
+FORMAT = 1
+_ABOUT = "fleet.json"
+_LOCK = ".lock"
+"""The name that a recording uses too: a folder is either."""
+_SUFFIX = ".replica"
+
+
+class StateFolder:
+    """The files of a fleet. `about` says what they are of; others are not read."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Make or open the folder.
+
+        Raises:
+            KvdiagError: it cannot be written, or another kvdiag uses it.
+        """
+        self._path = path
+        self._written: dict[str, int] = {}
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(path / _LOCK)
+            if self._about() != (known := {"format": FORMAT, **about}):
+                for file in self._files():
+                    file.unlink()
+                files.replace(path / _ABOUT, json.dumps(known).encode())
+        except OSError as error:
+            reason = f"cannot keep the fleet in {path}: {error.strerror}"
+            raise KvdiagError(f"{reason}; give another --record-dir") from error
+
+    def _about(self) -> Any:
+        try:
+            return json.loads((self._path / _ABOUT).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def _files(self) -> Iterator[Path]:
+        for entry in os.scandir(self._path):
+            if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+    def close(self) -> None:
+        """Let another daemon use the folder."""
+        self._lock.close()
+
+    def kept(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Each replica that has a file, and what is kept with its samples; damaged files are removed."""
+        for file in sorted(self._files()):
+            about: Mapping[str, Any] = {}
+            try:
+                _, about, _ = restored(_content(file))
+                key = about["key"]
+            except (OSError, DamagedError, KeyError):
+                key = None
+            if isinstance(key, str) and self._file(key) == file:
+                yield key, about
+            else:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+    def load(self, key: str) -> ReplicaSamples | None:
+        """A replica's samples; `None` if there is no usable file."""
+        file = self._file(key)
+        try:
+            content = _content(file)
+            samples, _, sound = restored(content)
+        except (OSError, DamagedError):
+            return None
+        if sound < len(content):
+            with contextlib.suppress(OSError):
+                os.truncate(file, sound)
+        return samples
+
+    def replace(self, key: str, samples: ReplicaSamples, start_seconds: float, about: Mapping[str, Any]) -> None:
+        """Write a replica's samples in place of all that its file has.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        files.replace(self._file(key), block(samples, start_seconds, {"key": key, **about}), mode=0o600)
+
+    def extend(self, key: str, samples: ReplicaSamples, start_seconds: float) -> None:
+        """Add what a later read brought, which began at `start_seconds`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        file = os.open(self._file(key), os.O_WRONLY | os.O_APPEND | files.CLOSED)
+        with os.fdopen(file, "ab") as opened:
+            opened.write(block(samples, start_seconds))
+
+    def remove(self, key: str) -> None:
+        """Forget a replica."""
+        with contextlib.suppress(OSError):
+            self._file(key).unlink()
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
+
+
+def _content(file: Path) -> bytes:
+    with files.opened(file) as opened:
+        content = opened.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise DamagedError("the file is too large")
+    return content
+
+
+def _locked(path: Path) -> IO[bytes]:
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files.CLOSED, 0o600), "wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise KvdiagError(f"another kvdiag writes to {path.parent}: give each a --record-dir of its own") from error
+    return file

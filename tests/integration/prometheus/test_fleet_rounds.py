@@ -1,0 +1,151 @@
+"""The fleet's daemon reads a real Prometheus round by round; its verdicts are those of `kvdiag diagnose`."""
+
+import asyncio
+import os
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvdiag.commands.diagnose import judge
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.feeds.fleet.fleet_feed import FleetFeed, FleetRound
+from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
+from kvdiag.model import Diagnosis
+from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
+from tests.integration.prometheus.histories import END_SECONDS
+
+WINDOW_SECONDS = 3.0 * 3600.0
+STEP_SECONDS = 300.0
+LEAK = 'namespace="leak"'
+"""Two replicas, of which the second one leaks."""
+
+
+def access_to(url: str) -> PrometheusAccess:
+    """How to reach a Prometheus without credentials."""
+    return PrometheusOptions(prometheus=url).access()
+
+
+def diagnosed(url: str, end_seconds: float, match: str = "") -> dict[str, Diagnosis]:
+    """What `kvdiag diagnose --prometheus` says of every replica at a moment."""
+    access = access_to(url)
+    window = Window(start_seconds=end_seconds - WINDOW_SECONDS, end_seconds=end_seconds)
+
+    async def listed() -> Survey:
+        async with access.source() as source:
+            return await survey(source, match, window)
+
+    judged, _, _ = judge(access, window, DEFAULT_LIMITS, asyncio.run(listed()).replicas)
+    return {one.key: one.diagnosis for one in judged}
+
+
+@pytest.fixture
+def two(history: str, tmp_path: Path) -> Iterator[Callable[..., FleetFeed]]:
+    """Makes feeds of one folder, as a daemon and its successors do; closed at the end."""
+    made: list[StateFolder] = []
+
+    def make(match: str = LEAK, *, url: str = history, cpu_seconds: float = 1e9) -> FleetFeed:
+        for one in made:
+            one.close()
+        made.append(StateFolder(tmp_path / "state", {"match": match}))
+        return FleetFeed(
+            access_to(url).source, match, WINDOW_SECONDS, made[-1], every_seconds=STEP_SECONDS, cpu_seconds=cpu_seconds
+        )
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def worst(state: FleetRound) -> dict[str, str]:
+    """The verdict of each replica by its key."""
+    return {one.key.rpartition("/")[2]: one.present.worst for one in state.verdicts}
+
+
+def test_rounds_give_the_verdicts_of_diagnose_at_the_same_moments(history: str, two: Callable[..., FleetFeed]) -> None:
+    """Every world: the first read of the window, and then rounds that read only what is new."""
+    feed = two("")
+    counts = []
+    for moment in (END_SECONDS - count * STEP_SECONDS for count in (12, 11, 6, 1, 0)):
+        state = asyncio.run(feed.round(moment))
+        counts.append(state.samples)
+        assert diagnosed(history, moment) == {one.key: one.present for one in state.verdicts}
+    assert counts[1] < counts[0] / 5
+
+
+def test_a_successor_has_the_verdicts_and_reads_what_is_new(history: str, two: Callable[..., FleetFeed]) -> None:
+    """A daemon that was killed between two rounds: nothing is read again but the overlap, and nothing is missing."""
+    first = asyncio.run(two().round(END_SECONDS - STEP_SECONDS))
+    successor = two()
+    assert worst(first) == worst(successor.state)
+    state = asyncio.run(successor.round(END_SECONDS))
+    assert state.samples < first.samples / 5
+    assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in state.verdicts}
+
+
+@pytest.mark.parametrize("cut", [1, 200, 10_000_000])
+def test_a_file_that_was_cut_off_is_read_again_from_there(
+    history: str, two: Callable[..., FleetFeed], tmp_path: Path, cut: int
+) -> None:
+    """Of a block, of more than one, or of all of it: the verdicts are the same in the end."""
+    feed = two(cpu_seconds=0.0)
+    for count in (3, 2, 1):
+        asyncio.run(feed.round(END_SECONDS - count * STEP_SECONDS))
+    for file in (tmp_path / "state").glob("*.replica"):
+        os.truncate(file, max(file.stat().st_size - cut, 0))
+    state = asyncio.run(two().round(END_SECONDS))
+    assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in state.verdicts}
+
+
+def test_another_selector_begins_from_nothing(two: Callable[..., FleetFeed]) -> None:
+    """The folder's verdicts are of other replicas then."""
+    asyncio.run(two().round(END_SECONDS))
+    assert () == two('namespace="healthy"').state.verdicts
+
+
+def test_a_round_without_time_judges_the_oldest(two: Callable[..., FleetFeed]) -> None:
+    """Each round judges at least one replica, the one whose verdict is the oldest; each says as of when it is."""
+    feed = two(cpu_seconds=0.0)
+    moments = [END_SECONDS - count * STEP_SECONDS for count in (2, 1, 0)]
+    states = [asyncio.run(feed.round(moment)) for moment in moments]
+    assert [2, 1, 1] == [one.judged for one in states]
+    assert sorted(moments[1:]) == sorted(one.as_of_seconds for one in states[-1].verdicts)
+
+
+def test_a_prometheus_that_is_down_leaves_nothing_ok(history: str, two: Callable[..., FleetFeed]) -> None:
+    """The verdicts stay, without an ok among them; the round after that reads what was missed."""
+    asyncio.run(two().round(END_SECONDS - 2 * STEP_SECONDS))
+    with refused_port() as port:
+        down = asyncio.run(two(url=f"http://127.0.0.1:{port}").round(END_SECONDS - STEP_SECONDS))
+    assert {"vllm-0": "unknown", "vllm-1": "fault"} == worst(down)
+    assert down.problem is not None
+    assert "cannot connect" in down.problem
+    again = asyncio.run(two().round(END_SECONDS))
+    assert {"vllm-0": "ok", "vllm-1": "fault"} == worst(again)
+    assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in again.verdicts}
+
+
+def test_what_cannot_be_read_is_unknown_until_it_can(history: str, two: Callable[..., FleetFeed]) -> None:
+    """The list of series is answered, and queries for samples fail: the replicas are unknown with the reason."""
+    asyncio.run(two().round(END_SECONDS - 2 * STEP_SECONDS))
+    broken = reply_json({"status": "error", "error": "block is corrupted"}, status=500)
+    with Hostile({"/api/v1/series": passed_on(history), "/api/v1/query": broken}) as server:
+        lost = asyncio.run(two(url=server.url).round(END_SECONDS - STEP_SECONDS))
+    assert {"vllm-0": "unknown", "vllm-1": "fault"} == worst(lost)
+    assert ["block is corrupted"] * 2 == [one.unread for one in lost.verdicts]
+    again = asyncio.run(two().round(END_SECONDS))
+    assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in again.verdicts}
+
+
+def passed_on(url: str) -> Answer:
+    """The answers of a real Prometheus to a list of series."""
+
+    def answer(peer: Peer) -> None:
+        asked = urllib.request.Request(f"{url}/api/v1/series", data=peer.request_body, method="POST")
+        with urllib.request.urlopen(asked) as response:
+            reply(response.read().decode(), content_type="application/json")(peer)
+
+    return answer
