@@ -1,30 +1,24 @@
 """`kvdiag serve`: the daemon next to a server: it samples, diagnoses, records, and serves the results over HTTP.
 
-`Daemon` puts watch, recorder and HTTP server together. In this order: files, certificates and the recording are opened,
-so that a wrong option ends the start at once; the port is opened; then the watch runs until SIGTERM, whether or not the
-server is there. SIGHUP reads the options again: all that may fail comes first, so that an invalid configuration changes
-nothing; what needs a restart is logged. Nothing of a reload may lower protection.
+`Daemon` puts watch, recorder and HTTP server (`WebDaemon`) together. In this order: files, certificates and the
+recording are opened, so that a wrong option ends the start at once; the port is opened; then the watch runs until
+SIGTERM, whether or not the server is there. SIGHUP reads the options again; what needs a restart is logged. With
+--prometheus it is the daemon of a fleet instead (`daemons/fleet_daemon.py`).
 """
 
 import asyncio
-import contextlib
-import ctypes
 import gc
-import os
-import signal
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 import click
 import structlog
 
-import kvdiag
 from kvdiag.commands.connect import Finder, agent_reader, base_url, without_credentials
+from kvdiag.commands.daemons.web_daemon import WebDaemon, allocator
 from kvdiag.commands.logging_setup import configure, import_without
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
@@ -33,11 +27,7 @@ from kvdiag.feeds.daemon.watch import Watch
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
-from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
-from kvdiag.server.passwords import Passwords
-from kvdiag.server.web_config import WebConfig, access, lowered, read_web_config
-from kvdiag.sources.worker_thread import DaemonThreadPool
 
 _log = structlog.get_logger()
 
@@ -61,6 +51,10 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready
 
+    With --prometheus: watch a fleet. Every --every, read what is new in a Prometheus, diagnose each replica and version
+    by the rules of `kvdiag diagnose`, and serve / (the worst first), /replica/NAMESPACE/POD, /metrics and
+    /api/v1/fleet. --record-dir keeps the state; without it, a restart reads the whole window again.
+
     It can start before the server, survives server restarts and reconnects. It sends no load. SIGTERM ends it.
     Pressure is KV-pool usage (100 % while requests wait) or device usage without the pool's free bytes, whichever is
     larger.
@@ -68,23 +62,12 @@ def command(context: click.Context, options: ServeOptions) -> int:
     # A daemon logs events by default.
     configure(max(1, context.find_root().params.get("verbose") or 0))
     # mallopt(3), M_ARENA_MAX: a second arena for the other threads is 1 MiB that stays half empty.
-    _allocator("mallopt", -8, 1)
+    allocator("mallopt", -8, 1)
     _import_early()
-    daemon = Daemon(options, reread=lambda: reread(context))
-    return asyncio.run(daemon.run())
-
-
-def _allocator(call: str, *arguments: int) -> None:
-    """Call the C library's allocator, where that is glibc's."""
-    with contextlib.suppress(AttributeError, OSError):
-        getattr(ctypes.CDLL(None), call)(*arguments)
-
-
-def _release_memory(loop: asyncio.AbstractEventLoop) -> None:
-    """Return free pages to the kernel each minute: 1.2 MiB that a diagnosis needs for a moment only."""
-    gc.collect()
-    _allocator("malloc_trim", 0)
-    loop.call_later(RELEASE_SECONDS, _release_memory, loop)
+    kind: type[WebDaemon] = Daemon
+    if options.history.prometheus is not None:  # a daemon next to a server imports nothing of a fleet's
+        kind = import_module("kvdiag.commands.daemons.fleet_daemon").FleetDaemon
+    return asyncio.run(kind(options, lambda: reread(context)).run())
 
 
 def _import_early() -> None:
@@ -98,7 +81,7 @@ def _import_early() -> None:
     gc.collect()
 
 
-class Daemon:
+class Daemon(WebDaemon):
     """One watch, its recorder and its HTTP server."""
 
     def __init__(self, options: ServeOptions, reread: Callable[[], ServeOptions]) -> None:
@@ -107,10 +90,7 @@ class Daemon:
         Raises:
             KvdiagError: a directory, file or certificate cannot be used.
         """
-        self._options = options
-        self._reread = reread
-        self._web_config = WebConfig() if options.web_config is None else read_web_config(options.web_config)
-        self._tls: ssl.SSLContext | None = self._web_config.tls()
+        super().__init__(options, reread)
         self._recorder = _recorder(options)
         self._finder = Finder(options.url, options.access, own_port=options.address[1])
         self._agents = agent_reader(options.agent_dir, show_request_ids=options.show_request_ids)
@@ -125,63 +105,19 @@ class Daemon:
             recorder=self._recorder,
             schedule=schedule,
         )
-        self._web = WebServer(Pages(newest=self._watch.snapshot, history=self._watch.history))
-        self._passwords: Passwords
-        self._web.access, self._passwords = access(self._web_config)
+        self._serve(Pages(newest=self._watch.snapshot, history=self._watch.history))
         self._retired: list[Finder] = []
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> int:
-        """Watch and serve until SIGTERM; return the exit code.
+    async def _work(self) -> None:
+        await self._watch.run()
 
-        Raises:
-            KvdiagError: the address cannot be listened on.
-        """
-        over = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(DaemonThreadPool())
-        loop.set_exception_handler(_log_loop_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, over.set)
-        loop.add_signal_handler(signal.SIGHUP, self._change)
-        try:
-            await self._listen()
-            # Imported modules stay for good: no collection needs to look at them again.
-            gc.collect()
-            gc.freeze()
-            loop.call_later(RELEASE_SECONDS, _release_memory, loop)
-            watching = asyncio.create_task(self._watch.run())
-            ending = asyncio.create_task(over.wait())
-            await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-            _log.info("ended")
-        finally:
-            await self._close()
-        return 0
-
-    async def _listen(self) -> None:
-        host, wanted = self._options.address
-        try:
-            port = await self._web.start(host, wanted, self._tls)
-        except OSError as error:
-            # asyncio's own text repeats the address
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-            raise KvdiagError(f"cannot listen on {host}:{wanted}: {reason.lower()}; give another --listen") from error
-        scheme = "http" if self._tls is None else "https"
-        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        _log.info("listening", address=where, version=kvdiag.__version__)
-
-    async def _close(self) -> None:
-        await self._web.stop()
+    async def _release(self) -> None:
         await asyncio.gather(*self._closing, return_exceptions=True)
         for finder in (self._finder, *self._retired):
             await finder.close()
         if self._agents is not None:
             self._agents.close()
-        self._passwords.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -221,28 +157,6 @@ class Daemon:
             self._recorder.order(SegmentStore.resize, options.record_max_size)
         self._watch.limits = options.limits
         self._options = replace(options, **old.fixed)
-
-    def _take_web_config(self) -> None:
-        """Apply new users, headers and renewed certificates; other changes to TLS need a restart."""
-        if self._options.web_config is None:
-            return
-        config = read_web_config(self._options.web_config)
-        if (less := lowered(self._web_config, config)) is not None:
-            raise KvdiagError(f"{self._options.web_config} would lower protection: {less}; restart kvdiag to apply it")
-        config.tls()
-        allowed, passwords = access(config)
-        if self._tls is not None:
-            config.load(self._tls)
-        self._passwords.close()
-        self._web.access, self._passwords = allowed, passwords
-        if config.transport != self._web_config.transport:
-            _log.warning("configuration", reason="tls_server_config needs a restart; only certificates are renewed")
-        self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
-
-
-def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an event loop error: by default it goes to stderr, and blocks if stderr is not read."""
-    _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
 
 
 def _recorder(options: ServeOptions) -> DiskRecorder | None:

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Literal
+from typing import Literal, Protocol
 
 import structlog
 
 import kvdiag
-from kvdiag.server.endpoints import Answer, Pages, problem
+from kvdiag.server.endpoints import Answer, problem
 from kvdiag.server.request import BadRequestError, Request, parse_request
 
 _log = structlog.get_logger()
@@ -70,6 +70,15 @@ class Access:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class AnswersRequests(Protocol):
+    """The pages of a daemon: an answer at once, or later if another thread has to make it."""
+
+    refused_total: int
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        """The answer to a request that may read."""
+
+
 @dataclass(slots=True, eq=False)
 class _Connection:
     """A client's connection, with its state and since when it is in it."""
@@ -97,7 +106,7 @@ class _Connection:
 class WebServer:
     """Listens on one address within a running event loop, and answers with `pages`; `start` opens the port."""
 
-    pages: Pages
+    pages: AnswersRequests
     _: KW_ONLY
     request_seconds: float = REQUEST_SECONDS
     slow_seconds: float = SLOW_SECONDS
@@ -155,7 +164,8 @@ class WebServer:
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
             return problem(HTTPStatus.UNAUTHORIZED, "authentication required", challenge)
-        return self.pages.answer(request)
+        answer = self.pages.answer(request)
+        return answer if isinstance(answer, Answer) else await answer
 
     def _is_rebound(self, request: Request) -> bool:
         """Return whether a request to a loopback port without passwords or TLS names another host.

@@ -25,7 +25,8 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import basic_authorization, pasted, read_secret, without_user
-from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, Within, collected, given_by, parse_duration
+from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, collected, given_by, parse_duration
+from kvdiag.commands.options.fleet_options import PrometheusFields
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
@@ -33,9 +34,7 @@ from kvdiag.sources.http import no_cookies
 from kvdiag.sources.prometheus_api import PrometheusSource
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 60.0
 SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1", "/graph", "/query")
-DEFAULT_WINDOW = "24h"
 MIN_WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
 
@@ -90,35 +89,13 @@ def _no_password() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrometheusOptions:
+class PrometheusOptions(PrometheusFields):
     """The API's address, the servers to diagnose, the time window, and the credentials."""
 
-    prometheus: str | None = given_by("Prometheus API whose history to diagnose.", metavar="URL")
-    match: str = given_by(
-        "Only servers with these labels, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default=""
-    )
-    window: str = given_by("Time before --end, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
     start: str | None = given_by("Start time instead of --window: RFC 3339 or Unix seconds.")
     end: str | None = given_by("End time, default now: RFC 3339 or Unix seconds.")
-    user: str | None = given_by("User name for basic authentication.")
-    password_file: Path | None = given_by("File with the password, or KVDIAG_DIAGNOSE_PASSWORD.")
-    password: str | None = given_by(None, hidden=True)
-    token_file: Path | None = given_by("File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN.")
-    token: str | None = given_by(None, hidden=True)
-    headers: tuple[str, ...] = given_by(
-        "HTTP header, such as X-Scope-OrgID:team; repeatable.",
-        "--header",
-        multiple=True,
-        metavar="NAME:VALUE",
-        default=(),
-    )
     ca_file: Path | None = given_by(CA_FILE)
-    cert_file: Path | None = given_by("Client certificate, as a PEM file.")
-    key_file: Path | None = given_by("Key of the client certificate, if in another file.")
     insecure: bool = given_by(INSECURE, default=False)
-    timeout: float = given_by(
-        "Seconds to wait for each response.", type=Within(min=1.0, max=3600.0), default=ANSWER_SECONDS
-    )
 
     def access(self) -> PrometheusAccess:
         """Return how to reach the API.

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from kvdiag.commands import settings
 from kvdiag.commands.options.common import (
+    Duration,
     ServerAccess,
     Size,
     Within,
@@ -27,6 +28,7 @@ from kvdiag.commands.options.common import (
     request_ids_option,
     server_access,
 )
+from kvdiag.commands.options.fleet_options import PrometheusFields, prometheus_fields
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
@@ -60,6 +62,8 @@ class ServeOptions:
     url: str | None = given_by("Server to watch; default: search this host's usual ports.")
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
+    history: PrometheusFields = given_by(prometheus_fields)
+    every: float = given_by("Time between rounds of --prometheus.", type=Duration(30.0, 3600.0), default="5m")
     show_request_ids: bool = given_by(request_ids_option, default=False, restart=True)
     record_dir: Path | None = given_by("Directory for recordings; restored at the next start.", restart=True)
     record_max_size: int = given_by(
@@ -85,6 +89,13 @@ class ServeOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be used at once, and not at first use."""
         _ = self.address, self.limits
+        own = {"--url": self.url, "--agent-dir": self.agent_dir}
+        own |= {"--metrics-url": self.access.metrics_url, "--api-key": self.access.api_key}
+        given = [name for name, value in own.items() if value is not None]
+        if self.history.prometheus is None and self.history.match:
+            raise click.UsageError("--match needs --prometheus")
+        if self.history.prometheus is not None and given:
+            raise click.UsageError(f"give either --prometheus, to watch a fleet, or {given[0]}, to watch one server")
 
     @cached_property
     def address(self) -> tuple[str, int]:
@@ -124,7 +135,8 @@ def reread(context: click.Context) -> ServeOptions:
     }
     values = {**fresh.params, **by_flag}
     access = ServerAccess(**{one.name: values.pop(one.name) for one in fields(ServerAccess)})
-    return ServeOptions(access=access, **values)
+    history = PrometheusFields(**{one.name: values.pop(one.name) for one in fields(PrometheusFields)})
+    return ServeOptions(access=access, history=history, **values)
 
 
 def address(listen: str) -> tuple[str, int]:

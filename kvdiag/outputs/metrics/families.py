@@ -6,7 +6,7 @@ Prometheus drops a whole target whose page repeats a series or has a label of ex
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from itertools import islice
@@ -43,9 +43,9 @@ def label(text: object) -> str:
     return one_line(str(text)[:MAX_LABEL_CHARACTERS], "?")
 
 
-def family(name: str, figures: Figures) -> Metric:
-    """A family of `metrics.json`, `name` without `kvdiag_`; of rows with equal labels the first counts."""
-    known = contract()[name]
+def family(name: str, figures: Figures, of: Mapping[str, Any] | None = None) -> Metric:
+    """A family of `metrics.json`, or another contract, `name` without `kvdiag_`; of equal labels the first counts."""
+    known = (contract() if of is None else of)[name]
     rows = figures[known.get("of", name)]
     if "of" in known:
         rows = [(labels, getattr(owner, known["field"])) for labels, owner in rows if owner is not None]

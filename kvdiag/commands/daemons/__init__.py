@@ -1,0 +1,1 @@
+"""The daemons of `kvdiag serve`: what they have in common, and the one of a fleet."""

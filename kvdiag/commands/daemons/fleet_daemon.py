@@ -1,0 +1,157 @@
+"""`kvdiag serve --prometheus`: the daemon of a fleet, with nothing deployed next to the servers.
+
+In this order: the options are checked and the state's folder is opened, so that a wrong one ends the start at once; the
+port is opened, with the verdicts that the folder has; then a round every few minutes, in a thread of its own, so that
+no round delays an answer. A Prometheus that does not answer costs its round, never the daemon: the page and the metrics
+say so, and no replica is ok then.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import structlog
+
+from kvdiag.commands.daemons.web_daemon import WebDaemon
+from kvdiag.commands.options.fleet_options import PrometheusFields
+from kvdiag.commands.options.prometheus_options import PrometheusOptions
+from kvdiag.commands.options.serve_options import ServeOptions
+from kvdiag.diagnosis.fleet import compare
+from kvdiag.diagnosis.fleet.replica import Version
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.fleet_feed import ENDED_SECONDS, FleetFeed, FleetRound, ReplicaVerdict
+from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.history.columns import JOIN_SECONDS
+from kvdiag.model import Timeline
+from kvdiag.outputs.fleet_results import Judged, Source
+from kvdiag.outputs.fleet_status import FleetReplica, FleetStatus, worst_first
+from kvdiag.server.fleet_pages import FleetPages
+
+_log = structlog.get_logger()
+
+MIN_PAUSE_SECONDS = 5.0
+"""Between two rounds that take longer than their interval."""
+
+
+class FleetDaemon(WebDaemon):
+    """One feed of a fleet and its HTTP server."""
+
+    def __init__(self, options: ServeOptions, reread: Callable[[], ServeOptions]) -> None:
+        """Open the folder, without asking Prometheus yet. `reread` returns the options as of now.
+
+        Raises:
+            KvdiagError: an option, a directory, a file or a certificate cannot be used.
+        """
+        super().__init__(options, reread)
+        given = {one.name: getattr(options.history, one.name) for one in fields(PrometheusFields)}
+        known = PrometheusOptions(**given, ca_file=options.access.ca_file, insecure=options.access.insecure)
+        access, match, span = known.access(), known.matchers(), known.span(time.time())
+        self._source = Source(
+            url=access.url.rstrip("/"),
+            match=match,
+            start_seconds=span.start_seconds,
+            end_seconds=span.end_seconds,
+            join_seconds=JOIN_SECONDS,
+        )
+        # Without --record-dir the state is as large, and goes with the daemon.
+        self._own = None if options.record_dir is not None else tempfile.TemporaryDirectory(prefix="kvdiag-fleet-")
+        self._folder = StateFolder(
+            options.record_dir or Path(self._own.name if self._own else ""),
+            {"url": self._source.url, "match": match, "window": known.window},
+        )
+        self._window_seconds = span.end_seconds - span.start_seconds
+        self._every_seconds = options.tick_seconds or options.every
+        self._status: FleetStatus
+        self._feed = FleetFeed(
+            access.source,
+            match,
+            self._window_seconds,
+            self._folder,
+            every_seconds=self._every_seconds,
+            limits=options.limits,
+            publish=self._publish,
+        )
+        self._serve(FleetPages(newest=lambda: self._status, history=self._history))
+
+    def _publish(self, state: FleetRound) -> None:
+        # By the round's own thread: comparing a thousand replicas takes longer than an answer may.
+        self._status = status_of(state, self._source, self._window_seconds, self._options.limits)
+
+    def _history(self, key: str) -> Timeline | None:
+        found = self._feed.timeline(key)
+        return None if found is None else found[0]
+
+    async def _work(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.to_thread(self._round)
+            pause_seconds = min(MIN_PAUSE_SECONDS, self._every_seconds)
+            await asyncio.sleep(max(self._every_seconds - (time.monotonic() - began), pause_seconds))
+
+    def _round(self) -> None:
+        began = time.monotonic()
+        try:
+            state = asyncio.run(self._feed.round(round(time.time(), 3)))
+        except (KvdiagError, OSError) as error:
+            _log.error("round", reason=str(error))
+            return
+        took_seconds = time.monotonic() - began
+        counts = {"replicas": state.replicas, "judged": state.judged, "samples": state.samples}
+        _log.info("round", reason=state.problem, seconds=round(took_seconds, 1), **counts)
+
+    async def _release(self) -> None:
+        self._folder.close()
+        if self._own is not None:
+            self._own.cleanup()
+
+    def _change(self) -> None:
+        try:
+            self._reread()
+            self._take_web_config()
+        except KvdiagError as error:
+            _log.error("configuration", reason=f"{error}; the previous configuration stays in effect")
+            return
+        _log.info("configuration", state="reloaded; other options than --web-config need a restart")
+
+
+def status_of(state: FleetRound, source: Source, window_seconds: float, limits: Limits) -> FleetStatus:
+    """A feed's state as the outputs show it: replicas that ended an hour ago count for their versions alone."""
+    newest = max((one.newest_seconds for one in state.verdicts), default=0.0)
+    end_seconds = state.end_seconds or newest
+    replicas = [_shown(one) for one in state.verdicts if end_seconds - one.newest_seconds <= ENDED_SECONDS]
+    return FleetStatus(
+        source=Source(
+            url=source.url,
+            match=source.match,
+            start_seconds=max(end_seconds - window_seconds, 0.0),
+            end_seconds=end_seconds,
+            join_seconds=source.join_seconds,
+        ),
+        replicas=worst_first(replicas),
+        fleet=compare([one.summary for one in state.verdicts if one.summary is not None], limits) if replicas else None,
+        gaps=state.gaps,
+        listed=state.replicas,
+        judged=state.judged,
+        samples=state.samples,
+        round_seconds=state.end_seconds or None,
+        took_seconds=state.took_seconds,
+        cpu_seconds=state.cpu_seconds,
+        rounds_failed_total=state.failed_total,
+        problem=state.problem,
+    )
+
+
+def _shown(one: ReplicaVerdict) -> FleetReplica:
+    facts = one.diagnosis.facts
+    known = Version(engine=facts.engine_name, version=facts.engine_version, model=facts.model)
+    return FleetReplica(
+        judged=Judged(key=one.key, subject=one.subject, diagnosis=one.present),
+        as_of_seconds=one.as_of_seconds,
+        version=known if one.summary is None else one.summary.version,
+        node=one.node,
+        unread=one.unread,
+    )
