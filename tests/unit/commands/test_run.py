@@ -113,7 +113,7 @@ def test_interrupted_run_leaves_nothing_behind(
     assert (3, "unknown", "") == (again.code, again.document["worst"], again.stderr)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_simulation_leaves_no_server_behind(sent: signal.Signals) -> None:
     """A simulated run that is interrupted ends its simulated server too."""
     with started("run", "--simulate", "healthy") as process:
