@@ -57,6 +57,9 @@ OLDEST_SHARE = 0.25
 RETRY_SECONDS = 3600.0
 """Longest time until an interval that could not be read is tried again."""
 
+COLLECTED_TOGETHER = 8
+"""Replicas that are judged between two garbage collections: each leaves several MiB."""
+
 _MEMORY = ("device", "process", "torch", "host", "container")
 
 
@@ -164,6 +167,7 @@ class FleetFeed:
         self._folder, self._every_seconds = folder, every_seconds
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
+        self._judged = 0
         self._kept: dict[str, _Kept] = {}
         for key, about in folder.kept():
             if (verdict := _verdict(key, about)) is not None:
@@ -324,6 +328,10 @@ class FleetFeed:
             newest_seconds=samples.newest_seconds,
             node=_node(one.replica),
         )
+        self._judged += 1
+        if self._judged % COLLECTED_TOGETHER == 0:
+            # A timeline refers to itself; older objects are not looked at again.
+            gc.collect(1)
         one.judged_figures = one.figures
         one.newest_seconds = samples.newest_seconds
         self._folder.replace(key, samples, window.start_seconds, _about(one.verdict))
