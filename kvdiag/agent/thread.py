@@ -3,8 +3,8 @@
 A publication does the following, in this order: nothing until the process itself has imported torch; the first time it
 takes its file's name from pid and start time and removes expired files of exited processes; it reads the document, with
 a new block summary where one was requested; it attaches the black box; it counts the owners of KV blocks in vLLM's
-engine core, and looks at their requests; and it writes the file, in which parts that rarely change are not encoded
-again. At last it looks whether a profile was requested.
+engine core; and it writes the file, in which parts that rarely change are not encoded again. At last it looks whether a
+profile was requested.
 
 The server comes first: signals are left to its threads, and no error leaves this one. A fork has only the forking
 thread, so the child starts an agent of its own; the parent first waits for the lock `busy`, for `WAIT_SECONDS` at most,
@@ -31,7 +31,6 @@ from .driver import Driver
 from .memory_profile import Profiler
 from .process import identity
 from .publication import Folder, encoded
-from .request_blocks import RequestBlocks
 
 PERIOD_SECONDS = 1.0
 NAME = "kvdiag-agent"
@@ -55,7 +54,6 @@ class Agent:
         self._folder = Folder(directory)
         self._document = Document(Driver())
         self._census = Census()
-        self._requests = RequestBlocks()
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
@@ -114,11 +112,10 @@ class Agent:
         problem = self._box.attach()
         if problem is not None:
             reported["errors"]["black_box"] = problem
-        for part, counted in (("kv_blocks", self._census), ("kv_requests", self._requests)):
-            try:
-                reported[part] = counted.read()
-            except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
-                reported["errors"][part] = short(error)
+        try:
+            reported["kv_blocks"] = self._census.read()
+        except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
+            reported["errors"]["kv_blocks"] = short(error)
         self._sequence += 1
         reported.update(
             sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds
