@@ -15,6 +15,7 @@ from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import entry_of, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.lives import Lifetime, lifetimes
+from kvdiag.diagnosis.prescriptions import with_known_reports
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS, Step
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
@@ -81,7 +82,14 @@ def _findings(one: Lifetime, limits: Limits) -> tuple[Finding, ...]:
     last = one.timeline.samples[-1].at_seconds if one.timeline.samples else None
     seen = last if one.life.end_seconds is None else one.life.end_seconds
     found = (finding for rule in RULES for finding in rule(one.timeline, one.facts, limits))
-    return tuple(informed(replace(finding, last_seen_seconds=seen), one.facts.engine_name) for finding in found)
+    informs = (informed(replace(finding, last_seen_seconds=seen), one.facts.engine_name) for finding in found)
+    return tuple(_with_reports(finding, one) for finding in informs)
+
+
+def _with_reports(finding: Finding, one: Lifetime) -> Finding:
+    """A problem with the public reports that it matches; their data is read with the first problem."""
+    is_problem = finding.status in ("fault", "suspect")
+    return with_known_reports(finding, one.facts, one.timeline) if is_problem else finding
 
 
 def _life(one: Lifetime, limits: Limits, *, whole: bool) -> Life:

@@ -18,6 +18,8 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
+from kvdiag.diagnosis.prescriptions.known_reports import signs_in
+from kvdiag.engine_features import features_logged
 from kvdiag.engines import DEFAULT, ENGINES, engine_of_log, flags_of
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
@@ -25,7 +27,7 @@ from kvdiag.files import GZIP_MAGIC
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
-from kvdiag.oom.log import read_failures
+from kvdiag.oom.log import REQUEST_LINE, read_failures
 from kvdiag.sources.agents.black_boxes import read_file, read_folder
 from kvdiag.sources.log_file import read_long_log
 
@@ -122,7 +124,7 @@ def _with_log(case: Case, path: Path) -> Case:
         raise KvdiagError(f"{origin} is binary: give an engine's log or its message")
     text = content.decode("utf-8", "replace")
     failure = read_failures(text, origin)
-    case = replace(case, has_log=True, engine_name=case.engine_name or engine_of_log(text))
+    case = _with_settings(replace(case, has_log=True, engine_name=case.engine_name or engine_of_log(text)), text)
     gaps = case.gaps
     if not whole:
         reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
@@ -137,6 +139,17 @@ def _with_log(case: Case, path: Path) -> Case:
         failed_pool_bytes=next((size for size in failed_pools if size is not None), case.failed_pool_bytes),
         gaps=gaps,
     )
+
+
+def _with_settings(case: Case, text: str) -> Case:
+    """The case with the connector and the features that a log shows, and the known reports whose line it has."""
+    name = case.engine_name
+    engine = next((one for one in ENGINES if one.name == name), None)
+    lines = [line for line in text.splitlines() if "kv_transfer_config" in line and not REQUEST_LINE.search(line)]
+    connector = None if engine is None else engine.kv_connector((), lines)
+    signs = tuple(dict.fromkeys((*case.signs, *signs_in(text, name))))
+    features = features_logged(name, text) if case.features is None else case.features
+    return replace(case, kv_connector=case.kv_connector or connector, features=features, signs=signs)
 
 
 def _with_report(case: Case, text: str) -> Case:

@@ -46,6 +46,7 @@ from kvdiag.model.verdicts import (
     Finding,
     GrowthFigures,
     ImbalanceFigures,
+    KnownReport,
     LedgerLine,
     Life,
     LifeEnd,

@@ -83,6 +83,8 @@ class Facts(Checked):
     engine, `None` if unknown. `forced`: the run was started despite other traffic. `started_seconds` is the start of
     the server's process, if reported. `device_uuids` are the devices assigned to the server (its pod's), `None` if
     only its processes show them. `kv_connector` moves KV blocks to other servers or tiers; `None` if none is visible.
+    `features` are those of the engine (`engine_features`) that its command lines turn on, `None` if they are not
+    readable.
     `capabilities` is what the engine's metrics can show.
     """
 
@@ -100,6 +102,7 @@ class Facts(Checked):
     pipeline_parallel: int | None = None
     host_caches: tuple[HostCache, ...] | None = None
     kv_connector: str | None = None
+    features: tuple[str, ...] | None = None
     forced: bool = False
     started_seconds: float | None = None
     device_uuids: tuple[str, ...] | None = None

@@ -118,17 +118,59 @@ class Change:
     free_bytes: int | None = None
 
 
+Certainty = Literal["confirmed", "reported"]
+"""Of a public report: its cause was found in the code; or the symptom alone is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownReport:
+    """A public report of an engine's defect that may be a finding's cause; all its texts come with kvdiag.
+
+    `affected` are the versions in words. `fixed_in` is the first release with the fix, `None` where none is known.
+    `version_affected` is whether this server's version is among those that have it: `None` where the version is not
+    reported, or newer than the newest that was. `met` are the report's conditions that this server is known to meet,
+    `unknown` those that it may meet; a report whose condition it does not meet is left out.
+    """
+
+    id: str
+    summary: str
+    remedy: str
+    links: tuple[str, ...]
+    certainty: Certainty
+    affected: str
+    fixed_in: str | None = None
+    version_affected: bool | None = None
+    met: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def certain(self) -> bool:
+        """Whether the server has the version and meets each of the conditions."""
+        return self.version_affected is True and not self.unknown
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prescription:
-    """The changes that mend a finding on this server, the least harmful first, and the figures that others lack."""
+    """The changes that mend a finding on this server, the least harmful first, and the figures that others lack.
+
+    `known_reports` match the server and the finding, those that meet most conditions first; `known_issue` is their
+    first line.
+    """
 
     changes: tuple[Change, ...] = ()
     missing: tuple[str, ...] = ()
+    known_issue: str | None = None
+    known_reports: tuple[KnownReport, ...] = ()
 
     @property
     def first(self) -> Change | None:
         """The change to make: it mends the finding with the least harm."""
         return self.changes[0] if self.changes and self.changes[0].mends else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a known report matches of which nothing is left to ask."""
+        return any(one.certain for one in self.known_reports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from kvdiag.formatting import (
 )
 
 if TYPE_CHECKING:
-    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Life, Memory, Status
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KnownReport, KvPool, Life, Memory, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -56,6 +56,32 @@ def fixes(finding: Finding) -> list[tuple[str, str, str]]:
         for one in prescription.changes
     ]
     return [*changes, *(("Unknown", one, "") for one in prescription.missing)]
+
+
+MAX_REPORTS = 3
+"""Known reports that are shown; the JSON document has all that match."""
+
+
+def known_reports(finding: Finding) -> tuple[str, list[tuple[str, str, str]]]:
+    """The line of the known reports that a finding matches, and of the first ones their name, link and content.
+
+    Empty where there are none; the line alone where there are many and the server's version decides. A condition of
+    which it is not known whether the server meets it is an "only if".
+    """
+    prescription = finding.prescription
+    if prescription is None or prescription.known_issue is None:
+        return "", []
+    reports = prescription.known_reports
+    undecided = len(reports) > MAX_REPORTS and all(one.version_affected is None for one in reports)
+    shown = () if undecided else reports[:MAX_REPORTS]
+    return prescription.known_issue, [(one.id, one.links[0], _report(one)) for one in shown]
+
+
+def _report(one: KnownReport) -> str:
+    applies = f" Only if {' and '.join(one.unknown)}." if one.unknown else ""
+    version = "" if one.version_affected else f" Versions: {one.affected}."
+    cause = "" if one.certainty == "confirmed" else " Cause not confirmed."
+    return f"{one.summary}{applies}{version}{cause} {one.remedy}"
 
 
 def printable(text: str) -> str:

@@ -57,9 +57,7 @@ def size_limit(who: str, facts: Facts) -> SizeLimit | None:
     assumed = [
         option
         for option in options
-        if option.default_bytes is not None
-        and option.name not in reported
-        and (not option.media or _takes_media(facts))
+        if option.default_bytes is not None and option.name not in reported and (not option.media or takes_media(facts))
     ]
     if not assumed:
         return None
@@ -95,7 +93,8 @@ def is_container(who: str) -> bool:
     return who.lower().startswith(CONTAINER)
 
 
-def _takes_media(facts: Facts) -> bool:
+def takes_media(facts: Facts) -> bool:
+    """Whether the model takes images, audio or video, by its config; no where that is not known."""
     try:
         config = json.loads(facts.model_config or "{}")
     except (ValueError, RecursionError):

@@ -13,6 +13,7 @@ from kvdiag.diagnosis.knowledge import with_assumption
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem import pool_exhaustion, startup, transients
 from kvdiag.diagnosis.postmortem.case import OF_ANY_ENGINE, Case
+from kvdiag.diagnosis.prescriptions import with_known_reports
 from kvdiag.diagnosis.request_failures import oom_error
 from kvdiag.diagnosis.trust import lowered
 from kvdiag.formatting import format_bytes, format_duration, format_time
@@ -86,6 +87,8 @@ def _findings(case: Case, limits: Limits) -> tuple[Finding, ...]:
             replace(one, remedy=with_assumption(one.remedy or "")) if one.status in ("fault", "suspect") else one
             for one in explained
         )
+    facts = _facts(case)
+    explained = tuple(with_known_reports(finding, facts, signs=case.signs) for finding in explained)
     return _with_the_time_before(explained, case)
 
 
@@ -129,8 +132,13 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
 
 
 def _facts(case: Case) -> Facts:
+    connector, features = case.facts.kv_connector or case.kv_connector, case.facts.features
+    features = case.features if features is None else features
     if case.facts != Facts() or not case.has_report:
-        return replace(case.facts, engine_name=case.facts.engine_name or case.engine_name)
+        name = case.facts.engine_name or case.engine_name
+        same = case.facts.engine_name in {None, case.engine_name}
+        version = case.facts.engine_version or (case.report.settings.version if same else None)
+        return replace(case.facts, engine_name=name, engine_version=version, kv_connector=connector, features=features)
     settings = case.report.settings
     return Facts(
         engine_name=case.engine_name,
@@ -139,4 +147,6 @@ def _facts(case: Case) -> Facts:
         max_model_len_tokens=settings.max_model_len_tokens,
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
+        kv_connector=connector,
+        features=features,
     )

@@ -46,7 +46,8 @@ class Case:
     """All that is known of one crash. `report` is the engine's memory report in the log, else empty.
 
     `engine_name` is the engine that wrote the log, `flags` are its settings' command-line flags; `has_log` is whether a
-    log, or a part of one, was given, `clean_logs` those of them without a failure.
+    log, or a part of one, was given, `clean_logs` those of them without a failure. `kv_connector` and `features` are
+    those that a log shows, `signs` the ids of known reports whose line it has.
     """
 
     accounts: tuple[Account, ...] = ()
@@ -59,6 +60,9 @@ class Case:
     gaps: tuple[Gap, ...] = ()
     has_log: bool = False
     clean_logs: tuple[str, ...] = ()
+    kv_connector: str | None = None
+    features: tuple[str, ...] | None = None
+    signs: tuple[str, ...] = ()
     failed_pool_bytes: int | None = None
     """How far below zero the pool's size is that the log prints."""
 

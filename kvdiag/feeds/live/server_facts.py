@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import replace
 
+from kvdiag.engine_features import features_on
 from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
@@ -102,6 +103,7 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         host_limit_bytes=host.limit_bytes(pids or ()),
         model_config=served_model.model_config(root),
         kv_connector=engine.kv_connector(page, commands),
+        features=features_on(engine.name, commands),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
         capabilities=engine.capabilities(page),

@@ -20,6 +20,7 @@ from kvdiag.outputs.presentation import (
     WORDS,
     evidence_value,
     fixes,
+    known_reports,
     life_rows,
     memory_used,
     spaced,
@@ -168,6 +169,7 @@ def finding_card(finding: Finding, when: str = "") -> Html:
         )
         for title, change, effect in fixes(finding)
     ]
+    advice += _known_issue(finding)
     return element(
         "section",
         element("header", mark(finding.status), element("h3", finding.title)),
@@ -176,6 +178,17 @@ def finding_card(finding: Finding, when: str = "") -> Html:
         element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )
+
+
+def _known_issue(finding: Finding) -> Iterator[Html]:
+    """The known reports that a finding matches, each with its link: links are kvdiag's own data, never a server's."""
+    issue, reports = known_reports(finding)
+    if issue:
+        content = [
+            element("p", element("a", name, href=link, rel="noopener noreferrer"), prose(f": {text}"))
+            for name, link, text in reports
+        ]
+        yield joined(element("dt", "Known issue"), element("dd", element("p", prose(issue)), *content, class_="plain"))
 
 
 def verdict_rows(findings: Iterable[Finding]) -> Html:

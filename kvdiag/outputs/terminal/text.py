@@ -26,6 +26,7 @@ from kvdiag.outputs.presentation import (
     engine_of,
     evidence_value,
     fixes,
+    known_reports,
     life_rows,
     memory_used,
     pool_title,
@@ -182,6 +183,11 @@ def problem(finding: Finding, when: str = "") -> RenderableType:
         for one in finding.evidence
         if one.value is not None
     ]
+    issue, reports = known_reports(finding)
+    if issue:
+        rows.append((Text("known", style="bold"), plain(issue)))
+    for name, _, content in reports:
+        rows.append((Text(), Text.assemble(plain(name, "bold"), plain(f": {content}", "dim"))))
     # Remedy and fix are last: the prompt appears below them.
     for title, field in (*ADVICE[:2], ADVICE[3], ADVICE[2]):
         if text := getattr(finding, field):

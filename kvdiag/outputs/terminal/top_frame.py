@@ -254,6 +254,9 @@ def _findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list
             rows += wrapped(change, columns, most, indent=4)
         elif detail in WITH_REMEDIES and one.remedy:
             rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
+        issue = one.prescription.known_issue if one.prescription is not None and one.prescription.is_known else None
+        if detail in WITH_REMEDIES and issue:
+            rows += wrapped(Text.assemble(("  known issue: ", "bold"), plain(issue)), columns, most, indent=4)
     unknown = unknown_of(diagnosis.findings)
     if diagnosis.worst == "unknown" and unknown:
         rows += _unknown(unknown, columns, most)

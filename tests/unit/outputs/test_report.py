@@ -50,12 +50,18 @@ def test_a_report_has_all_that_was_judged(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_whole_small_and_needs_nothing_else(name: str) -> None:
-    """Every element is closed, nothing is fetched or run, and ids are unique."""
+    """Every element is closed, nothing is fetched or run, links are those of known reports, and ids are unique."""
     content = PAGES[name]()
     page = Page(content)
     assert len(content.encode()) < MAX_BYTES
-    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "a", "form", "object", "base"}
-    assert not {key for _, attrs in page.seen for key in attrs if key in ("src", "href") or key.startswith("on")}
+    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "form", "object", "base"}
+    links = [attrs for tag, attrs in page.seen if tag == "a"]
+    assert all(
+        (one["href"] or "").startswith("https://github.com/") and "noopener" in (one["rel"] or "") for one in links
+    )
+    rest = [attrs for tag, attrs in page.seen if tag != "a"]
+    assert not {key for attrs in rest for key in attrs if key in ("src", "href")}
+    assert not {key for _, attrs in page.seen for key in attrs if key.startswith("on")}
     assert "default-src 'none'" in unescape(content)
     assert not re.search(r"url\((?!#)|@import", content)
     ids = [attrs["id"] for _, attrs in page.seen if "id" in attrs]

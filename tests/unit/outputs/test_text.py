@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from kvdiag.commands.printing import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Evidence, Facts, Finding, StepResult, Timeline
-from kvdiag.outputs.presentation import evidence_value, fixes, sentence, spaced
+from kvdiag.outputs.presentation import evidence_value, fixes, known_reports, sentence, spaced
 from kvdiag.outputs.terminal.text import render
 from tests.builders import lives
 from tests.builders.runs import judged, run
@@ -56,7 +56,8 @@ def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(n
         if one.status in {"fault", "suspect"}:
             lines = found[one.title].splitlines()
             names = [line[:9].strip() for line in lines if line[:9].strip()]
-            order = [one.status.upper(), "cause", "confirm", "runbook", "remedy"]
+            known = ["known"] if known_reports(one)[0] else []
+            order = [one.status.upper(), *known, "cause", "confirm", "runbook", "remedy"]
             assert order + [title.lower() for title, *_ in fixes(one)] == names
             told = next(number for number, line in enumerate(lines) if line[:9].strip() == "cause")
             numbers = " ".join(line.strip() for line in lines[:told])
