@@ -25,9 +25,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import vllm_scheduler
 from .block_count import STEP_BLOCKS, Count, Lists, Steps, pool_of, take
 from .connector_pins import pinned_ids
+from .schedulers import VLLM
 
 BUDGET_SECONDS = 100e-6
 """CPU time of one publication: 0.01 % of a core."""
@@ -100,7 +100,7 @@ class Census:
         Raises:
             Exception: this vLLM keeps its blocks in another way, or something changed while it was read.
         """
-        scheduler = vllm_scheduler.newest()
+        scheduler = VLLM.newest()
         if self._of != id(scheduler):
             self._begin(scheduler)
         if scheduler is None:
@@ -145,7 +145,7 @@ class Census:
 
     def _counts_without_end(self) -> Steps:
         """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
-        while (scheduler := vllm_scheduler.newest()) is not None:
+        while (scheduler := VLLM.newest()) is not None:
             steps = take(scheduler, list(self._suspects))
             pool, _ = pool_of(scheduler)
             del scheduler
@@ -183,7 +183,7 @@ class Census:
                 yield from self._look(lists.blocks, count.held, lists)
         self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
         due = [one for one in self._suspects.values() if one.counts >= CONFIRMED - 1]
-        scheduler = vllm_scheduler.newest()
+        scheduler = VLLM.newest()
         connector = getattr(scheduler, "connector", None)
         if due and connector is not None:
             pinned = yield from pinned_ids(connector, scheduler, pool)

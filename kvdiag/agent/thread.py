@@ -23,14 +23,17 @@ import threading
 import time
 from typing import Any
 
-from . import say, vllm_scheduler
+from . import say
 from .black_box import BlackBox
 from .block_census import Census
 from .document import Document, short
 from .driver import Driver
+from .leak_box import LeakBox
 from .memory_profile import Profiler
 from .process import identity
 from .publication import Folder, encoded
+from .schedulers import SGLANG, VLLM
+from .sglang_census import SGLangCensus
 
 PERIOD_SECONDS = 1.0
 NAME = "kvdiag-agent"
@@ -54,9 +57,11 @@ class Agent:
         self._folder = Folder(directory)
         self._document = Document(Driver())
         self._census = Census()
+        self._sglang = SGLangCensus()
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
+        self._leak_box: LeakBox | None = None
         self.profiler: Profiler | None = None
         self._asked_at: int | None = None
         self._sequence = 0
@@ -98,6 +103,7 @@ class Agent:
             who = identity()
             self._name = f"{who['pid']}-{who['start_ticks']}"
             self._box = BlackBox(self._folder, self._name)
+            self._leak_box = LeakBox(self._folder, self._name, self._sglang)
             self.profiler = Profiler(self._folder, self._name)
             self._asked_at = asked_at
             self._folder.tidy()
@@ -112,8 +118,10 @@ class Agent:
         problem = self._box.attach()
         if problem is not None:
             reported["errors"]["black_box"] = problem
+        if self._leak_box is not None:
+            self._leak_box.attach()
         try:
-            reported["kv_blocks"] = self._census.read()
+            reported["kv_blocks"] = self._census.read() or self._sglang.read()
         except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
             reported["errors"]["kv_blocks"] = short(error)
         self._sequence += 1
@@ -132,7 +140,7 @@ class Agent:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due_seconds = time.monotonic() + self.period_seconds
         while not self._over:
-            time.sleep(max(due_seconds - time.monotonic(), 0.0))
+            self._wait(due_seconds)
             # No failure of a publication may affect the server, and the next one may succeed.
             try:
                 self.publish()
@@ -142,6 +150,15 @@ class Agent:
                     self._said = True
                     say(f"cannot publish in {self.directory}: {type(error).__name__}: {error}")
             due_seconds = max(due_seconds + self.period_seconds, time.monotonic())
+
+    def _wait(self, due_seconds: float) -> None:
+        """Sleep until the next publication; an SGLang scheduler's requests are noted meanwhile."""
+        while (left_seconds := due_seconds - time.monotonic()) > 0:
+            pause_seconds = None
+            # The publication reports its errors.
+            with contextlib.suppress(Exception):
+                pause_seconds = self._sglang.poll() if self._said else None
+            time.sleep(min(left_seconds, pause_seconds or left_seconds))
 
 
 _agents: list[Agent] = []
@@ -154,7 +171,8 @@ def begin(directory: str) -> None:
     if _agents or any(thread.name == NAME for thread in threading.enumerate()):
         return
     # A server may change its working directory.
-    vllm_scheduler.watch()
+    VLLM.watch()
+    SGLANG.watch()
     _agents.append(Agent(os.path.abspath(directory)))  # noqa: PTH100 - pathlib costs every Python process its import
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
     atexit.register(_end)
@@ -177,7 +195,8 @@ def _after_fork_in_child() -> None:
     """Start an agent in the child, which has the parent's memory but none of its threads."""
     with contextlib.suppress(BaseException):
         before = _agents[0]
-        vllm_scheduler.forget()
+        VLLM.forget()
+        SGLANG.forget()
         _agents[0] = Agent(before.directory, before.period_seconds)
         _agents[0].start()
         if before.profiler is not None:

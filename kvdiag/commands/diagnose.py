@@ -27,7 +27,7 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.options.common import collected, given_by, output_option
+from kvdiag.commands.options.common import collected, given_by, output_option, request_ids_option
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions, prometheus_options
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
@@ -66,6 +66,7 @@ class DiagnoseOptions:
     logs: tuple[Path, ...] = given_by("Engine log, with --postmortem (- is stdin).", "--log", **_SEVERAL)
     boxes: tuple[Path, ...] = given_by("Agent black box or folder, with --postmortem.", "--black-box", **_SEVERAL)
     traces: tuple[Path, ...] = given_by("Recorded trace, with --postmortem.", "--trace", **_SEVERAL)
+    show_request_ids: bool = given_by(request_ids_option, default=False)
     history: PrometheusOptions = given_by(prometheus_options)
     report: Path | None = given_by(report_option)
     reserved_gap_bytes: int = given_by(reserved_gap_option)
@@ -97,7 +98,7 @@ def command(trace: tuple[Path, ...], options: DiagnoseOptions) -> int:
     if options.postmortem:
         if not any((trace, *crashed.values())):
             raise click.UsageError("--postmortem needs files to read: --log, --black-box, --trace, or FILE")
-        case = gather(trace, **crashed)
+        case = gather(trace, **crashed, show_request_ids=options.show_request_ids)
         return show_diagnosis(postmortem(case), case.timeline or Timeline(samples=()), page, output)
     if any(crashed.values()):
         raise click.UsageError("--log, --black-box and --trace need --postmortem")

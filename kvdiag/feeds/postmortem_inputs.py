@@ -37,7 +37,12 @@ MAX_FILES = 64
 
 
 def gather(
-    files: Sequence[Path], *, logs: Sequence[Path] = (), boxes: Sequence[Path] = (), traces: Sequence[Path] = ()
+    files: Sequence[Path],
+    *,
+    logs: Sequence[Path] = (),
+    boxes: Sequence[Path] = (),
+    traces: Sequence[Path] = (),
+    show_request_ids: bool = False,
 ) -> Case:
     """Read everything that is given; the kind of each of `files` is detected from its content.
 
@@ -64,7 +69,7 @@ def gather(
         elif path.is_dir():
             if any(path.glob("kvdiag-*.jsonl.gz")):
                 raise KvdiagError(f"{path} is a recording of `kvdiag serve`: read it with `kvdiag diagnose {path}`")
-            read, gaps = read_folder(path)
+            read, gaps = read_folder(path, show_request_ids=show_request_ids)
             if not read:
                 reason = gaps[0].reason if gaps else "no allocation failed under an agent, or it is the wrong folder"
                 gaps = (*gaps, Gap("black_box", "absent", f"no black box in {path}: {reason}"))
@@ -73,7 +78,7 @@ def gather(
         else:
             if path.exists() and not path.is_file():
                 raise KvdiagError(f"{path} is not a file")
-            found.append(read_file(path, read_long_log(path)[0]))
+            found.append(read_file(path, read_long_log(path)[0], show_request_ids=show_request_ids))
     return _with_box(case, found)
 
 

@@ -9,8 +9,8 @@ End = Literal["finished", "aborted", "failed", "preempted", "running"]
 """How a request ended, or what it did last as far as it was observed."""
 
 OWNERS = (
-    *("running", "waiting", "connector", "deferred", "pinned"),
-    *("cached_free", "free", "orphaned", "unconfirmed"),
+    *("running", "waiting", "session", "connector", "deferred", "pinned"),
+    *("cached_protected", "cached_free", "free", "orphaned", "unconfirmed"),
 )
 """The owners of a pool's blocks; their counts add up to the pool. `BlockOwners` says what each is."""
 
@@ -20,6 +20,7 @@ class LastHolder(Checked):
     """A request that held orphaned blocks last: how many, its lengths, and how it ended.
 
     `request` is its id, or a hash of the id. `loading`: a KV connector was loading for it when it was last observed.
+    `among`: it is one of so many that ended at once, and the blocks are those that one or several of them held.
     """
 
     request: str
@@ -28,6 +29,15 @@ class LastHolder(Checked):
     output_tokens: int | None = None
     end: End | None = None
     loading: bool | None = None
+    among: int | None = None
+
+    def _problem(self) -> str | None:
+        return "among is 0" if self.among == 0 else None
+
+    @property
+    def share_blocks(self) -> float:
+        """The blocks, divided among the requests that ended at once."""
+        return self.blocks / (self.among or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,8 @@ class BlockOwners(Checked):
     """The usable blocks of one engine's pool by owner, `age_seconds` before the sample; they add up exactly.
 
     Blocks of requests that are `running`, or `waiting` (preempted, loading, or between two inputs of a session);
+    `session`: of a streaming session, which keeps them for its next request; `cached_protected`: of a prefix in the
+    cache that running requests share, where the engine counts these apart;
     `connector`: of finished requests whose KV connector has not released them; `deferred`: freed after the step in
     flight; `pinned`: in a copy in flight, or named by the connector's own records; `cached_free`: free, with a prefix
     that can be hit; `free`; `orphaned`: with a reference and no owner, in several counts; `unconfirmed`: the same in
@@ -50,9 +62,11 @@ class BlockOwners(Checked):
     usable_blocks: int
     running_blocks: int
     waiting_blocks: int
+    session_blocks: int = 0
     connector_blocks: int
     deferred_blocks: int
     pinned_blocks: int
+    cached_protected_blocks: int = 0
     cached_free_blocks: int
     free_blocks: int
     orphaned_blocks: int
@@ -70,7 +84,7 @@ class BlockOwners(Checked):
     def _problem(self) -> str | None:
         if (total := sum(self.by_owner.values())) != self.usable_blocks:
             return f"owners have {total} of {self.usable_blocks} blocks"
-        if (held := sum(one.blocks for one in self.last_holders)) > self.orphaned_blocks:
+        if (held := round(sum(one.share_blocks for one in self.last_holders))) > self.orphaned_blocks:
             return f"requests last held {held} of {self.orphaned_blocks} orphaned blocks"
         if len(self.orphans) > min(len(set(self.orphans)), self.orphaned_blocks):
             return f"lists {len(self.orphans)} orphans, some twice or more than its {self.orphaned_blocks}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.model import Allocator, ReservedSplit
+from kvdiag.model import Allocator, BlockOwners, ReservedSplit
 from kvdiag.oom.message import Shortage
 
 ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"]
@@ -30,7 +30,8 @@ class Account:
     """One source's report of a failure. `exact` figures are bytes as counted; others were rounded for print.
     Anybody may have written an `unverified` one.
 
-    `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed. In a log, `line` is where
+    `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed, `owners` who held the
+    KV pool. In a log, `line` is where
     the failure stands and `process` its name there; `later` counts the failures after it.
     """
 
@@ -54,3 +55,4 @@ class Account:
     line: int = 0
     allocator: Allocator | None = None
     split: ReservedSplit | None = None
+    owners: BlockOwners | None = None

@@ -40,7 +40,8 @@ def owners_finding(rule_id: str, timeline: Timeline, facts: Facts, limits: Limit
     closed = min(one.closed_counts for one in counts)
     if closed < limits.census_counts or not engines or not engines <= {one.engine for one in counts}:
         return None
-    summary = f"every block in use has an owner in {plural(closed, 'count')} in a row (detection limit 1 block)"
+    unit = facts.capabilities.unit
+    summary = f"every {unit} in use has an owner in {plural(closed, 'count')} in a row (detection limit 1 {unit})"
     return Finding(rule_id, "ok", summary, evidence)
 
 
@@ -67,12 +68,18 @@ def newest_owners(timeline: Timeline, limits: Limits) -> tuple[BlockOwners, ...]
 
 
 def who_held(counts: Sequence[BlockOwners]) -> str:
-    """The requests that held the orphaned blocks last, by how most of them ended."""
+    """The requests that held the orphaned blocks last, by how most of them ended; those that ended alone are known."""
     orphaned = sum(one.orphaned_blocks for one in counts)
     groups: Counter[str] = Counter()
+    together = 0
     for one in counts:
         for holder in one.last_holders:
-            groups[_ending(holder, one.connector)] += holder.blocks
+            if (holder.among or 1) > 1:
+                together += 1
+            else:
+                groups[_ending(holder, one.connector)] += holder.blocks
+    if not groups and together:
+        return f"{plural(together, 'request')} that ended at once with others may have held them last"
     if not groups:
         return "the requests that held them last were not observed"
     ((ending, blocks),) = groups.most_common(1)
@@ -112,7 +119,7 @@ def _kept_by_connector(counts: Sequence[BlockOwners], limits: Limits) -> str | N
 def _amount(orphaned: int, usable: int, facts: Facts) -> str:
     size = block_bytes(facts)
     amount = f" ({format_bytes(orphaned * size)})" if size is not None else ""
-    return f"{format_count(orphaned)} of {plural(usable, 'KV block')}{amount}"
+    return f"{format_count(orphaned)} of {plural(usable, f'KV {facts.capabilities.unit}')}{amount}"
 
 
 def _evidence(counts: Sequence[BlockOwners], facts: Facts) -> tuple[Evidence, ...]:
@@ -130,15 +137,20 @@ def _evidence(counts: Sequence[BlockOwners], facts: Facts) -> tuple[Evidence, ..
     rows += [Evidence("connector", one.connector, "", SOURCE) for one in counts[:1] if one.connector]
     if orphans := [str(block) for one in counts for block in one.orphans][-LISTED:]:
         rows.append(Evidence("orphaned_block_ids", ", ".join(orphans), "", SOURCE))
-    for holder in [holder for one in counts for holder in one.last_holders][-LISTED:]:
-        rows.append(Evidence("last_holder", _described(holder), "", SOURCE))
-    return tuple(rows)
+    return (*rows, *named_holders(counts))
+
+
+def named_holders(counts: Sequence[BlockOwners]) -> tuple[Evidence, ...]:
+    """The newest of the requests that last held orphaned blocks."""
+    holders = [holder for one in counts for holder in one.last_holders]
+    return tuple(Evidence("last_holder", _described(holder), "", SOURCE) for holder in holders[-LISTED:])
 
 
 def _described(holder: LastHolder) -> str:
     lengths = holder.prompt_tokens, holder.output_tokens
     tokens = "" if None in lengths else f", {lengths[0]} + {lengths[1]} tokens"
-    return f"{holder.request}: {plural(holder.blocks, 'block')}{tokens}, {holder.end or 'end not observed'}"
+    among = f", one of {holder.among} that ended at once" if (holder.among or 1) > 1 else ""
+    return f"{holder.request}: {plural(holder.blocks, 'block')}{tokens}, {holder.end or 'end not observed'}{among}"
 
 
 def _since(timeline: Timeline) -> float | None:

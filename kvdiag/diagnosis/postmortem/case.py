@@ -37,7 +37,7 @@ _FILLED_FIGURES = (
 )  # fmt: skip
 _FILLED_PARTS = (
     "process", "rank", "phase", "phase_source", "work", "running", "waiting", "kv_usage_ratio", "max_num_seqs",
-    "graphs_captured", "allocator", "split",
+    "graphs_captured", "allocator", "split", "owners",
 )  # fmt: skip
 
 

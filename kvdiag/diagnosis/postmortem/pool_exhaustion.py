@@ -8,11 +8,12 @@ that had the pool to itself was too long, not one of too many.
 
 import re
 
+from kvdiag.diagnosis.blocks.orphans import named_holders, who_held
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, evidence
 from kvdiag.diagnosis.postmortem.remedies import joined
 from kvdiag.formatting import format_count
-from kvdiag.model import Finding, Status
+from kvdiag.model import Evidence, Finding, Status
 from kvdiag.oom.pool_count import PoolCount
 
 BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
@@ -37,7 +38,16 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     twice = _RELEASED_TWICE.search(shortage.message) is not None
     uncounted = "released twice, or while in use" if twice else "lost"
     counted = "; ".join(wrong) or f"units of its KV pool are {uncounted} (the log's end has no figures)"
-    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}", evidence(case))
+    who, holders = _who(case)
+    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}; {who}", (*evidence(case), *holders))
+
+
+def _who(case: Case) -> tuple[str, tuple[Evidence, ...]]:
+    """The requests that lost what the engine missed, by the agent's black box, else how to learn them."""
+    owners = case.failure.owners
+    if owners is not None and owners.orphaned_blocks:
+        return who_held((owners,)), named_holders((owners,))
+    return "which request lost them is unknown; run the server with the agent, and pass its black box", ()
 
 
 def _off(count: PoolCount) -> str:

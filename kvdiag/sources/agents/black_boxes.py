@@ -21,7 +21,7 @@ from kvdiag.model import MAX_BYTES, FailedAllocation, Gap
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
 from kvdiag.oom.account import Account
-from kvdiag.oom.message import Shortage
+from kvdiag.oom.message import Shortage, parse_shortage
 from kvdiag.sources.agents.agent_folder import (
     MAX_FILE_BYTES,
     MAX_NAMES,
@@ -39,6 +39,7 @@ FORMAT = 1
 NAME = re.compile(r"oom-[0-9]{1,10}-[0-9]{1,20}-[0-9]{1,3}\.json", re.ASCII)
 MAX_BOXES = 256
 MAX_GPUS = 1024
+MAX_LEAK_CHARACTERS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +54,20 @@ class _Box(Checked):
     MOST: ClassVar[Mapping[str, int]] = {"device": MAX_GPUS, "asked_bytes": 2**63}
 
 
-def parse(text: str | bytes, *, origin: str = "the black box") -> tuple[Account, Publication]:
+def parse(
+    text: str | bytes, *, origin: str = "the black box", show_request_ids: bool = False
+) -> tuple[Account, Publication]:
     """The failure that a file's text describes, in exact bytes, and its process; `at_seconds` is a wall clock.
+
+    That is an allocation, or, of a scheduler that its own check has ended, the count of its KV pool.
 
     Raises:
         ValueError: it is no black box that this version understands.
     """
     reported = decode_object(text)
     check_format(reported, "kvdiag_black_box", FORMAT)
-    box = from_plain(_Box, reported, lenient=True)
+    leak = reported.get("leak")
+    box = None if leak is not None else from_plain(_Box, reported, lenient=True)
     document = reported.get("document")
     if not isinstance(document, dict):
         raise ValueError("it has no document")  # noqa: TRY004 - one kind of error for one kind of mistake
@@ -70,18 +76,31 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> tuple[Account,
         # torch before 2.4 does not report the device's identity, which nothing here needs.
         {**each, "uuid": each.get("uuid") or "unknown"}
         for each in (devices if isinstance(devices, list) else [])[:MAX_DEVICES]
-        if isinstance(each, dict) and each.get("index") == box.device
+        if isinstance(each, dict) and box is not None and each.get("index") == box.device
     ]
     # A publication except for its pace.
-    publication = read_document({**document, "devices": own[:1], "sequence": 0, "period_seconds": 1.0})
+    publication = read_document(
+        {**document, "devices": own[:1], "sequence": 0, "period_seconds": 1.0}, show_request_ids=show_request_ids
+    )
     allocator = publication.allocators[0] if publication.allocators else None
     at = document.get("wall_seconds")
+    at_seconds = float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None
+    process = f"{publication.title} {publication.pid}"
+    if box is None:
+        if not isinstance(leak, str) or len(leak) > MAX_LEAK_CHARACTERS:
+            raise ValueError("leak is not the text of an error")
+        shortage = parse_shortage("kv_lost", plain(leak))
+        counted = publication.block_owners
+        lost = Account(
+            origin=origin, exact=True, at_seconds=at_seconds, process=process, shortage=shortage, owners=counted
+        )
+        return lost, publication
     possible, total = box.asked_bytes <= MAX_BYTES, box.allowed_bytes
     account = Account(
         origin=origin,
         exact=True,
-        at_seconds=float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None,
-        process=f"{publication.title} {publication.pid}",
+        at_seconds=at_seconds,
+        process=process,
         rank=None if allocator is None else allocator.tensor_rank,
         shortage=Shortage(
             kind="torch" if possible else "absurd",
@@ -100,7 +119,7 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> tuple[Account,
     return account, publication
 
 
-def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
+def read_folder(path: Path, *, show_request_ids: bool = False) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
     """Every black box in an agent's folder, the oldest first.
 
     Raises:
@@ -119,7 +138,7 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
             gaps.append(Gap(SOURCE, "failed", f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
-                boxes.append(_of_anyone(content(folder, name), name))
+                boxes.append(_of_anyone(content(folder, name), name, show_request_ids=show_request_ids))
             except (RefusedError, ValueError) as problem:
                 gaps.append(Gap(SOURCE, "failed", f"{name}: {plain(str(problem))}"))
     except OSError as error:
@@ -183,9 +202,9 @@ def _own(written: Written, name: str, user: int) -> Account:
     return _of_process(written, name)[0]
 
 
-def _of_anyone(written: Written, name: str) -> Account:
+def _of_anyone(written: Written, name: str, *, show_request_ids: bool) -> Account:
     """A black box, marked where nothing shows that it is its process's; RefusedError or ValueError as `_own`."""
-    box, publication = _of_process(written, name)
+    box, publication = _of_process(written, name, show_request_ids=show_request_ids)
     if {written.owner, written.folder_owner} <= {0, os.geteuid()}:
         verified = not written.group_writable
     else:
@@ -193,9 +212,9 @@ def _of_anyone(written: Written, name: str) -> Account:
     return box if verified else replace(box, origin=f"the unverified black box {name}", unverified=True)
 
 
-def _of_process(written: Written, name: str) -> tuple[Account, Publication]:
+def _of_process(written: Written, name: str, *, show_request_ids: bool = False) -> tuple[Account, Publication]:
     """A black box that has already been written, and its process, which its name has to agree with."""
-    box, publication = parse(written.text, origin=f"the black box {name}")
+    box, publication = parse(written.text, origin=f"the black box {name}", show_request_ids=show_request_ids)
     if NAME.fullmatch(name) and _process(name) != f"oom-{publication.pid}-{publication.start_ticks}-":
         raise RefusedError(f"it claims to be from process {publication.pid}")
     refuse_future(box.at_seconds or 0.0)
@@ -220,7 +239,7 @@ def _failure(box: Account) -> FailedAllocation | None:
     )
 
 
-def read_file(path: Path, text: bytes) -> Account:
+def read_file(path: Path, text: bytes, *, show_request_ids: bool = False) -> Account:
     """A black box that the user names.
 
     Raises:
@@ -231,6 +250,7 @@ def read_file(path: Path, text: bytes) -> Account:
     try:
         about = path.stat()
         writable = bool(about.st_mode & stat.S_IWOTH)
-        return _of_anyone(Written(text, about.st_mtime, writable, about.st_uid, about.st_uid), path.name)
+        written = Written(text, about.st_mtime, writable, about.st_uid, about.st_uid)
+        return _of_anyone(written, path.name, show_request_ids=show_request_ids)
     except (OSError, RefusedError, ValueError) as error:
         raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error

@@ -1,6 +1,7 @@
 """The owners of KV blocks in an agent's file, as values. Pure. Nothing in it is trusted.
 
-`kvdiag/agent/block_census.py` writes them. Request ids may name users: they are hashed here unless they are asked for.
+`block_census.py` and `sglang_census.py` of the agent write them. Request ids may name users: they are hashed here
+unless they are asked for.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, 
         "pid": process[0],
         "start_ticks": process[1],
         "age_seconds": max(now_seconds - at_seconds, 0.0),
-        **{f"{owner}_blocks": owners.get(owner) for owner in OWNERS},
+        # Agents of older versions do not know all of them.
+        **{f"{owner}_blocks": owners[owner] for owner in OWNERS if owner in owners},
         **{name: census.get(name) for name in ("usable_blocks", "counts", "closed_counts", "connector")},
         **{f"{name}_oldest_seconds": census.get(f"{name}_oldest_seconds") for name in ("connector", "pinned")},
         "group_blocks": _list(census, "groups", MAX_GROUPS),
@@ -65,7 +67,7 @@ def _holder(reported: Any, show_request_ids: bool) -> dict[str, Any]:
         raise ValueError("a request's id is not a text")  # noqa: TRY004 - one kind of error for one kind of mistake
     if not show_request_ids:
         name = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:HASH_CHARACTERS]
-    known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading")}
+    known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading", "among")}
     return {"request": one_line(name[:MAX_TEXT_CHARACTERS]), **known}
 
 

@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any
 
-from kvdiag.agent import block_census, vllm_scheduler
+from kvdiag.agent import block_census
+from kvdiag.agent.schedulers import VLLM
 from tests.quality.bench.table import note
 from tests.unit.agent.scheduler_stand_in import Scheduler
 
@@ -30,7 +31,7 @@ class Vllm(Scheduler):
 
 def filled() -> Scheduler:
     """A pool most of which is held by running requests."""
-    if not vllm_scheduler.wrap(type("Module", (), {"Scheduler": Vllm})):
+    if not VLLM.wrap(type("Module", (), {"Scheduler": Vllm})):
         raise RuntimeError("the scheduler is not wrapped")
     scheduler = Vllm(BLOCKS + 1)
     manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.agent import vllm_scheduler
 from kvdiag.agent.block_census import Census
+from kvdiag.agent.schedulers import VLLM
 from tests.unit.agent.scheduler_stand_in import Request, Scheduler, Status
 
 FEW = 40
@@ -19,9 +19,9 @@ class Vllm(Scheduler):
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    assert vllm_scheduler.wrap(type("Module", (), {"Scheduler": Vllm}))
+    assert VLLM.wrap(type("Module", (), {"Scheduler": Vllm}))
     yield
-    vllm_scheduler.forget()
+    VLLM.forget()
 
 
 def next_count(census: Census, scheduler: Scheduler) -> dict[str, Any]:
@@ -215,5 +215,5 @@ def test_a_scheduler_that_is_given_up_is_not_kept() -> None:
     scheduler.start("runs", 10)
     counted(scheduler, census, 1)
     del scheduler
-    assert vllm_scheduler.newest() is None
+    assert VLLM.newest() is None
     assert census.read() is None

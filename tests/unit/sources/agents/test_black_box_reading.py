@@ -125,3 +125,53 @@ def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     """The path and the reason are named."""
     with pytest.raises(KvdiagError, match="No such file"):
         read_folder(tmp_path / "none")
+
+
+LEAK = "ValueError: pool memory leak detected! [full] total=100, available=92, evictable=1, protected=0, session_held=0"
+LOST: dict[str, Any] = {
+    "kvdiag_black_box": 1,
+    "leak": LEAK,
+    "document": {
+        **BOX["document"],
+        "devices": [],
+        "kv_blocks": {
+            "at_monotonic_seconds": 10.0,
+            "engine": "0",
+            "usable_blocks": 100,
+            "owners": {
+                **dict.fromkeys(("running", "waiting", "connector", "deferred", "pinned", "unconfirmed"), 0),
+                "cached_free": 1,
+                "free": 92,
+                "orphaned": 7,
+            },
+            "counts": 40,
+            "closed_counts": 1,
+            "culprits": [{"id": "cmpl-1", "blocks": 7, "prompt_tokens": 120, "output_tokens": 9, "end": "aborted"}],
+        },
+    },
+}
+
+
+def test_scheduler_that_its_own_check_ends_is_read() -> None:
+    """The count of its pool and the requests that lost pages, whose ids are hashed unless they are asked for."""
+    shown, _ = parse(json.dumps(LOST), show_request_ids=True)
+    hashed, _ = parse(json.dumps(LOST))
+    assert ("kv_lost", [7]) == (shown.shortage.kind, [count.lost for count in shown.shortage.counts])
+    assert shown.owners is not None
+    assert hashed.owners is not None
+    assert (7, "cmpl-1") == (shown.owners.orphaned_blocks, shown.owners.last_holders[0].request)
+    assert "cmpl-1" != hashed.owners.last_holders[0].request
+
+
+@pytest.mark.parametrize("leak", [7, "x" * 5000])
+def test_impossible_leak_is_refused(leak: object) -> None:
+    """The text of an error, and no more than one has."""
+    with pytest.raises(ValueError, match="leak"):
+        parse(json.dumps({**LOST, "leak": leak}))
+
+
+def test_impossible_count_leaves_the_leak() -> None:
+    """Owners that exceed the pool are dropped, as those of a publication are."""
+    document = {**LOST["document"], "kv_blocks": {**LOST["document"]["kv_blocks"], "usable_blocks": 1}}
+    read, _ = parse(json.dumps({**LOST, "document": document}))
+    assert (None, "kv_lost") == (read.owners, read.shortage.kind)

@@ -22,13 +22,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 made = AsyncScheduler(size=5)
 """
 WATCH = """
-from kvdiag_agent import vllm_scheduler
-vllm_scheduler.watch()
+from kvdiag_agent.schedulers import VLLM
+VLLM.watch()
 """
 SHOW = """
 import json, sys
-from kvdiag_agent import vllm_scheduler
-found = vllm_scheduler.newest()
+from kvdiag_agent.schedulers import VLLM
+found = VLLM.newest()
 finders = [type(one).__name__ for one in sys.meta_path if type(one).__module__.startswith("kvdiag")]
 print(json.dumps([None if found is None else found.size, found is globals().get("made"), len(finders)]))
 """
@@ -53,7 +53,7 @@ def vllm(tmp_path: Path) -> Path:
         (MADE.replace("made =", "first =") + WATCH + MADE + SHOW, [6, True, 0]),
         (WATCH + WATCH + SHOW, [None, True, 1]),
         (WATCH + MADE + "del made" + SHOW, [None, True, 1]),
-        (WATCH + MADE + "vllm_scheduler.forget()" + SHOW, [None, False, 1]),
+        (WATCH + MADE + "VLLM.forget()" + SHOW, [None, False, 1]),
     ],
     ids=["before its import", "after its import", "never imported", "given up", "forked"],
 )

@@ -1,0 +1,259 @@
+"""Who holds the pages of SGLang's KV pool, and how many have no owner, as counted in its scheduler's process.
+
+A look (`sglang_pool`) is a few numbers of the scheduler's own, and costs some microseconds. In this order:
+
+1. Each publication looks until the scheduler is at rest, a few times at most. In between, the requests that run are
+   noted ten times a second, and where one has ended, another look follows, within `BUDGET_SECONDS` of a second.
+2. Pages without an owner in three looks in a row, with a forward pass between each, are orphaned: the least of the
+   three. Cached pages that are in use in three looks while nothing runs are, too: their lock is never released.
+3. Where the pages without an owner grew, the requests that ended since the look before held them: one, or one of
+   several that ended at once.
+4. Orphans that find an owner again show that an owner is not counted: from then on nothing is published but that.
+
+Prompts and tokens are never read.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from typing import Any, NamedTuple
+
+from .schedulers import SGLANG
+from .sglang_pool import Look, active, look, refusal
+
+BUDGET_SECONDS = 150e-6
+"""CPU time of all looks of one second beyond the first."""
+
+POLL_SECONDS = 0.1
+TRIES = 8
+PAUSE_SECONDS = 1e-3
+CONFIRMED = 3
+MAX_IMPOSSIBLE = 5
+MAX_REQUESTS = 1024
+MAX_GROUPS = 512
+MAX_LISTED = 64
+MAX_TEXT_CHARACTERS = 128
+
+
+class _Group(NamedTuple):
+    """Pages that lost their owner between two looks: how many were without one then, and who had ended."""
+
+    unowned: int
+    pages: int
+    ended: list[dict[str, Any]]
+
+
+class SGLangCensus:
+    """Reads the scheduler of this process, if it has one."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._begin(None)
+
+    def _begin(self, scheduler: Any) -> None:
+        self._of = id(scheduler)
+        self._checked = False
+        self._engine: str | None = "0"
+        self._result: dict[str, Any] | None = None
+        self._requests: list[Any] = []
+        self._alive: dict[str, Any] = {}
+        self._ended: list[dict[str, Any]] = []
+        self._ended_before: list[dict[str, Any]] = []
+        self._looks: collections.deque[int] = collections.deque(maxlen=CONFIRMED)
+        self._locked: collections.deque[int] = collections.deque(maxlen=CONFIRMED)
+        self._groups: list[_Group] = []
+        self._last: Look | None = None
+        self._contradiction: str | None = None
+        self._counts = self._closed = self._orphaned = self._fewer = self._impossible = 0
+        self._left_seconds = 0.0
+
+    def read(self) -> dict[str, Any] | None:
+        """The newest count, `None` without a scheduler, before the first, and on ranks that share another's pool.
+
+        Raises:
+            Exception: this SGLang keeps its pages in another way.
+        """
+        scheduler = self._scheduler()
+        if scheduler is None or self._engine is None:
+            return None
+        self._left_seconds = BUDGET_SECONDS
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(PAUSE_SECONDS)
+            self._note(scheduler)
+            if self._look(scheduler, SGLANG.thread):
+                break
+        if self._contradiction is not None:
+            raise ValueError(self._contradiction)
+        return self._result
+
+    def poll(self) -> float | None:
+        """Note the requests that run; returns the seconds until it is due again, `None` without a scheduler."""
+        scheduler = self._scheduler()
+        if scheduler is None or self._engine is None:
+            return None
+        began_seconds = time.thread_time()
+        self._note(scheduler, unless_same=True)
+        if self._ended and self._left_seconds > 0:
+            self._look(scheduler, SGLANG.thread)
+        self._left_seconds -= time.thread_time() - began_seconds
+        return POLL_SECONDS
+
+    def last_look(self) -> dict[str, Any] | None:
+        """The count by a scheduler that is dying of its own check, in whose thread this runs."""
+        scheduler = self._scheduler()
+        if scheduler is None or self._engine is None:
+            return None
+        self._note(scheduler)
+        # Nothing moves any more: as many looks as one has to be confirmed by.
+        for _ in range(CONFIRMED):
+            self._look(scheduler, None, settled=True)
+        return self._result
+
+    def _scheduler(self) -> Any:
+        """The scheduler of this process; `_engine` is `None` where another rank counts the same pool."""
+        scheduler = SGLANG.newest()
+        if self._of != id(scheduler):
+            self._begin(scheduler)
+        if scheduler is not None and not self._checked:
+            reason = refusal(scheduler)
+            if reason is not None:
+                raise ValueError(reason)
+            self._engine = _engine(scheduler)
+            self._checked = True
+        return scheduler
+
+    def _note(self, scheduler: Any, *, unless_same: bool = False) -> None:
+        """Keep how requests ended that no longer run; release their objects."""
+        requests = active(scheduler)[:MAX_REQUESTS]
+        # One that has ended leaves its batch with the next step.
+        if unless_same and requests == self._requests:
+            return
+        running = [request for request in requests if request.finished_reason is None]
+        if running == requests == self._requests:
+            return
+        self._requests = running
+        alive = {request.rid: request for request in running}
+        for name in self._alive.keys() - alive.keys():
+            self._ended.append({"id": str(name)[:MAX_TEXT_CHARACTERS], **_about(self._alive[name])})
+        del self._ended[:-MAX_REQUESTS]
+        self._alive = alive
+
+    def _look(self, scheduler: Any, thread: int | None, *, settled: bool = False) -> bool:
+        """Look once and judge it; returns whether the scheduler was at rest."""
+        found = look(scheduler, thread)
+        if found is None:
+            return False
+        if found.free == found.usable:
+            # The cache and the pool were cleared, orphans included, which takes an idle server.
+            self._looks.clear()
+            self._locked.clear()
+            self._groups.clear()
+            self._orphaned = self._fewer = 0
+        self._judge(found, settled)
+        return True
+
+    def _judge(self, found: Look, settled: bool) -> None:
+        last, self._last = self._last, found
+        if found.idle and not found.session:
+            self._locked.append(found.cached_protected)
+        locked = min(self._locked) if len(self._locked) == CONFIRMED else 0
+        locked = min(locked, found.cached_protected)
+        unowned = found.unowned + locked
+        if unowned < 0:
+            self._impossible += 1
+            if self._impossible >= MAX_IMPOSSIBLE or settled:
+                self._contradiction = f"owners hold {-unowned} pages more than the pool has: pages were freed twice"
+            return
+        self._impossible = 0
+        self._blame(unowned)
+        # Without a forward pass since the last look a page may still be between two owners, unless nothing works.
+        if last is not None and found.step == last.step and not (found.idle and last.idle) and not settled:
+            return
+        self._looks.append(unowned)
+        self._counts += 1
+        confirmed = min(self._looks) if len(self._looks) == CONFIRMED else 0
+        self._fewer = self._fewer + 1 if unowned < self._orphaned else 0
+        if self._fewer >= CONFIRMED:
+            released = self._orphaned - unowned
+            self._contradiction = f"{released} pages without an owner were released: one of their owners is not counted"
+            return
+        self._orphaned = max(self._orphaned, confirmed)
+        orphaned = min(self._orphaned, unowned)
+        self._closed = 0 if unowned > orphaned else self._closed + 1
+        self._publish(found, orphaned, unowned - orphaned, locked)
+
+    def _blame(self, unowned: int) -> None:
+        """Note who ended as pages lost their owner; forget those whose pages found one again."""
+        while self._groups and self._groups[-1].unowned > unowned:
+            self._groups.pop()
+        known = self._groups[-1].unowned if self._groups else 0
+        if unowned > known:
+            ended = self._ended or self._ended_before
+            self._groups.append(_Group(unowned, unowned - known, ended[-MAX_LISTED:]))
+            del self._groups[:-MAX_GROUPS]
+        if self._ended:
+            self._ended_before, self._ended = self._ended, []
+
+    def _publish(self, found: Look, orphaned: int, unconfirmed: int, locked: int) -> None:
+        self._result = {
+            "at_monotonic_seconds": time.monotonic(),
+            "engine": self._engine,
+            "usable_blocks": found.usable,
+            "owners": {
+                **dict.fromkeys(("connector", "deferred", "pinned"), 0),
+                "running": found.running,
+                "waiting": found.waiting,
+                "session": found.session,
+                "cached_protected": found.cached_protected - locked,
+                "cached_free": found.cached_free,
+                "free": found.free,
+                "orphaned": orphaned,
+                "unconfirmed": unconfirmed,
+            },
+            "groups": [],
+            "counts": self._counts,
+            "closed_counts": self._closed,
+            "connector": None,
+            "orphans": [],
+            "culprits": self._culprits(orphaned),
+        }
+
+    def _culprits(self, orphaned: int) -> list[dict[str, Any]]:
+        """The requests that ended as orphans lost their owner, the newest of them."""
+        found: list[dict[str, Any]] = []
+        for group in self._groups:
+            if group.unowned > orphaned:
+                break
+            among = {"among": len(group.ended)} if len(group.ended) > 1 else {}
+            found += [{**one, "blocks": group.pages, **among} for one in group.ended]
+        return found[-MAX_LISTED:]
+
+
+def _engine(scheduler: Any) -> str | None:
+    """The data-parallel rank of a scheduler; `None` of those that mirror the first of a tensor-parallel group."""
+    # Attributes of the scheduler until 0.5.12, of its `ps` until 0.5.20.
+    ranks = getattr(scheduler, "ps", scheduler)
+    get = getattr(sys.modules.get("sglang.srt.runtime_context"), "get_parallel", None)
+    if get is not None and not hasattr(ranks, "attn_tp_rank"):
+        ranks = get()
+    if any(getattr(ranks, name, None) for name in ("attn_tp_rank", "attn_cp_rank")):
+        return None
+    rank = getattr(ranks, "dp_rank", None)
+    return str(rank if rank is not None else 0)[:MAX_TEXT_CHARACTERS]
+
+
+def _about(request: Any) -> dict[str, Any]:
+    """A request's lengths, and how it ended; never its prompt or output."""
+    reason = request.finished_reason or getattr(request, "to_finish", None)
+    end = None
+    if reason is not None:
+        failed = getattr(reason, "status_code", None) is not None
+        aborted = type(reason).__name__ == "FINISH_ABORT"
+        end = ("failed" if failed else "aborted") if aborted else "finished"
+    elif getattr(request, "is_retracted", False) or getattr(request, "retraction_count", 0):
+        end = "preempted"
+    lengths = {"prompt_tokens": len(request.origin_input_ids), "output_tokens": len(request.output_ids)}
+    return {**lengths, "end": end}

@@ -1,0 +1,42 @@
+"""The engine's own check of its KV pool, with and without the agent's count of who lost what it misses."""
+
+from dataclasses import replace
+
+from kvdiag.diagnosis.postmortem import postmortem
+from kvdiag.model import Finding, LastHolder
+from kvdiag.oom.account import Account
+from tests.builders.values import owners
+from tests.unit.diagnosis.postmortem.cases import case_of
+
+LOG = "ValueError: pool memory leak detected! [full] total=1000, available=893, evictable=100, protected=0"
+LOST = owners(
+    orphaned_blocks=7,
+    last_holders=(LastHolder(request="one", blocks=7, prompt_tokens=9, output_tokens=2, end="aborted"),),
+)
+
+
+def lost(*, with_box: bool) -> Finding:
+    """The finding of the log, and of the black box of the same scheduler."""
+    case = case_of(LOG)
+    if with_box:
+        (logged,) = case.accounts
+        box = Account(origin="the black box", exact=True, shortage=logged.shortage, owners=LOST)
+        case = replace(case, accounts=(logged, box))
+    (found,) = [one for one in postmortem(case).findings if one.id == "leak.kv_blocks"]
+    return found
+
+
+def test_black_box_names_the_request() -> None:
+    """Both reports are of one failure; the request is in the evidence."""
+    found = lost(with_box=True)
+    holders = [one.value for one in found.evidence if one.name == "last_holder"]
+    assert ("fault", 1) == (found.status, len(holders))
+    assert str(holders[0]).startswith("one: 7 blocks")
+    assert "7 of 7" in found.summary
+
+
+def test_log_alone_says_how_to_learn_it() -> None:
+    """The request is unknown; the fault is the same."""
+    found = lost(with_box=False)
+    assert "fault" == found.status
+    assert "agent" in found.summary
