@@ -135,6 +135,8 @@ def engine_planner(
         return model, lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: weighed
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
+    if architecture.is_compressed:
+        raise KvdiagError(f"the pools of {architecture.model_type} are modelled for vLLM alone: pass --engine vllm")
 
     def weights() -> tuple[Interval, ...]:
         source = fit_inputs.weights_of(files, architecture, options)

@@ -109,10 +109,10 @@ def layer_names(text: Fields, depth: int) -> tuple[str, ...] | None:
             raise text.error("layer_types", f"names {len(names)} layers and num_hidden_layers is {depth}")
         return names[:depth]
     counts = text.child("layer_types_count")
-    return None if counts is None else _spread(counts, text.path("layer_types_count"), depth)
+    return None if counts is None else spread_names(counts, text.path("layer_types_count"), depth)
 
 
-def _spread(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
+def spread_names(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
     """Layer names from how many there are of each, rarer ones spaced evenly among the others."""
     totals = {name: counts.integer(name, low=0, high=MAX_LAYERS) for name in counts.names()}
     if sum(totals.values()) != depth:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.layout.groups import PageGroup, group_pages
+from kvdiag.kv.layout.packed_groups import packed_groups
 from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
 
 # BlockPool keeps one block back as the null block; it is never given to a request.
@@ -51,7 +52,8 @@ class CacheLayout:
     @property
     def block_size_tokens(self) -> int | None:
         """The smallest block of a group that grows with tokens, which is what the engine reports."""
-        sizes = [group.page.block_size_tokens for group in self.groups if group.page.kind is not PageKind.STATE]
+        kinds = (PageKind.STATE, PageKind.RING)
+        sizes = [group.page.block_size_tokens for group in self.groups if group.page.kind not in kinds]
         return min(sizes, default=None)
 
     def admission_blocks(self, tokens: int, terms: RequestTerms) -> int:
@@ -109,10 +111,12 @@ def plan_layout(
     *,
     stages: Sequence[int] | None = None,
     hybrid_manager: bool = True,
+    packed: bool = False,
 ) -> CacheLayout:
     """Group the layers of all pipeline stages together, as the engine does, and remember where each lies."""
     placed = tuple(stages) if stages is not None else (0,) * len(pages)
-    return CacheLayout(groups=group_pages(pages, hybrid_manager=hybrid_manager), stages=placed)
+    groups = packed_groups(pages) if packed else group_pages(pages, hybrid_manager=hybrid_manager)
+    return CacheLayout(groups=groups, stages=placed)
 
 
 def pool_capacity(

@@ -14,8 +14,18 @@ from itertools import accumulate
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_DRAFT_TOKENS, MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
+from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
+from kvdiag.kv.layout.compressed_pages import compressed_pages, compressed_rows
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.layout.layers import (
+    Architecture,
+    AttentionLayer,
+    CompressedLayer,
+    LatentLayer,
+    Layer,
+    LayerKind,
+    StateLayer,
+)
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
 
 _MAX_BLOCK_TOKENS = 1 << 20
@@ -56,7 +66,10 @@ def default_batched_tokens(gpu_bytes: int, gpu: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU."""
+    """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU.
+
+    `compute_capability` is the GPU's (90 for Hopper); None stands for one whose formats are Hopper's.
+    """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -73,6 +86,7 @@ class Deployment:
     speculative_tokens: int = 0
     draft_layers: tuple[Layer, ...] = ()
     platform: Platform = Platform.CUDA
+    compute_capability: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, high in (
@@ -149,6 +163,7 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
         [page for page, _ in pages],
         stages=[stage for _, stage in pages],
         hybrid_manager=_hybrid_manager(architecture, deployment),
+        packed=architecture.is_compressed,
     )
 
 
@@ -239,6 +254,8 @@ def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
 def _default_block_tokens(architecture: Architecture, deployment: Deployment) -> int:
     if deployment.block_size_tokens is not None:
         return deployment.block_size_tokens
+    if architecture.is_compressed:
+        return COMPRESSED_BLOCK_TOKENS
     if deployment.platform is Platform.CPU:
         return CPU_BLOCK_TOKENS
     # FlashMLA and the indexer read pages of 64 tokens (v1/attention/backends/mla/flashmla.py, indexer.py).
@@ -283,6 +300,8 @@ def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
             return _latent_pages(layer, context)
         case StateLayer():
             return (_state_page(layer, context),)
+        case CompressedLayer():
+            return _compressed_pages(layer, context)
         case _:
             return ()
 
@@ -295,11 +314,7 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
             f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
             "tensor_parallel",
         )
-    # Several draft modules read tokens below a window again (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens,
-    # SlidingWindowSpec.extra_retained_tokens).
-    drafts = context.deployment.speculative_tokens
-    several = min(len(context.deployment.draft_layers), drafts) > 1
-    retained = drafts - 1 if several and layer.kind is LayerKind.SLIDING else 0
+    retained = _retained_tokens(context) if layer.kind is LayerKind.SLIDING else 0
     return PageSpec(
         kind=PageKind(layer.kind),
         block_size_tokens=context.block_tokens,
@@ -310,6 +325,28 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
         window_tokens=layer.window_tokens,
         chunk_tokens=layer.chunk_tokens,
         retained_tokens=retained,
+    )
+
+
+def _retained_tokens(context: _RankContext) -> int:
+    """Tokens below a window that several draft modules read again
+    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
+    """
+    drafts = context.deployment.speculative_tokens
+    return drafts - 1 if min(len(context.deployment.draft_layers), drafts) > 1 else 0
+
+
+def _compressed_pages(layer: CompressedLayer, context: _RankContext) -> tuple[PageSpec, ...]:
+    deployment = context.deployment
+    rows = compressed_rows(deployment.kv_dtype, ring=layer.ring, compute_capability=deployment.compute_capability)
+    return tuple(
+        compressed_pages(
+            layer,
+            rows,
+            block_tokens=context.block_tokens,
+            drafts=deployment.speculative_tokens,
+            retained_tokens=_retained_tokens(context),
+        )
     )
 
 

@@ -77,10 +77,11 @@ def _merges(specs: set[PageSpec]) -> bool:
 
 def _same_type(specs: Sequence[PageSpec]) -> bool:
     """Whether all layers need the same number of blocks (UniformTypeKVCacheSpecs.is_uniform_type)."""
-    return len({_block_terms(spec) for spec in specs}) == 1
+    return len({block_terms(spec) for spec in specs}) == 1
 
 
-def _block_terms(spec: PageSpec) -> tuple[object, ...]:
+def block_terms(spec: PageSpec) -> tuple[object, ...]:
+    """What must be equal for layers to need the same number of blocks."""
     kind = PageKind.FULL if spec.kind in TOKEN_GROWING else spec.kind
     terms = {
         PageKind.SLIDING: (spec.window_tokens,),

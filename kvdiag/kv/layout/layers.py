@@ -27,6 +27,8 @@ class LayerKind(StrEnum):
     KIMI_DELTA = "kimi_delta"
     LINEAR = "linear"
     SHORT_CONV = "short_conv"
+    SLIDING_MLA = "sliding_mla"
+    COMPRESSED_MLA = "compressed_mla"
     CROSS_ATTENTION = "cross_attention"
     SHARED = "shared"
     ENCODER_ONLY = "encoder_only"
@@ -141,7 +143,29 @@ class CachelessLayer:
     unshared: "Layer | None" = None
 
 
-Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedLayer:
+    """A DeepSeek-V4 layer: a sliding window of latent rows and, where `ratio` is not 0, a cache of its own with one row
+    for `ratio` tokens. Its compressor also keeps rows for the tokens that it still combines.
+
+    `indexer_size` is the head size of its sparse-attention indexer, None without one. `ring` is V4.1's form: the
+    compressor's rows are one block per request.
+    """
+
+    index: int
+    head_size: int
+    window_tokens: int
+    ratio: int = 0
+    indexer_size: int | None = None
+    ring: bool = False
+
+    @property
+    def kind(self) -> LayerKind:
+        """The compressed kind where it keeps more than its window."""
+        return LayerKind.COMPRESSED_MLA if self.ratio else LayerKind.SLIDING_MLA
+
+
+Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer | CompressedLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +195,11 @@ class Architecture:
     def is_hybrid(self) -> bool:
         """Whether layers with a state share the pool with attention."""
         return any(isinstance(layer, StateLayer) for layer in self.layers)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the layers are DeepSeek-V4's, whose pages of several sizes share a block."""
+        return any(isinstance(layer, CompressedLayer) for layer in self.layers)
 
     @property
     def uses_mla(self) -> bool:

@@ -19,6 +19,7 @@ class PageKind(StrEnum):
     CHUNKED = "chunked"
     STATE = "state"
     CROSS = "cross_attention"
+    RING = "ring"
 
 
 class StateCacheMode(StrEnum):
@@ -54,7 +55,8 @@ class RequestTerms:
 class PageSpec:
     """One layer's cache on one rank (a vLLM KVCacheSpec).
 
-    `row_bytes` is what one head of one token takes; for a state page it is the whole state, and `heads` is 1.
+    `row_bytes` is what one head of one token takes; for a state page it is the whole state, and `heads` is 1. One row
+    stands for `tokens_per_row` tokens.
     `variant` holds what else must be equal before two layers may share a block table (number format,
     head sizes, cache role), as one string that is only ever compared.
     """
@@ -71,6 +73,7 @@ class PageSpec:
     checkpoint_blocks: int = 0
     padded_page_bytes: int | None = None
     dcp_sharded: bool = True
+    tokens_per_row: int = 1
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MAX_BYTES:
@@ -85,7 +88,7 @@ class PageSpec:
         """Bytes of one block before padding (AttentionSpec.unpadded_page_size_bytes)."""
         if self.kind is PageKind.STATE:
             return self.row_bytes
-        return self.heads * self.block_size_tokens * self.row_bytes
+        return self.heads * (self.block_size_tokens // self.tokens_per_row) * self.row_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -123,6 +126,8 @@ class PageSpec:
                 return 1 + self.speculative_blocks
             case PageKind.CROSS:
                 return ceil_div(terms.encoder_tokens, block)
+            case PageKind.RING:
+                return 1
 
 
 def ceil_div(value: int, parts: int) -> int:

@@ -37,6 +37,8 @@ def content_bytes(layout: CacheLayout, tokens: int, terms: RequestTerms) -> int:
             match page.kind:
                 case PageKind.STATE:
                     total += page.row_bytes
+                case PageKind.RING:
+                    total += page.content_bytes
                 case PageKind.SLIDING | PageKind.CHUNKED:
                     seen = page.window_tokens or page.chunk_tokens or 1
                     total += min(tokens, seen) * page.heads * page.row_bytes
@@ -44,7 +46,7 @@ def content_bytes(layout: CacheLayout, tokens: int, terms: RequestTerms) -> int:
                     total += terms.encoder_tokens * page.heads * page.row_bytes
                 case PageKind.FULL | PageKind.MLA:
                     ranks = terms.decode_context_parallel if page.dcp_sharded else 1
-                    total += ceil_div(tokens, ranks) * page.heads * page.row_bytes
+                    total += ceil_div(tokens, ranks) // page.tokens_per_row * page.heads * page.row_bytes
     return total
 
 
@@ -66,6 +68,8 @@ def _held(page: PageSpec, tokens: int, processed: int, terms: RequestTerms) -> i
             return ceil_div(tokens, block) - max(0, processed) // chunk * chunk // block
         case PageKind.CROSS:
             return ceil_div(terms.encoder_tokens, block)
+        case PageKind.RING:
+            return 1
         case PageKind.STATE:
             return _held_states(page, tokens, processed, terms)
 

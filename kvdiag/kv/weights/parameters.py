@@ -9,6 +9,7 @@ estimate. Shared and repeated layers count once, as they are stored. A size that
 import math
 from collections.abc import Mapping
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import text_fields
 from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, WIDTH_NAMES
 from kvdiag.kv.families.config_fields import Fields
@@ -26,6 +27,10 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
     top = Fields(config)
     text = text_fields(config)
+    if architecture.is_compressed:
+        raise KvModelError(
+            f"the weights of {architecture.model_type} are not modelled: pass --weights BYTES", "weights"
+        )
     hidden = text.integer(*WIDTH_NAMES)
     vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
     tied = _tied(text, top, architecture.model_type)

@@ -77,6 +77,9 @@ def row_checks(row: dict[str, Any]) -> list[Check]:
         architecture = parse_architecture(config_of(row["cfg"]))
     except KvModelError:
         return []
+    if architecture.is_compressed:
+        # vLLM before 0.32 gave a block of these models other pages; test_compressed.py compares the blocks of requests.
+        return []
     if row["engine"] == "sglang" or row["engine"] == "tensorrt-llm":
         return list(_pool_checks(row, architecture))
     candidates: list[list[Check]] = []

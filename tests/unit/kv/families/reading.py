@@ -22,6 +22,8 @@ LETTERS = {
     LayerKind.SHARED: "s",
     LayerKind.ENCODER_ONLY: "e",
     LayerKind.NO_CACHE: "-",
+    LayerKind.SLIDING_MLA: "w",
+    LayerKind.COMPRESSED_MLA: "m",
 }
 
 

@@ -52,6 +52,8 @@ OF_PATTERN = {
     "FFFFFFFFFWWWWWWWWW": "iquestloopcoder iquest_loopcoder",
     "LLLLLLLLL": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 pangu_ultra_moe sarvam_mla""",
     "IIIIIIIII": "glm_moe_dsa",
+    "wwwwwwwww": "deepseek_v4",
+    "wmwwwmwww": "deepseek_v41",
     "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
     "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid",
     "1F11F11F1": "jamba",

@@ -26,6 +26,7 @@ def test_kinds_have_the_names_that_the_reports_use() -> None:
     assert {
         "full", "mla", "mla_dsa", "sliding", "chunked", "mamba1", "mamba2", "gated_delta_net", "kimi_delta", "linear",
         "short_conv", "cross_attention", "shared", "encoder_only", "no_cache",
+        "sliding_mla", "compressed_mla",
     } == {kind.value for kind in LayerKind}  # fmt: skip
 
 

@@ -1,0 +1,137 @@
+"""What vLLM's own DeepSeek-V4 cache layers and its grouping make of a config: blocks and bytes of a pool.
+
+Runs in vLLM's own Python: `ENV/bin/python compressed_specs.py CASES.json` prints one JSON object a case. The layers are
+vLLM's own classes with only the attributes that their `get_kv_cache_spec` uses; the kernels need a GPU, the specs do
+not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+
+def settings(case: dict[str, Any]) -> Any:
+    """The engine's settings, as far as specs and grouping ask for them."""
+    cache = SimpleNamespace(
+        block_size=case["block_size"],
+        cache_dtype="fp8_ds_mla",
+        num_gpu_blocks_override=None,
+        prefix_cache_retention_interval=None,
+        get_resolved_kv_cache_layout=lambda: KVCacheLayout.BLHNC,
+    )
+    return SimpleNamespace(
+        cache_config=cache,
+        attention_config=SimpleNamespace(indexer_sparse_logits=False, hisparse_config=None),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
+        model_config=SimpleNamespace(max_model_len=case["context"], original_max_model_len=case["context"]),
+        speculative_config=None,
+        num_speculative_tokens=case["drafts"],
+        num_prefill_lookahead_tokens=0,
+        max_in_flight_tokens=case["in_flight"],
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+
+
+def made(kind: Any, **attributes: Any) -> Any:
+    """A layer of vLLM's class without its kernels."""
+    layer = kind.__new__(kind)
+    torch.nn.Module.__init__(layer)
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+def layers(case: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Every cache layer of the model, in the order in which vLLM registers them."""
+    text, found = case["config"], {}
+    version = "deepseek_v41" if text["model_type"] == "deepseek_v41" else "deepseek_v4"
+    attention = importlib.import_module(f"vllm.models.{version}.attention")
+    states = importlib.import_module(f"vllm.models.{version}.compressor").CompressorStateCache
+    shared = version == "deepseek_v41"
+    head, index = text["head_dim"], text["index_head_dim"]
+    index_row = index + index // 128 * 4
+    common = {"cache_config": config.cache_config, "kv_cache": torch.tensor([])}
+    packed = {"kv_cache_dtype": "fp8_ds_mla", "head_dim": head, "kv_page_alignment": 576}
+    for number in range(text["num_hidden_layers"] + case["draft_layers"]):
+        backbone = number < text["num_hidden_layers"]
+        ratio = text["compress_ratios"][number] if backbone else 0
+        source = backbone and (number in text["kv_source_layer_ids"] if shared else ratio > 1)
+        indexed = source and (number in text["index_source_layer_ids"] if shared else ratio == 4)
+        if indexed:
+            found[f"{number}.indexer"] = made(
+                attention.DeepseekV4IndexerCache,
+                head_dim=index_row,
+                dtype=torch.uint8,
+                compress_ratio=ratio,
+                sparse_logits=False,
+                rocm_mxfp4=False,
+                **common,
+            )
+            if not shared:
+                found[f"{number}.indexer.state"] = states(
+                    2 * 2 * index, torch.float32, ratio, f"{number}.indexer.state"
+                )
+        found[f"{number}.swa"] = made(
+            DeepseekV4SWACache,
+            head_dim=head,
+            window_size=text["sliding_window"],
+            dtype=torch.uint8,
+            block_size=32 if shared else 64,
+            packed_bytes_per_token=584,
+            packed_page_alignment=576,
+            bounded_replay=False,
+            **common,
+        )
+        if not source:
+            continue
+        own = SimpleNamespace(**packed, compress_ratio=ratio, is_kv_source=True, compressed_bytes_per_token=584)
+        found[f"{number}"] = _Bound(attention, own)
+        if shared and ratio > 1:
+            found[f"{number}.state"] = states(2 * head, torch.float32, f"{number}.state")
+        elif not shared:
+            found[f"{number}.state"] = states(2 * (1 + (ratio == 4)) * head, torch.float32, ratio, f"{number}.state")
+    return found
+
+
+class _Bound:
+    """The spec of vLLM's attention layer, asked of an object with the attributes it uses."""
+
+    def __init__(self, attention: Any, own: Any) -> None:
+        self._ask = attention.DeepseekV4Attention.get_kv_cache_spec
+        self._own = own
+
+    def get_kv_cache_spec(self, config: Any) -> Any:
+        """The layer's spec."""
+        return self._ask(self._own, config)
+
+
+def told(case: dict[str, Any]) -> dict[str, Any]:
+    """The pool's figures for a case."""
+    config = settings(case)
+    with set_current_vllm_config(config):
+        specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers(case, config).items()}
+    made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs], [case["pool_bytes"]])
+    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])
+    return {
+        "num_blocks": made_configs[0].num_blocks,
+        "groups": sorted(len(group.layer_names) for group in made_configs[0].kv_cache_groups),
+        "capacity_tokens": tokens,
+        "max_concurrency": concurrency,
+    }
+
+
+if __name__ == "__main__":
+    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        sys.stdout.write(json.dumps(told(one)) + "\n")
