@@ -8,6 +8,7 @@ Time: the slowest groups are printed at the end.
 """
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,9 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     # Servers of tests are on loopback, where no proxy is asked; packages may well come through one.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup; a process that is started inherits what is ignored, but not a handler.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 class Durations:
