@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real_vllm
 CONTEXT_TOKENS = 20_000
 PROGRAM = Path(__file__).with_name("capacities.py")
 CONFIGS = tuple(sorted((Path(__file__).parent / "architectures").glob("*.json")))
-LIMIT_SECONDS = 600.0
+LIMIT_SECONDS = 1800.0
 
 EngineReports = Callable[[Path], dict[str, Any]]
 
