@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ def _release_memory(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_later(RELEASE_SECONDS, _release_memory, loop)
 
 
-class WebDaemon:
+class WebDaemon(ABC):
     """A port with pages, and the work behind it (`_work`), until SIGTERM."""
 
     def __init__(self, options: ServeOptions, reread: Callable[[], ServeOptions]) -> None:
@@ -65,16 +66,17 @@ class WebDaemon:
         self._web = WebServer(pages)
         self._web.access, self._passwords = access(self._web_config)
 
+    @abstractmethod
     async def _work(self) -> None:
         """Do what the daemon is for; never returns by itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _release(self) -> None:
         """Close what the work has opened."""
 
+    @abstractmethod
     def _change(self) -> None:
         """Take over the options as of now (SIGHUP)."""
-        raise NotImplementedError
 
     async def run(self) -> int:
         """Work and serve until SIGTERM; return the exit code.
