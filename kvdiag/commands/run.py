@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import click
 
 from kvdiag import files
+from kvdiag.commands.after_run.fix_check import checked, first_fix, given_flags
+from kvdiag.commands.after_run.soak_profile import profiling
 from kvdiag.commands.connect import agent_reader, bearer, connect, servers_here
 from kvdiag.commands.drill import simulated
-from kvdiag.commands.fix_check import checked, first_fix, given_flags
 from kvdiag.commands.interruption import end_on_signals, interruptible
 from kvdiag.commands.options.common import (
     Duration,
@@ -39,7 +40,6 @@ from kvdiag.commands.options.common import (
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
 from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
-from kvdiag.commands.soak_profile import profiling
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.engines.engine import Identity

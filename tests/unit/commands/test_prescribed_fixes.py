@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.commands.after_run.fix_check import FIRST_FIX, checked, first_fix, given_flags
 from kvdiag.commands.drill import simulated
-from kvdiag.commands.fix_check import FIRST_FIX, checked, first_fix, given_flags
 from kvdiag.errors import KvdiagError
 from tests.builders.runs import judged
 from tests.builders.values import OOM

@@ -1,0 +1,1 @@
+"""What `kvdiag run` can do after its verdict: try a fix, and name the lines of code behind a leak."""
