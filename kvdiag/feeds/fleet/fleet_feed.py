@@ -15,25 +15,24 @@ fails, nothing is known of the present: verdicts stay, and none of them is ok.
 import gc
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
-from typing import Any
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica, image_of
 from kvdiag.feeds.history.series_labels import METRICS
-from kvdiag.model import Diagnosis, Facts, Gap, Timeline
-from kvdiag.model.codec import from_plain, to_plain
+from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.prometheus_answers import SOURCE, Labels
+from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_api import PrometheusSource
 
 OVERLAP_SECONDS = 120.0
@@ -61,61 +60,6 @@ COLLECTED_TOGETHER = 8
 """Replicas that are judged between two garbage collections: each leaves several MiB."""
 
 _MEMORY = ("device", "process", "torch", "host", "container")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaVerdict:
-    """One replica's newest verdict. `as_of_seconds` is the end of the history that it was judged by.
-
-    `summary` is what the comparison of versions needs, `None` for a GPU without a known server. `node` is the host it
-    runs on, `None` if no series names it. `unread` is why it could not be read in the last round.
-    """
-
-    key: str
-    subject: tuple[tuple[str, str], ...]
-    diagnosis: Diagnosis
-    summary: ReplicaSummary | None
-    as_of_seconds: float
-    newest_seconds: float
-    node: str | None = None
-    unread: str | None = None
-
-    @property
-    def present(self) -> Diagnosis:
-        """The diagnosis as of now: without a complete last read nothing is ok."""
-        if self.unread is None or any(gap.reason.endswith(self.unread) for gap in self.diagnosis.gaps):
-            return self.diagnosis
-        gap = Gap(SOURCE, "failed", self.unread)
-        found = self.diagnosis
-        lives = found.lives
-        if lives and lives[-1].worst == "ok" and found.worst == "ok":
-            lives = (*lives[:-1], replace(lives[-1], worst="unknown"))
-        worst = "unknown" if found.worst == "ok" else found.worst
-        return replace(found, worst=worst, lives=lives, gaps=(*found.gaps, gap))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRound:
-    """The state after a round, or within the first one: verdicts, what belongs to no replica, and what it took.
-
-    `problem` is why the survey failed; the verdicts are then those before.
-    """
-
-    verdicts: tuple[ReplicaVerdict, ...] = ()
-    gaps: tuple[Gap, ...] = ()
-    replicas: int = 0
-    """Those that the survey listed."""
-    judged: int = 0
-    """Replicas that were judged in this round."""
-    samples: int = 0
-    """Samples that were read."""
-    end_seconds: float = 0.0
-    """The moment until which it read."""
-    took_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    failed_total: int = 0
-    """Rounds in which the survey failed."""
-    problem: str | None = None
 
 
 @dataclass(slots=True)
@@ -170,7 +114,7 @@ class FleetFeed:
         self._judged = 0
         self._kept: dict[str, _Kept] = {}
         for key, about in folder.kept():
-            if (verdict := _verdict(key, about)) is not None:
+            if (verdict := restored_verdict(key, about)) is not None:
                 one = _Kept(replica=Replica(key=key, subject=verdict.subject, series=()), verdict=verdict)
                 one.newest_seconds = verdict.newest_seconds
                 self._kept[key] = one
@@ -276,7 +220,7 @@ class FleetFeed:
             # What was read before is more than what is left of it now.
             whole_window = False
         if whole_window or one.known is None:
-            about = {} if one.verdict is None else _about(one.verdict)
+            about = {} if one.verdict is None else kept_verdict(one.verdict)
             self._folder.replace(key, samples, window.start_seconds, about)
             one.known = {*one.replica.series, *samples.known()}
             one.newest_seconds = samples.newest_seconds
@@ -334,7 +278,7 @@ class FleetFeed:
             gc.collect(1)
         one.judged_figures = one.figures
         one.newest_seconds = samples.newest_seconds
-        self._folder.replace(key, samples, window.start_seconds, _about(one.verdict))
+        self._folder.replace(key, samples, window.start_seconds, kept_verdict(one.verdict))
 
     def _summary(self, replica: Replica, timeline: Timeline, facts: Facts) -> ReplicaSummary | None:
         if facts.engine_name is None:
@@ -401,32 +345,3 @@ def _node(replica: Replica) -> str | None:
         if named:
             return max(named, key=named.count)
     return None
-
-
-def _about(verdict: ReplicaVerdict) -> dict[str, Any]:
-    summary = None if verdict.summary is None else to_plain(verdict.summary)
-    return {
-        "subject": [list(one) for one in verdict.subject],
-        "diagnosis": to_plain(verdict.diagnosis),
-        "summary": summary,
-        "as_of": verdict.as_of_seconds,
-        "newest": verdict.newest_seconds,
-        "node": verdict.node,
-    }
-
-
-def _verdict(key: str, about: Mapping[str, Any]) -> ReplicaVerdict | None:
-    """The verdict that a file keeps; `None` if it has none, or one of another version of kvdiag."""
-    try:
-        summary = about["summary"]
-        return ReplicaVerdict(
-            key=key,
-            subject=tuple((str(name), str(value)) for name, value in about["subject"]),
-            diagnosis=from_plain(Diagnosis, about["diagnosis"]),
-            summary=None if summary is None else from_plain(ReplicaSummary, summary),
-            as_of_seconds=float(about["as_of"]),
-            newest_seconds=float(about["newest"]),
-            node=None if about["node"] is None else str(about["node"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None

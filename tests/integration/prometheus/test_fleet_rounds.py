@@ -11,7 +11,8 @@ import pytest
 from kvdiag.commands.diagnose import judge
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.feeds.fleet.fleet_feed import FleetFeed, FleetRound
+from kvdiag.feeds.fleet.fleet_feed import FleetFeed
+from kvdiag.feeds.fleet.fleet_round import FleetRound
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
 from kvdiag.model import Diagnosis
