@@ -60,7 +60,14 @@ def assert_no_leak(
 
 
 def _soak(requests: int) -> Iterator[str]:
-    """The options of the shortest soak that sends so many requests."""
+    """The options of the shortest soak that sends so many requests.
+
+    Raises:
+        KvdiagError: no soak does.
+    """
+    most = plan_soak(MAX_SECONDS, Facts()).requests
+    if not 1 <= requests <= most:
+        raise KvdiagError(f"requests is {requests!r}: give a number of 1 to {most:,}")
     if requests <= STEPS_REQUESTS:
         return
     seconds = MIN_SECONDS

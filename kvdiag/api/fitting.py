@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.fit import Fitted, planned
+from kvdiag.api.option_values import option_values
+from kvdiag.commands.fit import Fitted, command, planned
 from kvdiag.commands.fitting.fit_inputs import check_options
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
@@ -15,6 +16,9 @@ from kvdiag.kv.fit.plan import Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.sources.model_files import read_model
+
+COMMAND_ONLY = frozenset(("gpu", "list_models", "calibrate", "from_log", "kv_pool_bytes", "grid", "access", "output"))
+"""What asks for another answer than a plan, or for how it is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +58,12 @@ def fit(model: str, *, gpu: str, **options: Any) -> Fit:
     Raises:
         KvdiagError: the model, the GPU or an option cannot be used.
     """
-    known = {one.name for one in fields(FitOptions)}
-    if unknown := sorted(set(options) - known):
-        raise KvdiagError(f"fit has no option {unknown[0]!r}; kvdiag fit --help lists them")
-    given = FitOptions(gpu=gpu, **options)
+    allowed = {one.name for one in fields(FitOptions)} - COMMAND_ONLY
+    given = FitOptions(**option_values(command, options, allowed) | option_values(command, {"gpu": gpu}, {"gpu"}))
     if given.engine in ENGINE_FLAGS:
         raise KvdiagError(f"for {given.engine} use the command: kvdiag fit --engine {given.engine} --output json")
     try:
         check_options(given)
-        return Fit(fitted=planned(read_model(model, offline=given.offline), given, gpu))
+        return Fit(fitted=planned(read_model(model, offline=given.offline), given, str(gpu)))
     except click.UsageError as error:
         raise KvdiagError(error.format_message()) from error

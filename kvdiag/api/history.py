@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kvdiag.api.option_values import option_values
+from kvdiag.commands.diagnose import command
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
@@ -20,6 +23,7 @@ from kvdiag.model import ENGINE_COUNTS, Facts, Sample, Timeline, without_mig_par
 from kvdiag.outputs.html import kit
 from kvdiag.outputs.html.markup import element
 from kvdiag.outputs.html.report_plots import draw
+from kvdiag.sources.http import Unreadable
 
 Column = tuple[str, str]
 """A figure with its unit, and whose it is: an engine, a GPU's UUID, a process."""
@@ -123,25 +127,31 @@ def read_prometheus(url: str, match: str = "", window: str = "24h", **options: A
         match: a selector, such as `namespace="x"`.
         window: such as 90m, 24h or 7d.
         options: as of `kvdiag diagnose --prometheus`: `start`, `end`, `user`, `password_file`, `token_file`, `headers`,
-            `ca_file`, `cert_file`, `key_file`, `insecure`, `timeout`.
+            `ca_file`, `cert_file`, `key_file`, `insecure`, `timeout`; times may be `datetime`, headers a mapping.
 
     Raises:
         KvdiagError: there is no answer, no such API, or an option is not one of these.
     """
-    known = {one.name for one in fields(PrometheusOptions)}
-    if unknown := sorted(set(options) - known):
-        raise KvdiagError(f"read_prometheus has no option {unknown[0]!r}")
-    given = PrometheusOptions(prometheus=url, match=match, window=window, **options)
-    return asyncio.run(_histories(given.access(), given.matchers(), given.span(time.time())))
+    own = {"prometheus": url, "match": match, "window": window}
+    allowed = {one.name for one in fields(PrometheusOptions)} - set(own)
+    values = option_values(command, options, allowed) | option_values(command, own, own)
+    given = PrometheusOptions(**values)
+    reading = _histories(given.access(), given.matchers(), given.span(time.time()))
+    # A notebook's own loop is running: this one has a thread of its own.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, reading).result()
 
 
 async def _histories(access: PrometheusAccess, match: str, window: Window) -> list[History]:
-    async with access.source() as source:
-        found = await survey(source, match, window)
-        return [
-            History(name=replica.key, timeline=timeline, facts=facts)
-            async for replica, timeline, facts in read(source, found.replicas, window)
-        ]
+    try:
+        async with access.source() as source:
+            found = await survey(source, match, window)
+            return [
+                History(name=replica.key, timeline=timeline, facts=facts)
+                async for replica, timeline, facts in read(source, found.replicas, window)
+            ]
+    except Unreadable as error:
+        raise KvdiagError(f"{access.url.rstrip('/')}: {error}") from error
 
 
 def _figures(sample: Sample) -> Iterator[tuple[Column, float | None]]:

@@ -12,6 +12,7 @@ import kvdiag
 from kvdiag import diagnosis as rules
 from kvdiag.api.history import History, Picture
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis as Judged
 from kvdiag.model import Finding, LedgerLine, Status, StepResult
 from kvdiag.outputs.documents import diagnosis_document
@@ -92,8 +93,14 @@ def diagnose(history: History, *, reserved_gap_bytes: int | None = None) -> Diag
     Args:
         history: from `load` or `read_prometheus`.
         reserved_gap_bytes: as --reserved-gap-bytes.
+
+    Raises:
+        KvdiagError: that is no number of bytes.
     """
-    limits = (
-        DEFAULT_LIMITS if reserved_gap_bytes is None else replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)
-    )
+    if reserved_gap_bytes is None:
+        limits = DEFAULT_LIMITS
+    elif reserved_gap_bytes >= 0:
+        limits = replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)
+    else:
+        raise KvdiagError(f"reserved_gap_bytes is {reserved_gap_bytes!r}: give a number of bytes, 0 or more")
     return Diagnosis(history=history, judged=rules.diagnose(history.timeline, history.facts, limits))

@@ -1,5 +1,6 @@
 """`import kvdiag`: the same verdicts as the commands', as values, tables and pictures."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import kvdiag
 from kvdiag.api.history import MAX_COLUMNS
 from kvdiag.commands import main
 from kvdiag.model import Timeline
+from kvdiag.testing import assert_no_leak
 from tests.builders.values import engine
 
 TRACES = Path(__file__).parents[2] / "golden" / "traces"
@@ -121,8 +123,21 @@ def test_fit_is_the_plan_of_the_command(capsys: pytest.CaptureFixture[str]) -> N
         lambda: kvdiag.fit("llama_70b", gpu="a100", colour="red"),
         lambda: kvdiag.fit("llama_70b", gpu="a100", engine="sglang"),
         lambda: kvdiag.fit("llama_70b", gpu="a100", max_num_batched_tokens=1, max_in_flight_tokens=1),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", engine="lamacpp"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", platform="toaster"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", tp=1.5),
+        lambda: kvdiag.fit("llama_70b", gpu="80"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", from_log="/nowhere"),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", offline="yes"),
         lambda: kvdiag.read_prometheus("http://127.0.0.1:9", colour="red"),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", prometheus="http://127.0.0.1:9"),
         lambda: kvdiag.read_prometheus("http://127.0.0.1:9", window="soon"),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", timeout=0),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", password_file="/nowhere", user="a"),  # noqa: S106 - a file
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", headers={"X-Scope-OrgID": "a"}),
+        lambda: kvdiag.diagnose(kvdiag.load(TRACES / "vllm-0.32.0-starved.jsonl.gz"), reserved_gap_bytes=-1),
+        lambda: assert_no_leak("http://127.0.0.1:9", requests=0),
+        lambda: assert_no_leak("http://127.0.0.1:9", requests=10**9),
     ],
 )
 def test_what_cannot_be_done_is_one_kind_of_error(call: object) -> None:
@@ -130,3 +145,21 @@ def test_what_cannot_be_done_is_one_kind_of_error(call: object) -> None:
     assert callable(call)
     with pytest.raises(kvdiag.KvdiagError):
         call()
+
+
+def test_values_are_read_as_the_command_reads_them() -> None:
+    """Text with a suffix, or a number."""
+    typed, given = (
+        kvdiag.fit("llama_70b", gpu="a100", tp=tp, context=context) for tp, context in (("4", "8K"), (4, 8192))
+    )
+    assert typed.document() == given.document()
+
+
+def test_prometheus_is_read_where_a_loop_runs() -> None:
+    """As in every notebook."""
+
+    async def cell() -> None:
+        kvdiag.read_prometheus("http://127.0.0.1:9")
+
+    with pytest.raises(kvdiag.KvdiagError, match="cannot connect"):
+        asyncio.run(cell())
