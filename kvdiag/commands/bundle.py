@@ -41,7 +41,10 @@ CONTENTS = {
     TRACE: "samples of the newest hour",
 }
 
-NAMED = "It holds addresses, model and process names, flags of the server; no prompts, no keys, no passwords."
+NAMED = (
+    "It holds addresses, model and process names, flags of the server, and request ids where they were recorded with "
+    "--show-request-ids; no prompts, no keys, no passwords."
+)
 
 
 @dataclass(frozen=True, kw_only=True)

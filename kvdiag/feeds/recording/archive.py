@@ -63,24 +63,31 @@ def opened_trace(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     Raises:
         KvdiagError: it is no bundle, or damaged.
     """
-    if not _is_short(raw):
-        raise KvdiagError(f"{path} is not a bundle of kvdiag: its list of contents is too long; was it packed again?")
+    if (problem := _problem(raw)) is not None:
+        raise KvdiagError(f"{path}: {problem}")
     try:
-        with zipfile.ZipFile(raw) as archive, archive.open(TRACE) as file:
-            yield file
-    except KeyError as error:
-        raise KvdiagError(f"{path} is not a bundle of kvdiag: it has no {TRACE}") from error
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        with zipfile.ZipFile(raw) as archive:
+            if TRACE not in archive.namelist():
+                raise KvdiagError(
+                    f"{path} is not a bundle of kvdiag: it has no {TRACE}; give the file as it was written"
+                )
+            if archive.getinfo(TRACE).compress_type != zipfile.ZIP_DEFLATED:
+                raise KvdiagError(f"{path} was packed again by another program: give the file as it was written")
+            with archive.open(TRACE) as file:
+                yield file
+    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError, NotImplementedError, RuntimeError) as error:
         raise KvdiagError(f"cannot read {path}: {error}: the file is damaged") from error
 
 
-def _is_short(raw: IO[bytes]) -> bool:
-    """Whether the archive's list of contents is as short as a bundle's."""
+def _problem(raw: IO[bytes]) -> str | None:
+    """Why the archive's list of contents cannot be a bundle's; `None` if it can."""
     size = raw.seek(0, 2)
     raw.seek(max(size - _END.size - _WIDE_BYTES, 0))
     tail = raw.read()
     raw.seek(0)
-    if len(tail) < _END.size or tail[: -_END.size].startswith(_WIDE_MAGIC):
-        return False
-    magic, _, _, _, entries, list_bytes, _, comment = _END.unpack(tail[-_END.size :])
-    return magic == _END_MAGIC and not comment and entries <= MAX_ENTRIES and list_bytes <= MAX_LIST_BYTES
+    magic, _, _, _, entries, list_bytes, _, comment = _END.unpack(tail[-_END.size :].rjust(_END.size, b"\0"))
+    if magic != _END_MAGIC or comment:
+        return "the archive does not end as a bundle does: it was cut off or changed; copy it again"
+    if tail[: -_END.size].startswith(_WIDE_MAGIC) or entries > MAX_ENTRIES or list_bytes > MAX_LIST_BYTES:
+        return "the archive holds more than a bundle of kvdiag does; was it packed again?"
+    return None

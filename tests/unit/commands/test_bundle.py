@@ -65,10 +65,10 @@ def test_a_server_that_is_not_there_makes_no_bundle(tmp_path: Path) -> None:
     assert (3, 1, False) == (done.code, len(done.stderr.splitlines()) - 1, path.exists())
 
 
-def archive(*names: str, comment: bytes = b"") -> bytes:
+def archive(*names: str, comment: bytes = b"", packed: int = zipfile.ZIP_DEFLATED) -> bytes:
     """An archive of files that hold nothing of ours."""
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as one:
+    with zipfile.ZipFile(made, "w", packed) as one:
         for name in names:
             one.writestr(name, "{}\n")
         one.comment = comment
@@ -83,6 +83,9 @@ HOSTILE = {
     "cut off": archive("trace.jsonl")[:-8],
     "begin alone": b"PK\x03\x04",
     "no header": archive("trace.jsonl"),
+    "otherwise packed": archive("trace.jsonl", packed=zipfile.ZIP_LZMA),
+    "in a folder": archive("report/trace.jsonl"),
+    "names that are no text": archive("\u00fc", "trace.jsonl").replace(b"\xc3\xbc", b"\xff\xff"),
     "wide": archive("trace.jsonl")[:-22] + b"PK\x06\x07" + bytes(16) + archive("trace.jsonl")[-22:],
 }
 
