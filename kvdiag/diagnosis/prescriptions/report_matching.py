@@ -25,7 +25,7 @@ MAX_LINKS = 3
 LARGER_FACTOR = 30.0
 """More bytes per request than reported, by this factor, are another defect: requests differ by less."""
 MAX_RELEASES_LATER = 5
-"""Minor releases after the newest reported one up to which a defect without a known fix is possible."""
+"""Minor releases, or patches of one, after the newest reported one, up to which an unfixed defect is possible."""
 MAX_BUILDS_LATER = 2000
 """The same of an engine that numbers its builds: some four months of llama.cpp's."""
 MIN_REQUESTS = 100
@@ -85,7 +85,10 @@ def is_affected(report: Report, version: str | None) -> bool | None:
 def _is_far(release: Sequence[int], last: Sequence[int]) -> bool:
     if len(last) == 1:
         return release[0] - last[0] > MAX_BUILDS_LATER
-    (major, minor), (last_major, last_minor) = ((*parts, 0)[:2] for parts in (release, last))
+    (major, minor, patch), (last_major, last_minor, last_patch) = ((*parts, 0, 0)[:3] for parts in (release, last))
+    if (major, minor) == (last_major, last_minor):
+        # SGLang's releases of a year are patches of one minor release.
+        return patch - last_patch > MAX_RELEASES_LATER
     return major != last_major or minor - last_minor > MAX_RELEASES_LATER
 
 

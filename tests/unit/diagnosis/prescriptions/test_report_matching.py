@@ -153,3 +153,10 @@ def test_the_first_line_names_server_link_and_fix() -> None:
     assert [part in line for part in ("vLLM 0.9.2 with NixlConnector", "/issues/24264", "0.16.0: upgrade")] == [
         True
     ] * 3
+
+
+def test_a_report_of_many_patches_ago_does_not_match() -> None:
+    """SGLang releases patches of one minor release: those of a year are as far as another engine's minor ones."""
+    old = BY_ID["sglang#10408"]
+    assert (None, None) == (old.fixed_in, is_affected(old, "0.5.4"))
+    assert is_affected(old, "0.5.23") is False
