@@ -70,8 +70,8 @@ class FleetPages:
             header = f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
             return self._made((path, header), lambda status: self._metrics(status, header), packed=packed)
         if path == "/api/v1/fleet":
-            if self.newest().result is None:
-                return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no verdict yet; retry in a minute")
+            if (status := self.newest()).result is None:
+                return problem(HTTPStatus.SERVICE_UNAVAILABLE, status.problem or "no verdict yet; retry in a minute")
             return self._made((path,), _document, packed=packed)
         if path == "/":
             view = fleet_page.view_of(request.query)

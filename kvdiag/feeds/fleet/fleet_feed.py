@@ -59,6 +59,11 @@ RETRY_SECONDS = 3600.0
 COLLECTED_TOGETHER = 8
 """Replicas that are judged between two garbage collections: each leaves several MiB."""
 
+NO_REPLICA = (
+    "no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag that match in this time: check --match, --window and "
+    "what is scraped"
+)
+
 _MEMORY = ("device", "process", "torch", "host", "container")
 
 
@@ -140,6 +145,8 @@ class FleetFeed:
                     found = await survey(source, self._match, window)
                 except Unreadable as error:
                     return self._publish(began, window, problem=str(error))
+                if not found.replicas and not self._kept:
+                    return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
                 self._take(found.replicas, complete=not source.warnings)
                 samples = await self._read(source, window)
             judged = self._judge(began, window)

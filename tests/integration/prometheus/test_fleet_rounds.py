@@ -150,3 +150,9 @@ def passed_on(url: str) -> Answer:
             reply(response.read().decode(), content_type="application/json")(peer)
 
     return answer
+
+
+def test_a_selector_that_matches_nothing_is_a_failed_round(two: Callable[..., FleetFeed]) -> None:
+    """It says so, counts as failed, and is no fleet without problems."""
+    state = asyncio.run(two('namespace="of-nobody"').round(END_SECONDS))
+    assert (0, 1, True) == (state.replicas, state.failed_total, "--match" in (state.problem or ""))
