@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
+from kvdiag.diagnosis.earlier_exits import with_earlier_exits
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import entry_of, worded
@@ -52,13 +53,15 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     *ended, present = lifetimes(timeline, facts, limits)
     gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))
     whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
+    past = tuple(_life(one, limits, whole=whole) for one in ended)
+    findings = with_earlier_exits(findings, past, limits)
     # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
     last_worst = present_worst = _status(steps, findings, whole=whole)
     if present_worst == "ok" and _lost(timeline, facts, limits):
         present_worst = "unknown"
     if present.life.end_seconds is None:
         last_worst = present_worst
-    lives = (*(_life(one, limits, whole=whole) for one in ended), _lived(present, last_worst, findings))
+    lives = (*past, _lived(present, last_worst, findings))
     # A restart explains nothing away.
     worst = next((one for one in ("fault", "suspect") if one in {life.worst for life in lives}), present_worst)
     times = [sample.at_seconds for sample in timeline.samples]
@@ -130,8 +133,8 @@ def _status(steps: tuple[StepResult, ...], findings: tuple[Finding, ...], *, who
     """The first of these that holds; `whole` is whether all that was recorded could be read.
 
     1. `fault`, then `suspect`: any step or finding has it.
-    2. `unknown`: a part of the history was lost, a step could not be judged, a leak stays undecided with all its
-       evidence, or without steps leak.kv_blocks itself is unknown.
+    2. `unknown`: a part of the history was lost, a step could not be judged, growth, exits or bytes were observed that
+       nothing explains (`Finding.is_unexplained`), or without steps leak.kv_blocks itself is unknown.
     3. `ok`, of the present only if no source is lost (`_lost`). A finding that is unknown because something does not
        exist here (no GPU, no allocator statistics) changes nothing: it is listed, and the outputs name what the verdict
        leaves out.
@@ -141,7 +144,7 @@ def _status(steps: tuple[StepResult, ...], findings: tuple[Finding, ...], *, who
         if status in statuses:
             return status
     blocks = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
-    undecided = any(one.is_undecided_leak for one in findings)
+    undecided = any(one.is_unexplained for one in findings)
     undecided = undecided or "unknown" in statuses or (not steps and blocks == {"unknown"})
     return "unknown" if undecided or not whole else "ok"
 

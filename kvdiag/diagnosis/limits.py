@@ -261,6 +261,9 @@ class Limits:
     under_budget_ratio: float = 0.5
     """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
 
+    unexplained_exits: int = 2
+    """Exits of a server within one history that are more than an operator's restart."""
+
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those predicted from its model's config; rounding, and a last
     block that is not full, stay far below."""

@@ -210,6 +210,15 @@ class Finding:
         """Whether this is growth that stays unknown with all its evidence: then nothing is healthy."""
         return self.id.startswith("leak.") and self.status == "unknown" and bool(self.evidence)
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether growth, an exit or bytes were observed that stay unknown with all figures: nothing is healthy then.
+
+        Only these three families are about memory that is not accounted for. What others cannot say without a test run
+        says nothing against a server.
+        """
+        return self.status == "unknown" and bool(self.evidence) and self.id.startswith(("leak.", "spike.", "baseline."))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:

@@ -236,7 +236,7 @@ def _sentence(diagnosis: Diagnosis) -> str:
     if step is not None:
         return f"step {step.id}: {step.summary}"
     if diagnosis.present_worst == "unknown":
-        undecided = [one for one in diagnosis.findings if one.is_undecided_leak]
+        undecided = [one for one in diagnosis.findings if one.is_unexplained]
         reasons = unknown_by_reason(undecided or unknown_of(diagnosis.findings))
         missing = next(iter(reasons), "nothing was judged")  # in the order of the rules, causes first
         damage = next((one.reason for one in diagnosis.gaps if (one.source, one.kind) == ("recorder", "failed")), None)

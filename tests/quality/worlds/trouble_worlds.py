@@ -209,7 +209,7 @@ def offload(tape: Tape, *, per_hour: float, limit_gib: float) -> Made:
     """Host memory that grows steadily where an offloading cache of known size is configured."""
     most = per_hour * tape.hours[-1]
     grown = tape.of(lambda hour: min(per_hour * hour, most if most > limit_gib * GIB * 1.2 else limit_gib * GIB))
-    cache = HostCache(name="KV offloading", flag="kv_offloading_size", limit_bytes=round(limit_gib * GIB))
+    cache = HostCache(name="vLLM's KV offloading buffer", flag="kv_offloading_size", limit_bytes=round(limit_gib * GIB))
     return drawn(tape, host=grown, caches=(cache,)).play()
 
 

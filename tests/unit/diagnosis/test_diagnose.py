@@ -36,7 +36,7 @@ VERDICTS: dict[str, Status] = {
     "ranks uneven": "suspect",
     "warm-up": "ok",
     "foreign process": "fault",
-    "foreign process of unknown size": "ok",
+    "foreign process of unknown size": "unknown",
     "zombie": "suspect",
     "blocks wasted": "fault",
     "requests wait": "suspect",

@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.lives import restarts
-from kvdiag.model import Facts, Gap, GapKind, HostProcess, Sample, Timeline
+from kvdiag.model import Diagnosis, Facts, Gap, GapKind, HostProcess, Sample, Timeline
 from kvdiag.outputs.presentation import life_rows, sentence, time_span
 from tests.builders.answers import finding
 from tests.builders.lives import KNOWN, LEAKED_BLOCKS, REFUSED, judged, life, outage
@@ -112,8 +112,35 @@ def test_memory_that_an_exit_freed_shows_it(seconds: float) -> None:
     before = tuple(replace(one, devices=(device(used_bytes=22 * GIB),)) for one in life(100.0, 0))
     found = judged(before, [replace(one, devices=(device(used_bytes=GIB),)) for one in outage(seconds)])
     assert "exited" == found.lives[-1].end
-    # What was healthy until then says nothing of now.
-    assert ("ok", "unknown") == (found.present_worst, found.worst)
+    # An exit that nothing explains leaves no life healthy.
+    assert ("unknown", "unknown") == (found.present_worst, found.worst)
+
+
+def exits(count: int) -> Diagnosis:
+    """A healthy server after so many exits in which its device memory was freed."""
+    parts: list[Sequence[Sample]] = []
+    for number in range(count + 1):
+        begin = 100.0 + 1000.0 * number
+        held = (device(used_bytes=22 * GIB),)
+        parts.append(tuple(replace(one, devices=held) for one in life(begin, 0)))
+        if number < count:
+            freed = (device(used_bytes=GIB),)
+            parts.append([replace(one, devices=freed) for one in outage(begin + 20.0)])
+    return judged(*parts)
+
+
+def test_one_exit_before_a_healthy_start_may_be_an_operators() -> None:
+    """A single restart leaves the server that followed healthy."""
+    found = exits(1)
+    assert ["exited", None] == [one.end for one in found.lives]
+    assert "ok" == found.worst
+
+
+def test_a_server_that_keeps_exiting_is_never_ok() -> None:
+    """Exits of earlier lives without a cause are counted, and leave the whole unknown."""
+    found = exits(3)
+    counted = {one.name: one.value for one in finding(found, "spike.activation").evidence}
+    assert ("unknown", 3) == (found.worst, counted["exits_before_this_start"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Exits of earlier lives of the server, as part of what the present one shows: a restart explains no death.
+
+A single exit may be an operator's restart. From `unexplained_exits` on, the server keeps dying, and where no life has a
+fault or suspect that says why, that is observed and not explained: unknown, with the count, and never healthy.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.formatting import plural
+from kvdiag.model import Evidence, Finding, Life
+
+ID = "spike.activation"
+
+
+def with_earlier_exits(findings: tuple[Finding, ...], ended: Iterable[Life], limits: Limits) -> tuple[Finding, ...]:
+    """The findings of the present life, its spike unknown where the server exited too often before it.
+
+    Args:
+        findings: those of the present life.
+        ended: the lives before it, judged.
+        limits: `unexplained_exits` is how many exits count.
+
+    Returns:
+        The same findings where there were fewer exits, or one of the lives has a fault or suspect.
+    """
+    lives = tuple(ended)
+    exited = [life for life in lives if life.end == "exited"]
+    if len(exited) < limits.unexplained_exits or any(life.findings for life in lives):
+        return findings
+    detail = f"; the last time: {exited[-1].end_detail}" if exited[-1].end_detail else ""
+    summary = (
+        f"the server exited {plural(len(exited), 'time')} and was restarted{detail}; pass its log or the agent's black "
+        "box to `kvdiag diagnose --postmortem`"
+    )
+    count = Evidence("exits_before_this_start", len(exited), "times", "engine")
+    return tuple(
+        replace(one, status="unknown", summary=summary, evidence=(*one.evidence, count))
+        if one.id == ID and one.status in ("ok", "unknown")
+        else one
+        for one in findings
+    )
