@@ -9,13 +9,12 @@ import click
 
 from kvdiag.api.option_values import option_values
 from kvdiag.commands.fit import Fitted, command, planned
-from kvdiag.commands.fitting.fit_inputs import check_options
+from kvdiag.commands.fitting.fit_inputs import check_options, files_of
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.fit.plan import Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
-from kvdiag.sources.model_files import read_model
 
 COMMAND_ONLY = frozenset(("gpu", "list_models", "calibrate", "from_log", "kv_pool_bytes", "grid", "access", "output"))
 """What asks for another answer than a plan, or for how it is printed."""
@@ -64,6 +63,6 @@ def fit(model: str, *, gpu: str, **options: Any) -> Fit:
         raise KvdiagError(f"for {given.engine} use the command: kvdiag fit --engine {given.engine} --output json")
     try:
         check_options(given)
-        return Fit(fitted=planned(read_model(model, offline=given.offline), given, str(gpu)))
+        return Fit(fitted=planned(files_of(model, given), given, str(gpu)))
     except click.UsageError as error:
         raise KvdiagError(error.format_message()) from error

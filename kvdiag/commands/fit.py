@@ -17,6 +17,7 @@ import click
 from kvdiag.commands.fitting import fit_inputs
 from kvdiag.commands.fitting.engine_flags import EngineCommand
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
+from kvdiag.commands.fitting.request_length import refused_length
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, format_number, plural
@@ -42,7 +43,7 @@ from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
 from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
-from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
+from kvdiag.sources.model_files import ModelFiles, catalogue
 
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 TRAFFIC = "Demand at this rate: {} or fewer at once, 99 % of the time"
@@ -86,15 +87,16 @@ def command(model: str | None, options: FitOptions) -> int:
         code: int = engine_fit.engine_fit(model, options)
         return code
     if options.kv_pool_bytes is not None:
-        return _capacity(read_model(model, offline=options.offline), options)
+        return _capacity(fit_inputs.files_of(model, options), options)
     if options.gpu is None:
         raise click.UsageError("--gpu is missing: pass a GPU's name, such as h100, or its memory, such as 80GB")
-    return _show(planned(read_model(model, offline=options.offline), options, options.gpu), options.output)
+    return _show(planned(fit_inputs.files_of(model, options), options, options.gpu), options.output)
 
 
 def _capacity(files: ModelFiles, options: FitOptions) -> int:
     """The capacity model alone: a pool's blocks, tokens and concurrency."""
     notes: Iterable[str] = ()
+    refused = ""
     if is_spec_document(files.config):
         deployment = fit_inputs.deployment_of(None, options)
         layout = plan_layout(
@@ -117,14 +119,15 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
         terms = deployment.request_terms(architecture)
         context = fit_inputs.context_of(architecture, options)
-        notes = filter(None, [dropped_note(architecture.model_type), block_note(architecture, deployment)])
+        refused = refused_length(files, architecture, context, options.engine)
+        notes = filter(None, [refused, dropped_note(architecture.model_type), block_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options.output == "json":
         print_json(document)
     else:
         print_text("\n".join(_capacity_lines(document)))
-    return 0 if capacity.admits_one else EXIT_CODES[Outcome.DOES_NOT_FIT]
+    return 0 if capacity.admits_one and not refused else EXIT_CODES[Outcome.DOES_NOT_FIT]
 
 
 def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
@@ -206,9 +209,10 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
         demand=fit_inputs.demand_of(architecture, options),
         unsupported_levers=unsupported_levers(gpu),
-        most_context_tokens=architecture.max_context_tokens,
+        most_context_tokens=architecture.accepted_context_tokens,
     )
     plan = scenario_plan(scenario)
+    refused = refused_length(files, architecture, scenario.demand.context_tokens, options.engine)
     estimated = scenario.overheads.source == ESTIMATE
     fits = plan.outcome is Outcome.FITS
     levers = () if fits else find_levers(scenario, plan)
@@ -217,6 +221,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
     combinations = () if fits else find_combinations(scenario, plan)
     notes = [
+        *filter(None, [refused]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),

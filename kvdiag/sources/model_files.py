@@ -11,7 +11,7 @@ import os
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ MAX_HEADERS_BYTES = 64 * 2**20
 
 MAX_HEADERS_VALUES = 2_000_000
 MAX_FILES = 2000
+MAX_LENGTH_TOKENS = 1 << 40
+"""Tokenizers without a limit state 1e30."""
+
+_SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _FILE_ENDINGS = (".json", ".safetensors")
 _HEADER_LENGTH_BYTES = 8
@@ -42,11 +46,15 @@ _HEADER_LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What was found: the config, the headers of the tensor files where they are at hand, and from where."""
+    """What was found: the config, the headers of the tensor files where they are at hand, and from where.
+
+    `limits` are lengths of requests that files next to the config state, by their field (`context_limit`).
+    """
 
     origin: str
     config: Mapping[str, Any]
     headers: tuple[Mapping[str, Any], ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 def catalogue() -> Catalogue:
@@ -103,7 +111,22 @@ def _folder(path: Path) -> ModelFiles:
     if "quantization_config" not in config and separate.is_file():
         # ModelOpt writes its format next to the config; vLLM merges it (transformers_utils/config.py).
         config["quantization_config"] = {"quant_method": "modelopt", **_json_file(separate)}
-    return ModelFiles(origin=str(path), config=config, headers=tuple(_headers(path)))
+    return ModelFiles(origin=str(path), config=config, headers=tuple(_headers(path)), limits=_limits(path, config))
+
+
+def _limits(folder: Path, config: Mapping[str, Any]) -> Mapping[str, int]:
+    """Lengths in files next to the config: a sentence-transformers file's, and the tokenizer's where positions are
+    absolute (vLLM transformers_utils/config.py::get_sentence_transformer_tokenizer_config, config/model.py).
+    """
+    found: dict[str, int] = {}
+    files = [(f"sentence_{name}_config.json", "max_seq_length") for name in _SENTENCE_MODELS]
+    if config.get("position_embedding_type") == "absolute":
+        files.append(("tokenizer_config.json", "model_max_length"))
+    for name, key in files:
+        length = _json_file(folder / name).get(key) if (folder / name).is_file() else None
+        if isinstance(length, int) and not isinstance(length, bool) and 0 < length < MAX_LENGTH_TOKENS:
+            found.setdefault(key, length)
+    return found
 
 
 def _json_file(path: Path) -> Mapping[str, Any]:

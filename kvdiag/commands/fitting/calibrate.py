@@ -20,7 +20,14 @@ from click.core import ParameterSource
 
 from kvdiag.commands.connect import connect, without_credentials
 from kvdiag.commands.fitting.engine_calibration import calibrate_engine
-from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
+from kvdiag.commands.fitting.fit_inputs import (
+    architecture_of,
+    deployment_of,
+    files_of,
+    known_profiles,
+    overheads_of,
+    weights_of,
+)
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import write_profiles
 from kvdiag.commands.printing import print_json, print_text
@@ -49,7 +56,7 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.model import Device
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
-from kvdiag.sources.model_files import ModelFiles, read_model
+from kvdiag.sources.model_files import ModelFiles
 from kvdiag.sources.worker_thread import ReadTimeout
 
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
@@ -229,7 +236,7 @@ def _kinds(architecture: Architecture) -> str:
 
 def _files(model: str | None, subject: _Subject, options: FitOptions) -> ModelFiles:
     if model is not None:
-        return read_model(model, offline=options.offline)
+        return files_of(model, options)
     if subject.files is not None:
         return subject.files
     named = subject.report.settings.model

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from kvdiag.commands.fitting import fit_inputs
 from kvdiag.commands.fitting.engine_flags import engine_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
+from kvdiag.commands.fitting.request_length import check_length, sglang_context_tokens
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.predicted_vs_reported import Interval, exactly
@@ -52,6 +53,8 @@ _UNUSED = (
     "max_in_flight_tokens",
     "mamba_cache_mode",
     "hybrid_kv_cache_manager",
+    "disable_sliding_window",
+    "hf_overrides",
     "platform",
     "calibrate",
     "profile",
@@ -163,13 +166,22 @@ def engine_planner(
         total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1, 1)[0]
         return files.origin, lambda asked: _cell_plan(cells, total, asked, flags), weights
     plan = _token_plan if options.engine == "sglang" else _share_plan
+    limited = _limited(architecture, files, options)
 
     def planned(asked: FitOptions) -> EnginePlan:
         if asked.from_log is None and asked.calibrate is None:
-            fit_inputs.check_context(architecture, asked)
-        return plan(files, architecture, asked, flags)
+            check_length(limited, asked.context)
+        return plan(files, limited, asked, flags)
 
     return files.origin, planned, weights
+
+
+def _limited(architecture: Architecture, files: ModelFiles, options: FitOptions) -> Architecture:
+    """The architecture with the longest request that this engine accepts, which it also serves by default."""
+    longest = architecture.accepted_context_tokens
+    if options.engine == "sglang" and longest is not None:
+        longest = sglang_context_tokens(text_fields(files.config))
+    return replace(architecture, max_context_tokens=longest, accepted_context_tokens=longest)
 
 
 def _machine(files: ModelFiles, architecture: Architecture, options: FitOptions) -> Machine | None:
@@ -253,6 +265,7 @@ def _token_plan(
         text_config = inner if isinstance(inner, Mapping) else files.config
         alike = {name: value for name, value in text_config.items() if not name.startswith(_KINDS)}
         architecture = parse_architecture({**alike, **_ALIKE})
+    architecture = _limited(architecture, files, options)
     classes = Fields(files.config).strings("architectures") or ()
     windows = flags.get("window_pool", True) and not any(one in POOL_TYPES["no_window_pool"] for one in classes)
     draft_layers, draft_tokens, taken = _drafts(files, architecture, options, flags)

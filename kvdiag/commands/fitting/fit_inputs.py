@@ -6,15 +6,16 @@ config; a request's length from --context, then from the model. An option withou
 because it would seem to be part of the plan.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import default_path, read_profiles
+from kvdiag.commands.fitting.request_length import parsed_overrides, with_overrides
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
-from kvdiag.formatting import plural
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
@@ -29,7 +30,7 @@ from kvdiag.kv.weights.checkpoint import read_headers
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
 from kvdiag.sources.bounded_json import decode
-from kvdiag.sources.model_files import ModelFiles
+from kvdiag.sources.model_files import ModelFiles, read_model
 
 MAX_LENGTHS_BYTES = 16 * 2**20
 MAX_LENGTHS_VALUES = 1_000_000
@@ -45,11 +46,21 @@ GRID_CONTEXTS = (2_048, 8_192, 32_768, 131_072)
 GRID_REQUESTS = (1, 4, 16, 64, 256)
 
 
+def files_of(model: str, options: FitOptions) -> ModelFiles:
+    """The model's files, with the config as --hf-overrides changes it."""
+    files = read_model(model, offline=options.offline)
+    if options.hf_overrides is None:
+        return files
+    return replace(files, config=with_overrides(files.config, parsed_overrides(options.hf_overrides)))
+
+
 def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
     """The model's layers, or one layer of --kv-bytes-per-token."""
     per_token = options.kv_bytes_per_token
     if per_token is None:
-        return parse_architecture(files.config)
+        windows = not options.disable_sliding_window
+        architecture = parse_architecture(files.config, beside=files.limits, sliding_window=windows)
+        return architecture if windows else architecture.without_windows()
     if not 1 <= per_token <= MAX_BYTES_PER_TOKEN:
         raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MAX_BYTES_PER_TOKEN:,}")
     return given_architecture(bytes_per_token=per_token)
@@ -72,24 +83,13 @@ def check_options(options: FitOptions) -> None:
         )
 
 
-def check_context(architecture: Architecture, options: FitOptions) -> None:
-    """Refuse a context that the model does not support; click.UsageError."""
-    limit_tokens = architecture.max_context_tokens
-    if options.context is not None and limit_tokens is not None and options.context > limit_tokens:
-        raise click.UsageError(
-            f"--context exceeds the model's limit of {plural(limit_tokens, 'token')}, so the engine does not start; to "
-            "extend it, change rope_scaling and the limit in the model's config.json and pass that file"
-        )
-
-
 def check_settings(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
-        click.UsageError: an option is about layers that the model does not have, or a context that it does not support.
+        click.UsageError: an option is about layers that the model does not have.
         KvModelError: no kernel takes that block size.
     """
-    check_context(architecture, options)
     if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:

@@ -76,6 +76,8 @@ class FitOptions:
         "Assume sliding-window layers free old blocks (the default).",
         "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
     )
+    disable_sliding_window: bool = given_by("Assume windows are off; requests are limited to them.")
+    hf_overrides: str | None = given_by("JSON object that replaces fields of the model's config.")
     num_speculative_tokens: int = given_by("Draft tokens per step; above 0 adds the MTP layers.", default=0)
     platform: str = given_by(
         "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"

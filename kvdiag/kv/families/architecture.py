@@ -15,6 +15,7 @@ from kvdiag.kv.families.attention import encoder_only
 from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.families.context_length import context_limit
 from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, LAST_SERVED, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.layers import Architecture, LatentLayer
 
@@ -23,12 +24,18 @@ from kvdiag.kv.layout.layers import Architecture, LatentLayer
 _TEXT_CONFIGS: Sequence[str] = CONFIG_NAMES["text_configs"]
 # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
 _MODEL_DTYPES: Mapping[str, str] = CONFIG_NAMES["dtypes"]
-_NEVER_ASSUMED = frozenset({*CONFIG_NAMES["depth"], *WIDTH_NAMES, "intermediate_size"})
+_NEVER_ASSUMED = frozenset(
+    {*CONFIG_NAMES["depth"], *WIDTH_NAMES, "intermediate_size", *CONFIG_NAMES["max_context"]} - {"max_context"}
+)
 _OVERRIDE = "pass --kv-bytes-per-token"
 
 
-def parse_architecture(config: Mapping[str, object]) -> Architecture:
-    """The layers of a model, from its config.json. Raises KvModelError with the field that decided so."""
+def parse_architecture(
+    config: Mapping[str, object], *, beside: Mapping[str, int] | None = None, sliding_window: bool = True
+) -> Architecture:
+    """The layers of a model, from its config.json, and the limits of its requests, for which `beside` and
+    `sliding_window` are as in `context_limit`. Raises KvModelError with the field that decided so.
+    """
     if not isinstance(config, Mapping):
         raise KvModelError(f"the config is a {type(config).__name__}, not a JSON object", "config")
     top = Fields(config)
@@ -46,6 +53,7 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         family = encoder_only
     filled = _filled(text, model_type, nested=text is not top)
     model = family(filled)
+    limit = context_limit(filled, beside=beside, sliding_window=sliding_window)
     return Architecture(
         model_type=model_type,
         depth=model.depth,
@@ -55,8 +63,8 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=model.state_dtype,
-        # As the config promises it, before rope scaling (config/model.py::_get_and_verify_max_len).
-        max_context_tokens=filled.maybe_integer(*CONFIG_NAMES["max_context"]),
+        max_context_tokens=limit.default_tokens,
+        accepted_context_tokens=limit.most_tokens,
     )
 
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 KNOWN_KEYS: frozenset[str] = frozenset(json.loads(pkgutil.get_data(__package__, "known_keys.json") or b""))
 """Names of fields that kvdiag/kv reads, at any depth."""
 
-FREELY_NAMED = frozenset(("config_groups", "dynamic", "extra_config", "layer_types_count", "compress_ratios_count"))
+FREELY_NAMED = frozenset(
+    ("config_groups", "dynamic", "extra_config", "layer_types_count", "compress_ratios_count", "rope_parameters")
+)
 """Fields whose keys are names of layers or groups of layers."""
 
 MAX_DEPTH = 16

@@ -138,7 +138,9 @@ def make_plan(
     demand: Demand,
     most_context_tokens: int | None = None,
 ) -> Plan:
-    """Weigh a demand against the pools that the budgets leave. `budgets` has one entry per pipeline stage."""
+    """Weigh a demand against the pools that the budgets leave. `budgets` has one entry per pipeline stage. The engine
+    refuses requests beyond `most_context_tokens`, so a longer demand does not fit into any pool.
+    """
     layout = deployed_layout(architecture, deployment)
     ranks = layout.ranks if layout.groups else len(budgets)
     if len(budgets) != ranks:
@@ -160,6 +162,7 @@ def make_plan(
     )
     usable = max(0, capacity.num_blocks - NULL_BLOCKS)
     loads = not any(budget.shortfall_bytes for budget in budgets)
+    served = most_context_tokens is None or demand.context_tokens <= most_context_tokens
     context = 0
     if usable and loads:
         context = longest_context_tokens(
@@ -170,13 +173,13 @@ def make_plan(
             requests=demand.requests,
         )
     plan = Plan(
-        outcome=Outcome.FITS if loads and needed <= usable else Outcome.DOES_NOT_FIT,
+        outcome=Outcome.FITS if loads and served and needed <= usable else Outcome.DOES_NOT_FIT,
         demand=demand,
         capacity=capacity,
         budgets=tuple(budgets),
         blocks_needed=needed,
         headroom_bytes=headroom,
-        max_requests=capacity.whole_requests if loads else 0,
+        max_requests=capacity.whole_requests if loads and served else 0,
         max_context_tokens=context,
         limiting_stage=limiting,
     )

@@ -82,6 +82,11 @@ class Scenario:
         return self.deployment.tensor_parallel * self.deployment.pipeline_parallel
 
     @property
+    def exceeds_limit(self) -> bool:
+        """Whether the engine refuses requests as long as the demand's, however large the pool is."""
+        return self.most_context_tokens is not None and self.demand.context_tokens > self.most_context_tokens
+
+    @property
     def widest_gpus(self) -> int:
         """The most GPUs that changes are tried with."""
         return max(self.gpus * factor for factor in (1, *_WIDER) if self.gpus * factor <= max(self.gpus, _MAX_GPUS))
@@ -191,7 +196,12 @@ def demand_grid(
 
 
 def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
-    """Every single change that helps: those that make it fit first, then by bytes gained; unsupported ones last."""
+    """Every single change that helps: those that make it fit first, then by bytes gained; unsupported ones last. Of a
+    demand that the engine refuses, only shorter requests.
+    """
+    if scenario.exceeds_limit:
+        shorter = (one for one in _demand_changes(scenario, plan) if one.name == SHORTER)
+        return tuple(lever for one in shorter if (lever := _tried(scenario, plan, (one,))) is not None)
     changes = (*_cache_formats(scenario), *_demand_changes(scenario, plan), *_wider(scenario, 2))
     changes += tuple(_weight_formats(scenario))
     if scenario.memory_fraction_ratio < (most := scenario.most_fraction_ratio):
@@ -217,6 +227,8 @@ def find_combinations(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     gpus = (None, *(one for factor in _WIDER for one in _wider(scenario, factor)))
     axes = (gpus, (None, *_weight_formats(scenario)), (None, *_cache_formats(scenario)))
     kept: list[tuple[tuple[int, ...], Lever]] = []
+    if scenario.exceeds_limit:
+        return ()
     for place in product(*(range(len(axis)) for axis in axes)):
         chosen = tuple(change for axis, at in zip(axes, place, strict=True) if (change := axis[at]) is not None)
         lever = _tried(scenario, plan, chosen) if chosen else None

@@ -4,7 +4,7 @@ Nothing here knows of blocks or of bytes of a pool; see pages.py and capacity.py
 """
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from kvdiag.errors import KvModelError
@@ -174,6 +174,8 @@ class Architecture:
 
     `layers` may hold several entries of one `index` (a decoder layer with self- and cross-attention, or with
     attention and a state side by side); `depth` is the number of decoder layers that pipeline stages divide.
+    `max_context_tokens` is the longest request that the engine serves by default, `accepted_context_tokens` the longest
+    that it can be configured for; `None` where the config has no limit.
     """
 
     model_type: str
@@ -184,6 +186,7 @@ class Architecture:
     declared_kv_dtype: str | None = None
     state_dtype: str | None = None
     max_context_tokens: int | None = None
+    accepted_context_tokens: int | None = None
     draft_layers: tuple[Layer, ...] = ()
 
     @property
@@ -195,6 +198,16 @@ class Architecture:
     def is_hybrid(self) -> bool:
         """Whether layers with a state share the pool with attention."""
         return any(isinstance(layer, StateLayer) for layer in self.layers)
+
+    def without_windows(self) -> "Architecture":
+        """The model with --disable-sliding-window: its sliding-window layers keep every token."""
+        layers = tuple(
+            replace(one, kind=LayerKind.FULL, window_tokens=None)
+            if isinstance(one, AttentionLayer) and one.kind is LayerKind.SLIDING
+            else one
+            for one in self.layers
+        )
+        return replace(self, layers=layers)
 
     @property
     def is_compressed(self) -> bool:

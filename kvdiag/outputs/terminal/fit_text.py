@@ -63,7 +63,7 @@ def render_fit(
     if combinations:
         parts += [heading("More GPUs or combinations that fit, fewest GPUs first"), _levers(combinations)]
     helps = any(one.supported and one.plan.outcome is not Outcome.DOES_NOT_FIT for one in (*levers, *combinations))
-    if plan.outcome is Outcome.DOES_NOT_FIT and not helps:
+    if plan.outcome is Outcome.DOES_NOT_FIT and not helps and not scenario.exceeds_limit:
         gpus = plural(scenario.widest_gpus, "GPU")
         subject = f"{_demand(plan)} do not fit" if plan.keeps_cache else "The model does not fit"
         why = f"{subject} on up to {gpus} in any weight or KV-cache format; lower --concurrency or --context."
@@ -117,7 +117,7 @@ def _cache_figures(scenario: Scenario, plan: Plan) -> list[tuple[str, str]]:
     concurrency = format_number(pool.max_concurrency)
     blocks = f"{plural(pool.num_blocks, 'block')}, one of them the null block"
     starts = pool.admits_one and scenario.overheads.source != RULE_OF_THUMB
-    limit = " (the model's limit)" if plan.max_context_tokens == scenario.architecture.max_context_tokens else ""
+    limit = " (the model's limit)" if plan.max_context_tokens == scenario.most_context_tokens else ""
     return [
         ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
         ("max context", f"{plural(plan.max_context_tokens, 'token')}{limit}, with {requests} at once"),

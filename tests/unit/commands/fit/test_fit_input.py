@@ -115,7 +115,7 @@ def test_settings_that_an_engine_takes_are_taken(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("llama-3-8b", "--gpu", "h100", "--context", "8193"),
+        ("llama-3-8b", "--gpu", "h100", "--hf-overrides", "[1]"),
         (),
         (*ON_AN_H100, "--concurrency", "4", "--request-rate", "1", "--prompt-tokens", "9", "--output-tokens", "9"),
         (*ON_AN_H100, "--request-rate", "1"),

@@ -45,7 +45,9 @@ KEYS = """
     mamba_d_state mamba_d_conv mamba_expand mamba_d_ssm mamba_n_heads mamba_d_head mamba_n_groups
     state_size ssm_state_size expand conv_kernel n_groups mamba_num_heads mamba_head_dim mamba_ngroups n_mamba_heads
     mamba_headdim conv_L_cache conv_dim short_conv_kernel_size
-    intermediate_size ff_dim vocab_size max_context
+    intermediate_size ff_dim vocab_size
+    max_position_embeddings n_positions max_seq_len seq_length model_max_length max_target_positions
+    max_sequence_length max_seq_length seq_len max_context
 """.split()  # noqa: SIM905 (a hundred quotes would hide the table)
 # Deep enough for two rounds of the longest pattern, a full layer of eight, and a few layers more.
 DEPTH = 19
