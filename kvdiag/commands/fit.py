@@ -37,7 +37,7 @@ from kvdiag.kv.fit.scenario import (
     scenario_plan,
 )
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.deployment import block_note, default_batched_tokens, deployed_layout
+from kvdiag.kv.layout.deployment import default_batched_tokens, deployed_layout, processor_note
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
@@ -120,7 +120,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         terms = deployment.request_terms(architecture)
         context = fit_inputs.context_of(architecture, options)
         refused = refused_length(files, architecture, context, options.engine)
-        notes = filter(None, [refused, dropped_note(architecture.model_type), block_note(architecture, deployment)])
+        notes = filter(None, [refused, dropped_note(architecture.model_type), processor_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options.output == "json":
@@ -230,7 +230,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             [
                 architecture_note(architecture) if profile is None else "",
                 "" if options.engine == GENERIC_ENGINE else dropped_note(architecture.model_type),
-                block_note(architecture, deployment),
+                processor_note(architecture, deployment),
             ],
         ),
     ]

@@ -262,15 +262,23 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
     return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
 
 
-def block_note(architecture: Architecture, deployment: Deployment) -> str:
-    """A caution where the default block size depends on the CPU; empty elsewhere.
+def processor_note(architecture: Architecture, deployment: Deployment) -> str:
+    """A caution where a default depends on the CPU's own instructions; empty elsewhere.
 
-    Without AMX, vLLM 0.32 uses blocks of 16 for latent attention on a CPU, with any --block-size
-    (platforms/cpu.py::check_and_update_config).
+    Without AMX, vLLM 0.32 uses blocks of 16 for latent attention on a CPU, with any --block-size; without AVX-512 BF16
+    it keeps recurrent states in the model's own format (platforms/cpu.py::check_and_update_config).
     """
-    if deployment.platform is not Platform.CPU or deployment.block_size_tokens or not architecture.uses_mla:
+    if deployment.platform is not Platform.CPU:
         return ""
-    return f"assumes a CPU with AMX (blocks of {CPU_BLOCK_TOKENS} tokens); for other CPUs pass --block-size 16"
+    if architecture.uses_mla and not deployment.block_size_tokens:
+        return f"assumes a CPU with AMX (blocks of {CPU_BLOCK_TOKENS} tokens); for other CPUs pass --block-size 16"
+    recurrent = [
+        layer.state for layer in architecture.layers if isinstance(layer, StateLayer) and layer.state.recurrent_heads
+    ]
+    own = {state.recurrent_dtype or architecture.state_dtype or architecture.dtype for state in recurrent} - {"float32"}
+    if deployment.state_dtype is not None or not own:
+        return ""
+    return f"assumes a CPU with AVX-512 BF16 (float32 states); for others pass --mamba-ssm-cache-dtype {min(own)}"
 
 
 def _coupled_block_tokens(context: _RankContext) -> int:

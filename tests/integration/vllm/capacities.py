@@ -42,6 +42,7 @@ def told(config: Path) -> dict[str, Any]:
         "max_num_batched_tokens": settings.scheduler_config.max_num_batched_tokens,
         "num_blocks": cache.num_gpu_blocks,
         "block_size": cache.block_size,
+        "state_dtype": cache.mamba_ssm_cache_dtype,
         "has_amx": torch.cpu._is_amx_tile_supported(),  # noqa: SLF001 - vLLM's own question
         "capacity_tokens": cache.kv_cache_size_tokens,
         "max_concurrency": cache.kv_cache_max_concurrency,

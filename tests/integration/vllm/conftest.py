@@ -72,6 +72,10 @@ class SubjectRun:
 
 LEAKED_BLOCKS_PER_REQUEST = 2
 
+AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+FP8_CACHE = ("--kv-cache-dtype", "fp8") if AVX512 else ()
+"""A CPU without AVX-512 has no kernels for it (vllm/v1/attention/backends/cpu_attn.py::_get_attn_isa)."""
+
 SUBJECTS: Mapping[str, Subject] = {
     "leak": Subject(
         args=("--block-size", "32", "--no-enable-prefix-caching"),
@@ -84,7 +88,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "hybrid": Subject(model="gemma3", args=("--no-enable-prefix-caching",)),
     # Without AMX, vLLM's latent attention on a CPU is a reference of quadratic cost: 16K tokens take over a minute.
     "mla": Subject(model="mla", args=("--max-model-len", "4096")),
-    "fp8": Subject(args=("--kv-cache-dtype", "fp8", "--block-size", "64", "--no-enable-prefix-caching")),
+    "fp8": Subject(args=(*FP8_CACHE, "--block-size", "64", "--no-enable-prefix-caching")),
     "data_parallel": Subject(args=("--data-parallel-size", "2")),
 }
 

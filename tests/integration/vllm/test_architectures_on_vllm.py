@@ -57,16 +57,25 @@ def asked_blocks(architecture: Architecture, reported: dict[str, Any]) -> int | 
     return 16 if architecture.uses_mla and not reported["has_amx"] else None
 
 
+def asked_states(architecture: Architecture, reported: dict[str, Any]) -> str:
+    """The format of states to plan with: where a CPU decides nothing it is the model's own, as the plan's note says."""
+    return (
+        architecture.state_dtype or architecture.dtype if reported["state_dtype"] == "auto" else reported["state_dtype"]
+    )
+
+
 @of_each_architecture
 def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_reports: EngineReports) -> None:
     """Of a pool of so many bytes the model makes the very numbers that the engine reports."""
     reported = engine_reports(config)
-    block = asked_blocks(parse_architecture(json.loads(config.read_text(encoding="utf-8"))), reported)
+    architecture = parse_architecture(json.loads(config.read_text(encoding="utf-8")))
+    block = asked_blocks(architecture, reported)
     result = kvdiag(
         "fit",
         str(config),
         *("--kv-pool-bytes", str(reported["pool_bytes"]), "--context", str(CONTEXT_TOKENS), "--platform", "cpu"),
         *("--max-num-batched-tokens", str(reported["max_num_batched_tokens"]), "--output", "json"),
+        *(("--mamba-ssm-cache-dtype", asked_states(architecture, reported)) if architecture.is_hybrid else ()),
         *(() if block is None else ("--block-size", str(block))),
     )
     figures = ("num_blocks", "block_size", "capacity_tokens", "max_concurrency")
@@ -82,6 +91,7 @@ def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_repor
         platform=Platform.CPU,
         max_num_batched_tokens=reported["max_num_batched_tokens"],
         block_size_tokens=asked_blocks(architecture, reported),
+        state_dtype=asked_states(architecture, reported),
     )
     layout = deployed_layout(architecture, deployment)
     serving = deployment.request_terms(architecture, encoder_tokens=0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, Platform, block_note, check_block_size, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment, Platform, check_block_size, deployed_layout, processor_note
 from kvdiag.kv.layout.layers import Architecture, Layer
 from kvdiag.kv.layout.pages import PageKind
 from tests.unit.kv.by_hand import DENSE, HYBRID, chunked, full, latent, model, sliding, state
@@ -83,10 +83,26 @@ def test_a_block_size_that_the_processor_decides_is_told(
     architecture: Architecture, settings: dict[str, Any], told: bool
 ) -> None:
     """Without AMX a CPU keeps latent attention in blocks of 16: a plan that cannot know says so, no other does."""
-    note = block_note(architecture, Deployment(**settings))
+    note = processor_note(architecture, Deployment(**settings))
 
     assert told == ("--block-size 16" in note)
     assert told == bool(note)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "told"),
+    [
+        pytest.param(HYBRID, {"platform": Platform.CPU}, True, id="states on a CPU"),
+        pytest.param(HYBRID, {"platform": Platform.CPU, "state_dtype": "float32"}, False, id="a format given"),
+        pytest.param(HYBRID, {"platform": Platform.CUDA}, False, id="a GPU"),
+        pytest.param(replace(HYBRID, state_dtype="float32"), {"platform": Platform.CPU}, False, id="one format anyway"),
+    ],
+)
+def test_a_state_format_that_the_processor_decides_is_told(
+    architecture: Architecture, settings: dict[str, Any], told: bool
+) -> None:
+    """Without AVX-512 BF16 a CPU keeps states in the model's format: a plan that cannot know says so, no other does."""
+    assert told == ("--mamba-ssm-cache-dtype bfloat16" in processor_note(architecture, Deployment(**settings)))
 
 
 def test_states_are_padded_to_the_attention_beside_them() -> None:
