@@ -238,6 +238,17 @@ def pool() -> Row:
                 width=8,
             ),
             graph(
+                "Pool by owner",
+                "Blocks of the pools by who has them, counted inside the engine. *orphaned*: in use by no request, and "
+                "leaked; *cached_free*: free, with a prefix that can still be hit. Needs the agent.\n\n"
+                "Metric: `kvdiag_kv_blocks`",
+                Target(expr=each("sum", "owner", own("kv_blocks")), legend="{{replica}} {{owner}}"),
+                unit="short",
+                no_value=NEEDS_AGENT,
+                width=24,
+                stacked=True,
+            ),
+            graph(
                 "Wasted block space",
                 "Share of the used block space that holds no tokens. A few percent at most with paging.\n\n"
                 "Metric: `kvdiag_kv_waste_ratio`",

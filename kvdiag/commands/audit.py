@@ -49,7 +49,11 @@ def command(url: str | None, access: ServerAccess, agent_dir: Path | None, show_
     if output == "json":
         print_json(diagnosis_document.audit_document(facts, sample, lines, sample.gaps))
     else:
-        print_text(text.render_audit(facts, sample.devices or (), lines, (*facts.gaps, *sample.gaps)))
+        print_text(
+            text.render_audit(
+                facts, sample.devices or (), lines, (*facts.gaps, *sample.gaps), sample.block_owners or ()
+            )
+        )
     return 0
 
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
+from kvdiag.diagnosis.blocks.orphans import newest_owners
 from kvdiag.diagnosis.earlier_exits import with_earlier_exits
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
@@ -77,6 +78,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         gaps=gaps,
         lives=lives,
         profiles=tuple(conclude(one) for sample in timeline.samples for one in sample.profiles or ()),
+        block_owners=newest_owners(timeline, limits),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from kvdiag.model.allocation_profile import ConcludedProfile
+from kvdiag.model.block_owners import BlockOwners
 from kvdiag.model.facts import Facts
 from kvdiag.model.readings import Gap
 
@@ -259,7 +260,8 @@ class Diagnosis:
     """The judgement of one timeline: all that the outputs show.
 
     `findings` are those of the last of the `lives`, `worst` is the worst of all of them. `profiles` say which lines of
-    code hold what the server's processes gained, where it was asked.
+    code hold what the server's processes gained, where it was asked; `block_owners` are the newest counts of who has
+    the blocks of each KV pool.
     """
 
     worst: Status
@@ -273,6 +275,7 @@ class Diagnosis:
     gaps: tuple[Gap, ...]
     lives: tuple[Life, ...] = ()
     profiles: tuple[ConcludedProfile, ...] = ()
+    block_owners: tuple[BlockOwners, ...] = ()
 
     @property
     def present_worst(self) -> Status:

@@ -2,7 +2,7 @@
 
 from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
-from kvdiag.model import Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
+from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents import Json, fields_of, plain
 from kvdiag.outputs.documents.profile_document import profile_entry
 
@@ -21,6 +21,7 @@ def document(diagnosis: Diagnosis) -> Json:
         "steps": plain(diagnosis.steps),
         "findings": plain(diagnosis.findings),
         "ledger": [ledger_line(line) for line in diagnosis.ledger],
+        "block_owners": [owners_entry(one) for one in diagnosis.block_owners],
         "profiles": [profile_entry(one) for one in diagnosis.profiles],
         "gaps": plain(diagnosis.gaps),
     }
@@ -33,6 +34,7 @@ def audit_document(facts: Facts, sample: Sample | None, lines: tuple[LedgerLine,
         "subject": subject(facts),
         "devices": [_device(device) for device in (sample.devices if sample is not None else None) or ()],
         "ledger": [ledger_line(line) for line in lines],
+        "block_owners": [owners_entry(one) for one in (sample.block_owners if sample is not None else None) or ()],
         "gaps": plain((*facts.gaps, *gaps)),
     }
 
@@ -76,6 +78,12 @@ def cost_model(model: Served | str, facts: Facts) -> Json:
         ],
         "problem": None,
     }
+
+
+def owners_entry(owners: BlockOwners) -> Json:
+    """Who has the blocks of one engine's pool."""
+    names = ("engine", "age_seconds", "usable_blocks", "counts", "connector")
+    return fields_of(owners, *names, blocks="by_owner")
 
 
 def _device(device: Device) -> Json:

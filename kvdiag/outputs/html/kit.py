@@ -12,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 
 from kvdiag.formatting import format_bytes, format_ratio
-from kvdiag.model import Device, Diagnosis, Finding, Gap, LedgerLine, Status
+from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status
+from kvdiag.outputs import pool_owners
 from kvdiag.outputs.html.markup import MAX_TEXT_CHARACTERS, Html, element, joined
 from kvdiag.outputs.html.svg_plots import bar
 from kvdiag.outputs.presentation import (
@@ -233,6 +234,21 @@ def ledger_cards(
     if not devices and all(uuid is None for uuid in own):
         cards.insert(0, unobserved("Device memory not observed."))
     return element("div", *cards, class_="gpus")
+
+
+def owners_table(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[Html]:
+    """Who has the blocks of the KV pools; nothing where no agent counts them."""
+    if owners:
+        yield element("h2", pool_owners.owners_title(owners))
+        rows = [
+            row(
+                (one.name, "fault" if one.owner == "orphaned" else ""),
+                *((figure, "number") for figure in (one.blocks, one.size, one.share)),
+            )
+            for one in pool_owners.owner_rows(owners, facts)
+        ]
+        titles = (("owner", ""), (f"{facts.capabilities.unit}s", "number"), ("size", "number"), ("share", "number"))
+        yield table(titles, rows, "owners")
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:

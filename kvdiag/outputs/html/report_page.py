@@ -100,6 +100,7 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
         yield from map(_profile, diagnosis.profiles)
     yield element("h2", "Memory ledger")
     yield kit.ledger_cards(diagnosis.ledger, devices)
+    yield from kit.owners_table(diagnosis.block_owners, diagnosis.facts)
     yield element("h2", "Over time ", element("small", "UTC; a break in a line is time without samples"))
     yield from draw(diagnosis, timeline)
     for title, findings in sections(diagnosis):

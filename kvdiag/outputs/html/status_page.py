@@ -91,6 +91,7 @@ def _memory(snapshot: Snapshot) -> Iterator[Html]:
     }
     shown = [line for line in lines if line.uuid is None or line.uuid in devices]
     yield kit.ledger_cards(shown, devices, notes)
+    yield from kit.owners_table(snapshot.newest.block_owners or (), snapshot.facts)
 
 
 def _pressure(ratio: float | None, thresholds: PressureThresholds | None) -> Html:

@@ -17,7 +17,8 @@ from rich.text import Text
 from kvdiag.engine_memory import modelled_engines
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
-from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
+from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
+from kvdiag.outputs.pool_owners import owner_rows, owners_title
 from kvdiag.outputs.presentation import (
     ADVICE,
     NOT_REPORTED,
@@ -65,13 +66,18 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         parts += [heading(title), unknowns(findings) if title == UNKNOWN else verdicts]
     if diagnosis.ledger:
         parts += [heading("Memory ledger"), ledger_table(diagnosis.ledger)]
+    parts += _owners(diagnosis.block_owners, diagnosis.facts)
     if diagnosis.gaps:
         parts += [heading("Missing data"), gap_list(diagnosis.gaps)]
     return Group(*parts)
 
 
 def render_audit(
-    facts: Facts, devices: Sequence[Device], lines: tuple[LedgerLine, ...], gaps: tuple[Gap, ...]
+    facts: Facts,
+    devices: Sequence[Device],
+    lines: tuple[LedgerLine, ...],
+    gaps: tuple[Gap, ...],
+    owners: Sequence[BlockOwners] = (),
 ) -> RenderableType:
     """The memory audit alone."""
     parts: list[RenderableType] = [_subject(facts)]
@@ -94,6 +100,7 @@ def render_audit(
     pool = tuple(line for line in lines if line.gpu is None)
     if pool:
         parts += [heading("KV pool, as reported by the engine (no GPU was observed)"), ledger_table(pool)]
+    parts += _owners(owners, facts)
     if gaps:
         parts += [heading("Missing data"), gap_list(gaps)]
     return Group(*parts)
@@ -232,6 +239,16 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
             name = f"{where}{spaced(line.component)}"
             table.add_row(name, format_bytes(line.bytes), line.provenance, plain(detail, "dim"))
     return indented(table)
+
+
+def _owners(owners: Sequence[BlockOwners], facts: Facts) -> list[RenderableType]:
+    """Who has the blocks of the KV pools, where the agent counts them."""
+    if not owners:
+        return []
+    table = columns("=", ">", ">", ">", header=False)
+    for one in owner_rows(owners, facts):
+        table.add_row(plain(one.name, "red" if one.owner == "orphaned" else ""), one.blocks, one.size, one.share)
+    return [heading(owners_title(owners)), indented(table)]
 
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:

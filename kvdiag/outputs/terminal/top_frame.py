@@ -205,7 +205,7 @@ def _memory(view: View, room: Room, *, detail: int) -> list[list[Text]]:
     trends = trend_lines(view.trends, listed, room, detail=detail)
     return [
         gpu_lines(newest, listed, room, detail=detail),
-        pool_lines(newest.engines or (), facts, room, detail=detail),
+        pool_lines(newest, facts, room, detail=detail),
         [*trends, *_exhaustion(view.snapshot.diagnosis)],
     ]
 

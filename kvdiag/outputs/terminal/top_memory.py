@@ -12,8 +12,8 @@ from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_number, format_ratio, plural, signed
 from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
-from kvdiag.outputs.presentation import NOT_REPORTED
+from kvdiag.model import BlockOwners, Device, Engine, Facts, LedgerLine, Sample, without_mig_parents
+from kvdiag.outputs.presentation import NOT_REPORTED, spaced
 from kvdiag.outputs.terminal.cells import MEMORY, Kind, marked, plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import LIMITS, Trend
 from kvdiag.pressure import UNKNOWN
@@ -211,11 +211,17 @@ def _without_gpu(newest: Sample, room: Room) -> list[Text]:
     return wrapped(Text.assemble(("no GPU observed: ", "magenta"), plain(reason)), room.columns, 2)
 
 
-def pool_lines(engines: Sequence[Engine], facts: Facts, room: Room, *, detail: int) -> list[Text]:
-    """The KV pool and the requests of each engine; in little room only the fullest."""
+def pool_lines(newest: Sample, facts: Facts, room: Room, *, detail: int) -> list[Text]:
+    """The KV pool, its owners and the requests of each engine; in little room only the fullest, without owners."""
+    engines = newest.engines or ()
     most = len(engines) if detail >= MOST else 1
     fullest = sorted(engines, key=lambda one: -(one.kv_usage_ratio or 0.0))[:most]
-    found = [line for one in engines if one in fullest for line in _pool(one, facts, room, several=len(engines) > 1)]
+    owners = {one.engine: one for one in newest.block_owners or () if detail >= MOST}
+    found: list[Text] = []
+    for one in engines:
+        if one in fullest:
+            found += _pool(one, facts, room, several=len(engines) > 1)
+            found += _owners(owners[one.engine]) if one.engine in owners else ()
     if len(engines) > most:
         found.append(Text(f"and {plural(len(engines) - most, 'more KV pool')}", style="dim"))
     return found
@@ -250,6 +256,15 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
         held = format_number(pool.max_concurrency)
         requests.append(f"pool holds {held} full-length request{'' if held == '1' else 's'}", style="not bold dim")
     return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
+
+
+def _owners(owners: BlockOwners) -> list[Text]:
+    line = Text("blocks    ", style="bold")
+    for owner, blocks in owners.by_owner.items():
+        if blocks:
+            style = "not bold red" if owner == "orphaned" else "not bold"
+            line.append(f"{format_count(blocks)} {spaced(owner)}  ", style=style)
+    return [line]
 
 
 def trend_lines(trends: Sequence[Trend], listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:

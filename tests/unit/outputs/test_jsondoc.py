@@ -232,4 +232,4 @@ def test_an_audit_shows_devices_and_lines() -> None:
 
     assert devices == actual["devices"]
     assert [NO_NVML.reason] == [gap["reason"] for gap in actual["gaps"]]
-    assert {"schema_version", "subject", "devices", "ledger", "gaps"} == set(actual)
+    assert {"schema_version", "subject", "devices", "ledger", "block_owners", "gaps"} == set(actual)
