@@ -34,6 +34,11 @@ def lifetimes(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Lifetim
 
 def restarts(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[int, ...]:
     """The places of the samples with the first answer of each new process."""
+    key = ("restarts", facts.started_seconds, limits.noticed_seconds)
+    return timeline.once(key, lambda: _restarts(timeline, facts, limits))
+
+
+def _restarts(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[int, ...]:
     started = () if facts.started_seconds is None else (facts.started_seconds,)
     known = sorted((*started, *(until for until, _ in timeline.earlier_facts)), reverse=True)
     found: list[int] = []

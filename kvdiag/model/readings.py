@@ -103,6 +103,8 @@ def cuda_uuid(nvml_uuid: str) -> str:
 
 def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """The devices whose bytes may be added up: a GPU cut into MIG slices repeats what its slices hold."""
+    if len(devices) == 1:
+        return devices
     parents = {device.mig_parent_uuid for device in devices}
     if parents <= {None}:
         return devices
@@ -139,8 +141,9 @@ class Engine(Checked):
     @property
     def idle(self) -> bool | None:
         """Whether no request runs or waits; `None` if the engine does not report it."""
-        counts = (self.requests_running, self.requests_waiting)
-        return False if any(counts) else None if None in counts else True
+        if self.requests_running or self.requests_waiting:
+            return False
+        return None if self.requests_running is None or self.requests_waiting is None else True
 
 
 ENGINE_COUNTS = tuple(field.name for field in fields(Engine) if field.type == int | None)

@@ -104,7 +104,11 @@ class Sample(Checked):
     @property
     def engines_idle(self) -> bool | None:
         """Whether every engine is idle; `None` if one does not report it or was not read."""
-        idle = [engine.idle for engine in self.engines or ()]
+        # Every sample of a day passes through here several times.
+        engines = self.engines or ()
+        if len(engines) == 1:
+            return engines[0].idle
+        idle = [engine.idle for engine in engines]
         if False in idle:
             return False
         return True if idle and None not in idle else None

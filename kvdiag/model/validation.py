@@ -1,9 +1,10 @@
 """Range checks of every figure: the range follows from the unit in its name, and impossible values are refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is an error."""
@@ -41,11 +42,11 @@ class Checked:
     def __post_init__(self) -> None:
         """Refuse impossible figures."""
         kind = type(self)
-        for name, least, most in _figures(kind):  # type: ignore[arg-type]  # mypy takes a class for unhashable
-            value = getattr(self, name)
+        values, figures = _figures(kind)  # type: ignore[arg-type]  # mypy takes a class for unhashable
+        # Plain loops, since every value passes through here.
+        for value, (name, least, most) in zip(values(self), figures, strict=True):
             if value is None or (type(value) is not tuple and least <= value <= most):
                 continue
-            # Plain loops, since every value passes through here.
             for figure in value if isinstance(value, tuple) else (value,):
                 if not least <= figure <= most:
                     raise ValueError(f"{kind.__name__}: {name} is {figure}, not within {least}..{most}")
@@ -63,12 +64,15 @@ class Checked:
 
 
 @cache
-def _figures(kind: type[Checked]) -> tuple[tuple[str, int, int], ...]:
-    """The fields of a class that have bounds, each with its least and its largest value."""
+def _figures(kind: type[Checked]) -> tuple[Callable[[Checked], tuple[Any, ...]], tuple[tuple[str, int, int], ...]]:
+    """What reads the fields of a class that have bounds, and each with its least and its largest value."""
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
         most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
         if most is not None or field.type is int or str(field.type).startswith(("int", "tuple[int")):
             most = MAX_COUNT if most is None else most
             found.append((field.name, -most if field.name in kind.SIGNED else 0, most))
-    return tuple(found)
+    names = [name for name, _, _ in found]
+    if len(names) < 2:  # noqa: PLR2004 - attrgetter makes a tuple of two names and more
+        return lambda one: tuple(getattr(one, name) for name in names), tuple(found)
+    return attrgetter(*names), tuple(found)

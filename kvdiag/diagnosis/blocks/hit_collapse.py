@@ -29,6 +29,10 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
 
     Pieces have equal numbers of looked-up tokens, so that quiet hours count for no more than their traffic.
     """
+    return timeline.once(("hit_collapse", limits), lambda: _hit_collapse(timeline, limits))
+
+
+def _hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
     counted = [
         (sample.at_seconds, asked, found)
         for sample in timeline.samples

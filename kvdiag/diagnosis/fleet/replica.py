@@ -142,9 +142,8 @@ def _totals(
     highest, idle_since = 0.0, None
     for sample in timeline.samples:
         for name, sizes in _parts(sample, facts, own):
-            known = [size for size in sizes if size is not None]
-            if known and len(known) == len(sizes):
-                series[name].add(sample.at_seconds, sum(known), len(known))
+            if sizes and None not in sizes:
+                series[name].add(sample.at_seconds, sum(filter(None, sizes)), len(sizes))
         if not sample.engines:
             continue
         load = series["load"].values[-1]

@@ -217,10 +217,10 @@ class _Minutes:
             return stats.binned(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
 
         every = cells(series.sizes_bytes[start:])
-        load = None if series.load is None else [fmean(cell) if cell else None for cell in cells(series.load[start:])]
+        load = None if series.load is None else [_mean(cell) if cell else None for cell in cells(series.load[start:])]
         gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
-            medians=[median(cell) if cell else None for cell in every],
+            medians=[cell[0] if len(cell) == 1 else median(cell) if cell else None for cell in every],
             lows=[min(cell) if cell else None for cell in every],
             load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
             spacing_seconds=median(gaps) if gaps else 0.0,
@@ -275,12 +275,12 @@ class _Minutes:
     ) -> tuple[Sequence[float | None], bool]:
         """Gate 1: the minutes less what follows the load, and whether there was any such part."""
         medians: Sequence[float | None] = self.medians[start:end]
-        means = None if self.load is None else stats.interpolated(_binned(medians, size, fmean), limits.filled_ratio)
+        means = None if self.load is None else stats.interpolated(_binned(medians, size, _mean), limits.filled_ratio)
         if self.load is None or means is None:
             return medians, False
         load = self.load[start:end]
         columns = [load, list(accumulate(load, max))]
-        binned = [[mean for mean in _binned(each, size, fmean) if mean is not None] for each in columns]
+        binned = [[mean for mean in _binned(each, size, _mean) if mean is not None] for each in columns]
         follows = stats.sensitivities(means, binned, limits.load_correlation)
         for column, sensitivity in zip(columns, follows, strict=True):
             if sensitivity:
@@ -390,3 +390,8 @@ def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[f
         for start in range(len(minutes) % size, len(minutes), size)
     )
     return [of(cell) if cell else None for cell in cells]
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Most minutes have one sample.
+    return float(values[0]) if len(values) == 1 else fmean(values)

@@ -136,6 +136,7 @@ class _Gathering:
     def __init__(self, timeline: Timeline, facts: Facts, limits: GrowthLimits) -> None:
         self._timeline, self._facts = timeline, facts
         self._own = server_uuids(timeline, facts)
+        self._assigned = assigned_uuids(timeline, facts)
         self._limits = limits
         self._kept: dict[Hashable, float] = {}
         self._points: dict[Part, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
@@ -176,7 +177,7 @@ class _Gathering:
         if self._own and all(device.processes is None for device in devices):
             return
         self._kept[source] = at_seconds
-        for device in server_devices(devices, assigned_uuids(self._timeline, self._facts)):
+        for device in server_devices(devices, self._assigned):
             key = (device.uuid, device.index)
             if key not in self._owners:
                 self._owners[key] = MemoryOwner(device_uuid=cuda_uuid(device.uuid), who=f"GPU {device.index}")

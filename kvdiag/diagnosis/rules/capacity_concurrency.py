@@ -237,6 +237,8 @@ class _Totals:
     def add(self, rise: Sequence[Engine], facts: Facts, limits: Limits) -> None:
         """Count the preemptions of an engine's samples in a row, from the one before the first on."""
         count = (rise[-1].preemptions_total or 0) - (rise[0].preemptions_total or 0)
+        if not count:
+            return
         if _have_room(rise, facts, limits) or _is_reset(rise, count, facts):
             self.preempted_with_room += count
         else:

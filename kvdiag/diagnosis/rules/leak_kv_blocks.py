@@ -372,6 +372,11 @@ class LateFree:
 
 def late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
     """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
+    key = ("late_frees", facts.pools, facts.capabilities, limits)
+    return timeline.once(key, lambda: _late_frees(timeline, facts, limits))
+
+
+def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
     run: list[tuple[float, int]] = []
