@@ -1,7 +1,7 @@
 """`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or the artifacts of a crash.
 
 The history in a Prometheus is read and judged replica by replica, several at a time. In this order: one survey finds
-all replicas; portions of them are read and diagnosed by as many processes as there are processors; each replica's
+all replicas; portions of them are read and diagnosed by several processes (--workers); each replica's
 diagnosis and summary are kept and its samples are dropped, which bounds the memory; the summaries are then compared by
 version. If no replica of a portion can be read, the rest is not read either, so that a Prometheus in trouble is not
 queried for hundreds more: those replicas are unknown with that reason. It is an error only if no replica at all has
@@ -12,14 +12,8 @@ samples. A report reads the history of the replicas that it draws again.
 
 import asyncio
 import gc
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +31,7 @@ from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem import postmortem
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.workers import executor, results
 from kvdiag.feeds.history.columns import JOIN_SECONDS
 from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE, Survey, Window, read, survey
 from kvdiag.feeds.history.series_join import Replica, image_of
@@ -221,8 +216,8 @@ def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, 
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
-    with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as show_progress:
-        for diagnosed, summarised, problem in results:
+    with executor(access.options.workers, len(portions)) as pool, show_replicas() as show_progress:
+        for diagnosed, summarised, problem in results(pool, partial(judge, access, window, limits), portions):
             judged += diagnosed
             summaries += summarised
             show_progress(len(judged), len(replicas))
@@ -232,32 +227,6 @@ def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, 
     known = {one.key for one in judged}
     judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]
     return judged, summaries, problem
-
-
-@contextmanager
-def _several(
-    work: Callable[[Sequence[Replica]], Results], portions: Sequence[Sequence[Replica]]
-) -> Iterator[Iterator[Results]]:
-    """The results in any order, made by as many processes as there are processors."""
-    processors = len(os.sched_getaffinity(0))
-    if len(portions) == 1 or processors == 1:
-        yield map(work, portions)
-        return
-    # Forked before anything here has a thread: nothing is imported again, and what was surveyed is shared.
-    pool = ProcessPoolExecutor(
-        min(processors, len(portions)),
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=signal.signal,  # Ctrl-C is left to the process that waits for the others
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
-    try:
-        yield (done.result() for done in as_completed([pool.submit(work, portion) for portion in portions]))
-    except BrokenProcessPool as error:
-        raise KvdiagError("a process that read the history was killed: is there too little memory?") from error
-    finally:
-        for child in multiprocessing.active_children():
-            child.terminate()
-        pool.shutdown(cancel_futures=True)
 
 
 def judge(access: PrometheusAccess, window: Window, limits: Limits, replicas: Sequence[Replica]) -> Results:

@@ -74,6 +74,7 @@ class FleetDaemon(WebDaemon):
             self._folder,
             every_seconds=self._every_seconds,
             limits=options.limits,
+            workers=known.workers,
             publish=self._publish,
         )
         self._serve(FleetPages(newest=lambda: self._status, history=self._history))

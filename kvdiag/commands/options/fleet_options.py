@@ -8,6 +8,8 @@ They are apart from what is done with them (`prometheus_options`), which a daemo
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from kvdiag.commands.options.common import Within, collected, given_by
 
 ANSWER_SECONDS = 60.0
@@ -16,13 +18,14 @@ DEFAULT_WINDOW = "24h"
 
 @dataclass(frozen=True, kw_only=True)
 class PrometheusFields:
-    """The API's address, the servers to diagnose, the length of the window, and the credentials."""
+    """The API's address, the servers to diagnose, the length of the window, the processes, and the credentials."""
 
     prometheus: str | None = given_by("Prometheus API whose history to diagnose.", metavar="URL")
     match: str = given_by(
         "Only servers with these labels, such as '{namespace=\"x\"}'.", metavar="SELECTOR", default=""
     )
     window: str = given_by("Length of the history, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
+    workers: int | None = given_by("Processes that judge replicas; default: one a core.", type=click.IntRange(1, 1024))
     user: str | None = given_by("User name for basic authentication.")
     password_file: Path | None = given_by("File with the password of --user.")
     password: str | None = given_by(None, hidden=True)

@@ -16,21 +16,22 @@ import gc
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
 
-from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.fleet import ReplicaSummary, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
+from kvdiag.feeds.fleet.replica_judging import judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.fleet.workers import Executor, InProcess, executor
 from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import Replica, image_of
+from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS
-from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.model import Gap, Timeline
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_api import PrometheusSource
@@ -56,8 +57,8 @@ OLDEST_SHARE = 0.25
 RETRY_SECONDS = 3600.0
 """Longest time until an interval that could not be read is tried again."""
 
-COLLECTED_TOGETHER = 8
-"""Replicas that are judged between two garbage collections: each leaves several MiB."""
+FOR_WORKERS = 8
+"""Replicas that each worker process must have to judge: it takes a second to start."""
 
 NO_REPLICA = (
     "no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag that match in this time: check --match, --window and "
@@ -109,14 +110,19 @@ class FleetFeed:
         every_seconds: float = 300.0,
         limits: Limits = DEFAULT_LIMITS,
         cpu_seconds: float = ROUND_CPU_SECONDS,
+        workers: int | None = 1,
         publish: Callable[[FleetRound], None] = lambda _: None,
     ) -> None:
-        """Begin with the verdicts that the folder has; `publish` gets each new state."""
+        """Begin with the verdicts that the folder has; `publish` gets each new state.
+
+        Replicas without a verdict are judged by `workers` processes, `None` for one a core, others by this one.
+        """
         self._source, self._match, self._window_seconds = source, match, window_seconds
         self._folder, self._every_seconds = folder, every_seconds
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
-        self._judged = 0
+        self._workers = workers
+        self._judging: list[tuple[_Kept, Future[ReplicaVerdict]]] = []
         self._kept: dict[str, _Kept] = {}
         for key, about in folder.kept():
             if (verdict := restored_verdict(key, about)) is not None:
@@ -148,8 +154,11 @@ class FleetFeed:
                 if not found.replicas and not self._kept:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
                 self._take(found.replicas, complete=not source.warnings)
-                samples = await self._read(source, window)
-            judged = self._judge(began, window)
+                self._judging.clear()
+                new = sum(one.verdict is None for one in self._kept.values())
+                with executor(self._workers, max(new // FOR_WORKERS, 1)) as pool:
+                    samples = await self._read(source, window, pool)
+                    judged = self._judge(began, window)
         finally:
             gc.enable()
         return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
@@ -180,8 +189,8 @@ class FleetFeed:
                 del self._kept[key]
                 self._folder.remove(key)
 
-    async def _read(self, source: PrometheusSource, window: Window) -> int:
-        """Read what is new of every replica; those that begin at the same moment together."""
+    async def _read(self, source: PrometheusSource, window: Window, pool: Executor) -> int:
+        """Read what is new of every replica; those that begin at the same moment together; the pool judges the new."""
         starts: dict[float, list[_Kept]] = defaultdict(list)
         for one in self._kept.values():
             if one.replica.series:
@@ -198,7 +207,16 @@ class FleetFeed:
                 samples = read_until(replica, whole, history, window.end_seconds)
                 count += sum(len(points) for points in samples.series.values())
                 self._add(one, samples, part, whole_window=whole_window)
+                if one.verdict is None:
+                    self._judging.append((one, self._begin_judging(one, window, pool)))
         return count
+
+    def _begin_judging(self, one: _Kept, window: Window, pool: Executor) -> Future[ReplicaVerdict]:
+        work = judge_replica, self._folder.shared, one.replica, window, self._limits
+        try:
+            return pool.submit(*work)
+        except BrokenExecutor:
+            return InProcess().submit(*work)
 
     def _start(self, one: _Kept, window: Window) -> float:
         """Where a replica's read begins; the whole window if something of it was never read."""
@@ -242,14 +260,9 @@ class FleetFeed:
     def _judge(self, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""
         listed = [one for one in self._kept.values() if one.replica.series]
-        never = [one for one in listed if one.verdict is None]
         rest = sorted((one for one in listed if one.verdict is not None), key=_age)
         changed = sorted((one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, _age(one)))
-        for number, one in enumerate(never):
-            self._judge_one(one, window)
-            if number % TOGETHER == TOGETHER - 1:
-                self._publish(began, window, over=False)
-        count = len(never)
+        count = self._judge_new(began, window)
         spent = thread_time() - began
         for_changed = spent + (self._cpu_seconds - spent) * (1.0 - OLDEST_SHARE)
         # The oldest is judged in any case, so that none waits forever.
@@ -258,41 +271,30 @@ class FleetFeed:
             for number, one in enumerate(left):
                 if thread_time() - began > until and number >= least:
                     break
-                self._judge_one(one, window)
+                self._take_verdict(one, judge_replica(self._folder, one.replica, window, self._limits))
                 count += 1
         return count
 
-    def _judge_one(self, one: _Kept, window: Window) -> None:
-        key, end_seconds = one.replica.key, window.end_seconds
-        samples = self._folder.load(key) or ReplicaSamples(until_seconds=window.start_seconds)
-        samples.drop_before(window.start_seconds)
-        whole, history = samples.history(one.replica, end_seconds)
-        samples.keep_only(whole.series)
-        timeline, facts = timeline_of(whole, history, end_seconds)
-        diagnosis = diagnose(timeline, facts, self._limits)
-        one.verdict = ReplicaVerdict(
-            key=key,
-            subject=one.replica.subject,
-            diagnosis=diagnosis,
-            summary=self._summary(one.replica, timeline, facts),
-            as_of_seconds=end_seconds,
-            newest_seconds=samples.newest_seconds,
-            node=_node(one.replica),
-        )
-        self._judged += 1
-        if self._judged % COLLECTED_TOGETHER == 0:
-            # A timeline refers to itself; older objects are not looked at again.
-            gc.collect(1)
-        one.judged_figures = one.figures
-        one.newest_seconds = samples.newest_seconds
-        self._folder.replace(key, samples, window.start_seconds, kept_verdict(one.verdict))
+    def _judge_new(self, began: float, window: Window) -> int:
+        """Wait for the replicas that had no verdict, most of which other processes have judged meanwhile."""
+        count = 0
+        for one, waiting in self._judging:
+            try:
+                verdict = waiting.result()
+            except BrokenExecutor:
+                # Its process was killed: what one replica needs, this one has room for.
+                verdict = judge_replica(self._folder, one.replica, window, self._limits)
+            self._take_verdict(one, verdict)
+            count += 1
+            if count % TOGETHER == 0:
+                self._publish(began, window, over=False)
+        self._judging.clear()
+        return count
 
-    def _summary(self, replica: Replica, timeline: Timeline, facts: Facts) -> ReplicaSummary | None:
-        if facts.engine_name is None:
-            # A GPU that no server is known of is no replica of any version.
-            return None
-        version = facts.engine_version or image_of(replica)
-        return summarise(timeline, facts, self._limits, replica=replica.key, version=version)
+    def _take_verdict(self, one: _Kept, verdict: ReplicaVerdict) -> None:
+        one.verdict = verdict
+        one.judged_figures = dict(one.figures)
+        one.newest_seconds = verdict.newest_seconds
 
     def _verdicts(self, problem: str | None = None) -> tuple[ReplicaVerdict, ...]:
         return tuple(
@@ -343,12 +345,3 @@ def _figures(samples: ReplicaSamples) -> dict[str, float]:
         if dict(series_id)["__name__"] == "process_start_time_seconds":
             found["started_seconds"] = max(found["started_seconds"], value)
     return dict(found)
-
-
-def _node(replica: Replica) -> str | None:
-    """The host that a replica runs on, as Kubernetes or its GPUs' exporter names it."""
-    for name in ("node", "kubernetes_node", "nodename", "Hostname", "hostname"):
-        named = [labels[name] for labels in replica.labels if labels.get(name)]
-        if named:
-            return max(named, key=named.count)
-    return None

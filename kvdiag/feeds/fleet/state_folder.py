@@ -26,57 +26,12 @@ _LOCK = ".lock"
 _SUFFIX = ".replica"
 
 
-class StateFolder:
-    """The files of a fleet. `about` says what they are of; others are not read."""
+class ReplicaFiles:
+    """The files of replicas in a folder; each is read and written by one process at a time."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Make or open the folder.
-
-        Raises:
-            KvdiagError: it cannot be written, or another kvdiag uses it.
-        """
+    def __init__(self, path: Path) -> None:
+        """Use a folder that exists."""
         self._path = path
-        self._written: dict[str, int] = {}
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _locked(path / _LOCK)
-            if self._about() != (known := {"format": FORMAT, **about}):
-                for file in self._files():
-                    file.unlink()
-                files.replace(path / _ABOUT, json.dumps(known).encode())
-        except OSError as error:
-            reason = f"cannot keep the fleet in {path}: {error.strerror}"
-            raise KvdiagError(f"{reason}; give another --record-dir") from error
-
-    def _about(self) -> Any:
-        try:
-            return json.loads((self._path / _ABOUT).read_bytes())
-        except (OSError, ValueError):
-            return None
-
-    def _files(self) -> Iterator[Path]:
-        for entry in os.scandir(self._path):
-            if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
-                yield Path(entry.path)
-
-    def close(self) -> None:
-        """Let another daemon use the folder."""
-        self._lock.close()
-
-    def kept(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Each replica that has a file, and what is kept with its samples; damaged files are removed."""
-        for file in sorted(self._files()):
-            about: Mapping[str, Any] = {}
-            try:
-                _, about, _ = restored(_content(file))
-                key = about["key"]
-            except (OSError, DamagedError, KeyError):
-                key = None
-            if isinstance(key, str) and self._file(key) == file:
-                yield key, about
-            else:
-                with contextlib.suppress(OSError):
-                    file.unlink()
 
     def load(self, key: str) -> ReplicaSamples | None:
         """A replica's samples; `None` if there is no usable file."""
@@ -116,6 +71,63 @@ class StateFolder:
 
     def _file(self, key: str) -> Path:
         return self._path / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
+
+
+class StateFolder(ReplicaFiles):
+    """The files of a fleet. `about` says what they are of; others are not read."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Make or open the folder.
+
+        Raises:
+            KvdiagError: it cannot be written, or another kvdiag uses it.
+        """
+        super().__init__(path)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(path / _LOCK)
+            if self._about() != (known := {"format": FORMAT, **about}):
+                for file in self._files():
+                    file.unlink()
+                files.replace(path / _ABOUT, json.dumps(known).encode())
+        except OSError as error:
+            reason = f"cannot keep the fleet in {path}: {error.strerror}"
+            raise KvdiagError(f"{reason}; give another --record-dir") from error
+
+    @property
+    def shared(self) -> ReplicaFiles:
+        """The same files for a worker process, without the lock."""
+        return ReplicaFiles(self._path)
+
+    def _about(self) -> Any:
+        try:
+            return json.loads((self._path / _ABOUT).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def _files(self) -> Iterator[Path]:
+        for entry in os.scandir(self._path):
+            if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+    def close(self) -> None:
+        """Let another daemon use the folder."""
+        self._lock.close()
+
+    def kept(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Each replica that has a file, and what is kept with its samples; damaged files are removed."""
+        for file in sorted(self._files()):
+            about: Mapping[str, Any] = {}
+            try:
+                _, about, _ = restored(_content(file))
+                key = about["key"]
+            except (OSError, DamagedError, KeyError):
+                key = None
+            if isinstance(key, str) and self._file(key) == file:
+                yield key, about
+            else:
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
 
 def _content(file: Path) -> bytes:

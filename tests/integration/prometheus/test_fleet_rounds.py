@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvdiag.commands.diagnose import judge
@@ -13,6 +15,7 @@ from kvdiag.commands.options.prometheus_options import PrometheusAccess, Prometh
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
+from kvdiag.feeds.fleet.replica_samples import restored
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
 from kvdiag.model import Diagnosis
@@ -48,12 +51,18 @@ def two(history: str, tmp_path: Path) -> Iterator[Callable[..., FleetFeed]]:
     """Makes feeds of one folder, as a daemon and its successors do; closed at the end."""
     made: list[StateFolder] = []
 
-    def make(match: str = LEAK, *, url: str = history, cpu_seconds: float = 1e9) -> FleetFeed:
+    def make(match: str = LEAK, *, url: str = history, cpu_seconds: float = 1e9, workers: int = 1) -> FleetFeed:
         for one in made:
             one.close()
         made.append(StateFolder(tmp_path / "state", {"match": match}))
         return FleetFeed(
-            access_to(url).source, match, WINDOW_SECONDS, made[-1], every_seconds=STEP_SECONDS, cpu_seconds=cpu_seconds
+            access_to(url).source,
+            match,
+            WINDOW_SECONDS,
+            made[-1],
+            every_seconds=STEP_SECONDS,
+            cpu_seconds=cpu_seconds,
+            workers=workers,
         )
 
     yield make
@@ -75,6 +84,39 @@ def test_rounds_give_the_verdicts_of_diagnose_at_the_same_moments(history: str, 
         counts.append(state.samples)
         assert diagnosed(history, moment) == {one.key: one.present for one in state.verdicts}
     assert counts[1] < counts[0] / 5
+
+
+def test_workers_give_the_same_verdicts(history: str, two: Callable[..., FleetFeed]) -> None:
+    """The first read judges in two processes, one of which is killed: what it left is judged here."""
+    feed = two("", workers=2)
+    kill = threading.Timer(3.0, kill_one)
+    kill.start()
+    state = asyncio.run(feed.round(END_SECONDS))
+    kill.join()
+    assert diagnosed(history, END_SECONDS) == {one.key: one.present for one in state.verdicts}
+    assert state.replicas == state.judged
+    assert not workers()
+
+
+def kill_one() -> None:
+    """Kill a worker."""
+    for one in workers()[:1]:
+        one.kill()
+
+
+def workers() -> list[psutil.Process]:
+    """The worker processes that this one has."""
+    return [one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline())]
+
+
+def test_a_replica_whose_memory_changed_is_judged_before_others(two: Callable[..., FleetFeed], tmp_path: Path) -> None:
+    """The second of two grows from one round to the next; the order is that in which their files are replaced."""
+    feed = two()
+    asyncio.run(feed.round(END_SECONDS - 2.0 * 3600.0))
+    asyncio.run(feed.round(END_SECONDS))
+    written = {file.stat().st_mtime_ns: file for file in (tmp_path / "state").glob("*.replica")}
+    order = [restored(written[moment].read_bytes())[1]["key"] for moment in sorted(written)]
+    assert ["vllm-1", "vllm-0"] == [key.rpartition("/")[2] for key in order]
 
 
 def test_a_successor_has_the_verdicts_and_reads_what_is_new(history: str, two: Callable[..., FleetFeed]) -> None:

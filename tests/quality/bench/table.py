@@ -32,6 +32,7 @@ BENCHES = (
     "diagnosis_score",
     "soak_power",
     "fleet_power",
+    "fleet_rounds",
     "admission_replay",
 )
 KEPT = Path(__file__).with_name("results.json")

@@ -1,0 +1,74 @@
+"""Judges one replica by its file, here or in a worker process: the same file gives the same verdict."""
+
+import gc
+from itertools import count
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.fleet import ReplicaSummary, summarise
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.feeds.fleet.fleet_round import ReplicaVerdict, kept_verdict
+from kvdiag.feeds.fleet.replica_samples import ReplicaSamples
+from kvdiag.feeds.fleet.state_folder import ReplicaFiles
+from kvdiag.feeds.history.prometheus_feed import Window
+from kvdiag.feeds.history.replica_timeline import timeline_of
+from kvdiag.feeds.history.series_join import Replica, image_of
+from kvdiag.model import Facts, Timeline
+
+COLLECTED_TOGETHER = 8
+"""Replicas that are judged between two garbage collections: each leaves several MiB."""
+
+_judged = count(1)
+
+
+def judge_replica(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits) -> ReplicaVerdict:
+    """A replica's verdict by the samples of its file within the window; the file then has these and the verdict.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # Samples have no cycles, and there are many of them; a timeline refers to itself. Older objects are not looked at.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _judge(files, replica, window, limits)
+    finally:
+        if next(_judged) % COLLECTED_TOGETHER == 0:
+            gc.collect(1)
+        if enabled:
+            gc.enable()
+
+
+def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits) -> ReplicaVerdict:
+    samples = files.load(replica.key) or ReplicaSamples(until_seconds=window.start_seconds)
+    samples.drop_before(window.start_seconds)
+    whole, history = samples.history(replica, window.end_seconds)
+    samples.keep_only(whole.series)
+    timeline, facts = timeline_of(whole, history, window.end_seconds)
+    verdict = ReplicaVerdict(
+        key=replica.key,
+        subject=replica.subject,
+        diagnosis=diagnose(timeline, facts, limits),
+        summary=_summary(replica, timeline, facts, limits),
+        as_of_seconds=window.end_seconds,
+        newest_seconds=samples.newest_seconds,
+        node=_node(replica),
+    )
+    files.replace(replica.key, samples, window.start_seconds, kept_verdict(verdict))
+    return verdict
+
+
+def _summary(replica: Replica, timeline: Timeline, facts: Facts, limits: Limits) -> ReplicaSummary | None:
+    if facts.engine_name is None:
+        # A GPU that no server is known of is no replica of any version.
+        return None
+    version = facts.engine_version or image_of(replica)
+    return summarise(timeline, facts, limits, replica=replica.key, version=version)
+
+
+def _node(replica: Replica) -> str | None:
+    """The host that a replica runs on, as Kubernetes or its GPUs' exporter names it."""
+    for name in ("node", "kubernetes_node", "nodename", "Hostname", "hostname"):
+        named = [labels[name] for labels in replica.labels if labels.get(name)]
+        if named:
+            return max(named, key=named.count)
+    return None

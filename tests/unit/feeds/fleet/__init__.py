@@ -1,0 +1,1 @@
+"""Tests of what keeps a fleet's verdicts."""
