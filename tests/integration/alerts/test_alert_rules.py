@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.outputs.metrics.fleet_metrics import fleet_contract
 from tests.integration.alerts.rules import FILES, FOLDER, WRAPPED, alerts, groups, records, wrapped_text
 from tests.integration.alerts.tools import promtool
 from tests.unit.outputs.test_metrics import GOLDEN
@@ -56,8 +57,10 @@ def quoted_queries(rule: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def sent_by_kvdiag() -> set[str]:
-    """Every series on a whole page of the exporter."""
-    return {sample.name for family in text_string_to_metric_families(GOLDEN.read_text()) for sample in family.samples}
+    """Every series on a whole page of the exporter, and of a fleet's daemon."""
+    fleet = {f"kvdiag_{name}" + "_total" * (one["type"] == "counter") for name, one in fleet_contract().items()}
+    page = text_string_to_metric_families(GOLDEN.read_text())
+    return fleet | {sample.name for family in page for sample in family.samples}
 
 
 @cache

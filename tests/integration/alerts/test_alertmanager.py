@@ -40,3 +40,18 @@ def test_the_example_inhibits_alerts_that_there_are() -> None:
     ]
     assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in patterns)
     assert {"alertname", "instance", "gpu", "engine", "id"} <= set(config["inhibit_rules"][0]["equal"])
+
+
+def test_replicas_of_one_version_are_one_notification() -> None:
+    """Grouped by version and verdict; pods of other alerts by themselves."""
+    config = f"--config.file={FOLDER / 'alertmanager.example.yaml'}"
+    for severity, receiver in (("critical", "pager"), ("warning", "tickets")):
+        route = next(
+            one
+            for one in yaml.safe_load((FOLDER / "alertmanager.example.yaml").read_text())["route"]["routes"]
+            if 'alertname = "KvdiagFleetReplica"' in one["matchers"] and f'severity = "{severity}"' in one["matchers"]
+        )
+        assert ["alertname", "model_name", "version", "id"] == route["group_by"]
+        labels = ["alertname=KvdiagFleetReplica", f"severity={severity}", "pod=vllm-0"]
+        done = amtool("config", "routes", "test", config, f"--verify.receivers={receiver}", *labels)
+        assert 0 == done.returncode, done.stdout + done.stderr

@@ -30,6 +30,7 @@ LONGEST_LINES, LONGEST_OF_OTHERS = 55, 12
 
 ALERTS = (
     "alert.device_memory",
+    "alert.fleet_stale",
     "alert.kvdiag_down",
     "alert.memory_pressure",
     "alert.oom",
