@@ -19,7 +19,7 @@ from dashboards.queries import (
     silent,
     verdict_codes,
 )
-from dashboards.states import ANY, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
+from dashboards.states import ANY, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, ROUND_AGE, STEPS, TEXTS, TIME_LEFT
 
 _BY_REPLICA = f"max by (replica) ({verdict_codes()})"
 
@@ -151,11 +151,109 @@ def _replicas() -> Row:
     )
 
 
+def _number(title: str, description: str, name: str, expr: str, **settings: Any) -> Panel:
+    return stat(
+        title,
+        f"{description}\n\nMetric: `kvdiag_{name}`",
+        expr,
+        **{"unit": "none", "width": 4, "no_value": "Unknown", **settings},
+    )
+
+
+def _status(status: str) -> str:
+    return f'status="{status}"'
+
+
+def _history() -> Row:
+    """What the daemon of a fleet says, which needs no kvdiag next to the servers."""
+    words: dict[str, Any] = {"color": {"mode": "thresholds"}, "custom_cellOptions": {"type": "color-text"}}
+    keys = "namespace, pod, model_name, version, id"
+    found = {status: own("replica_finding", _status(status)) for status in ("suspect", "fault")}
+    codes = " or ".join(f"{CODES[status]} * {series}" for status, series in found.items())
+    counts = {"fault": ANY_IS_BAD, "suspect": ANY, "unknown": ANY_UNKNOWN, "ok": PLAIN}
+    return Row(
+        title="What does the history in Prometheus show? (the fleet's daemon)",
+        panels=(
+            *(
+                _number(
+                    f"By history: {TEXTS[status][0].lower()}",
+                    f"Replicas whose verdict by their history is {status}.",
+                    "fleet_replicas",
+                    f"sum({own('fleet_replicas', _status(status))})",
+                    steps=steps,
+                )
+                for status, steps in counts.items()
+            ),
+            _number(
+                "Unread",
+                "Replicas that the last round could not read completely: they are not reported as ok.",
+                "fleet_unread_replicas",
+                f"sum({own('fleet_unread_replicas')})",
+                steps=ANY_UNKNOWN,
+            ),
+            _number(
+                "Newest round",
+                "How long ago the last round ended that could list the replicas.",
+                "fleet_round_timestamp_seconds",
+                f"max(time() - {own('fleet_round_timestamp_seconds')})",
+                unit="s",
+                steps=ROUND_AGE,
+            ),
+            table(
+                "Problems of replicas by history",
+                "One line for each replica and verdict that is suspect or fault.\n\nMetrics: `kvdiag_replica_finding`, "
+                "`kvdiag_replica_growth_bytes_per_second`, `kvdiag_replica_time_to_exhaustion_seconds`",
+                keys={
+                    "namespace": "Namespace",
+                    "pod": "Replica",
+                    "model_name": "Model",
+                    "version": "Version",
+                    "id": "Verdict on",
+                },
+                columns={
+                    "Status": f"max by ({keys}) ({codes})",
+                    "Growth per hour": f"3600 * max by ({keys}) ({own('replica_growth_bytes_per_second')})",
+                    "Exhausted in": f"min by ({keys}) ({own('replica_time_to_exhaustion_seconds')})",
+                },
+                width=24,
+                height=10,
+                sort_by="Status",
+                overrides=(
+                    by_name("Status", mappings=MAPPINGS, thresholds=STEPS, **words),
+                    by_name("Growth per hour", unit="bytes"),
+                    by_name("Exhausted in", unit="s", thresholds=TIME_LEFT, **words),
+                ),
+            ),
+            graph(
+                "Growth by version",
+                "Growth per hour of the version's median replica at equal load, by memory component.\n\n"
+                "Metric: `kvdiag_fleet_growth_bytes_per_hour`",
+                Target(
+                    expr=f"max by (model_name, version, component) ({own('fleet_growth_bytes_per_hour')})",
+                    legend="{{model_name}} {{version}} {{component}}",
+                ),
+                unit="bytes",
+                least=None,
+            ),
+            graph(
+                "Replicas by version",
+                "Replicas of each version, with those that ended within the window.\n\n"
+                "Metric: `kvdiag_fleet_version_replicas`",
+                Target(
+                    expr=f"max by (model_name, version) ({own('fleet_version_replicas')})",
+                    legend="{{model_name}} {{version}}",
+                ),
+                unit="short",
+            ),
+        ),
+    )
+
+
 BOARD = Board(
     uid="kvdiag-fleet",
     title="LLM servers / GPU memory of the fleet (kvdiag)",
     description="Every replica that kvdiag monitors: which are healthy, which are not, which are unknown.",
     variables=VARIABLES,
     annotations=ANNOTATIONS,
-    rows=(_counts(), _replicas()),
+    rows=(_counts(), _replicas(), _history()),
 )

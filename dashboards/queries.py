@@ -125,7 +125,9 @@ def verdict_codes() -> str:
     away = f"({state} == 1 or {reading} == 0)"
     limits = (("sample", SCRAPED_SILENT_SECONDS), ("diagnosis", STALE_SECONDS))
     fresh = " and ".join(f"time() - {own(f'{name}_timestamp_seconds')} <= {age}" for name, age in limits)
-    every = f"max by (replica, instance) ({replica(own('build_info'))})"
+    # The daemon of a fleet has a build, and diagnoses no server next to it.
+    alone = f"{own('build_info')} unless on (instance) {own('fleet_replicas')}"
+    every = f"max by (replica, instance) ({replica(alone)})"
     lost = f"{away} unless on (instance) ({worst} >= {CODES['suspect']})"
     return f"({worst} unless on (instance) ({lost})) and on (instance) ({fresh}) or {every} * 0 + {CODES['unknown']}"
 

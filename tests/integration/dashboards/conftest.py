@@ -7,6 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from kvdiag.outputs.metrics.diagnosis_metrics import STATUSES
+from kvdiag.outputs.metrics.fleet_metrics import fleet_contract
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.dashboards.boards import Prometheus
@@ -31,6 +33,7 @@ SILENT = {"job": "kvdiag", "instance": "10.0.0.4:9743"}
 HOST_VLLM = {"job": "vllm", "instance": "10.0.0.1:8000"}
 POD_VLLM = {"job": "vllm", "instance": "10.0.0.2:8000", "namespace": "llm", "pod": "vllm-0"}
 HOST_SGLANG = {"job": "sglang", "instance": "10.0.0.1:30000"}
+FLEET = {"job": "kvdiag-fleet", "instance": "10.0.0.5:9743"}
 SILENT_VLLM = {"job": "vllm", "instance": "10.0.0.4:8000"}
 
 
@@ -65,6 +68,21 @@ def history(page: list[Sample], target: Labels, until_seconds: float = END_SECON
             yield line(one.name, {**target, **escaped}, value, at_seconds)
 
 
+def fleet_page() -> list[Sample]:
+    """One series of each metric that the daemon of a fleet has, of a replica that it calls faulty."""
+    labels = {"namespace": "prod", "pod": "vllm-7", "model_name": "llama", "version": "0.32.0", "cluster": "eu"}
+    labels |= {"engine": "vllm", "id": "leak.host", "component": "host_anonymous"}
+    return [
+        Sample(
+            f"kvdiag_{name}" + "_total" * (one["type"] == "counter"),
+            {label: status if label == "status" else labels[label] for label in one["labels"]},
+            1.0,
+        )
+        for name, one in fleet_contract().items()
+        for status in (STATUSES if name == "fleet_replicas" else ("fault",))
+    ]
+
+
 def alerts() -> Iterator[str]:
     """Two alerts that fire, as Prometheus itself writes them."""
     firing = [
@@ -90,6 +108,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         history(told(page(STARTING)), ALONE),
         history(sick, SILENT, until_seconds=END_SECONDS - 1800),
         history([one for one in vllm if one.name == "vllm:num_requests_running"], SILENT_VLLM),
+        history(fleet_page(), FLEET),
         alerts(),
     )
     write_history((each for lines in pages for each in lines), storage)

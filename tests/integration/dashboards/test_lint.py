@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.generate import BOARDS, FOLDER, main, text
+from kvdiag.outputs.metrics.fleet_metrics import fleet_contract
 from tests.integration.alerts.test_alert_rules import SELDOM, sent_by_engines
 from tests.integration.dashboards.boards import NAME, board, boards, panels, queries, variable
 from tests.unit.outputs.test_metrics import GOLDEN
@@ -113,7 +114,7 @@ def test_every_panel_explains_itself(name: str) -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
         assert panel["targets"]
         assert {"${datasource}"} == {one["datasource"]["uid"] for one in (panel, *panel["targets"])}
-        assert asked - {"kvdiag_build_info"} <= told, panel["title"]
+        assert asked - {"kvdiag_build_info", "kvdiag_fleet_replicas"} <= told, panel["title"]
         assert told <= asked, panel["title"]
 
 
@@ -154,7 +155,7 @@ def test_counters_are_asked_for_their_rate(name: str) -> None:
 def test_every_series_exists() -> None:
     """On kvdiag's page, or on a recorded one of an engine's; those of vLLM on its newest."""
     others = {one for one in sent_by_engines() | SELDOM if not one.startswith("vllm:")}
-    known = names(GOLDEN) | names(SCRAPE) | others
+    known = names(GOLDEN) | names(SCRAPE) | others | {f"kvdiag_{name}" for name in fleet_contract()}
     asked = {one for shown in boards() for query in queries(shown) for one, _ in series(query.expr)}
     assert set() == asked - known
 

@@ -7,7 +7,7 @@ import pytest
 from dashboards.generate import BOARDS
 from dashboards.queries import CODES, each, own, verdict_codes
 from tests.integration.dashboards.boards import Prometheus, beside, board, chosen, queries, sent
-from tests.integration.dashboards.conftest import ALONE, HOST, HOST_SGLANG, HOST_VLLM, POD, POD_VLLM, SILENT
+from tests.integration.dashboards.conftest import ALONE, FLEET, HOST, HOST_SGLANG, HOST_VLLM, POD, POD_VLLM, SILENT
 
 pytestmark = pytest.mark.xdist_group("boards")
 
@@ -43,7 +43,7 @@ def test_every_mark_has_an_answer(ask: Prometheus, name: str) -> None:
 )
 def test_kvdiag_follows_the_choice_of_vllm(ask: Prometheus, choice: dict[str, str], expected: set[str]) -> None:
     """A choice of vLLM selects the kvdiag of the same host or pod, and any kvdiag without a scraped vLLM."""
-    assert {ALONE["instance"], *expected} == beside(ask, **choice)
+    assert {ALONE["instance"], FLEET["instance"], *expected} == beside(ask, **choice)
 
 
 def test_panels_of_the_engine_show_whichever_is_chosen(ask: Prometheus) -> None:
@@ -62,7 +62,7 @@ def test_panels_of_the_engine_show_whichever_is_chosen(ask: Prometheus) -> None:
 def test_a_replica_is_a_pod_or_a_host(ask: Prometheus) -> None:
     """With pod labels or without, both targets of a replica have one name."""
     found = {one["metric"]["replica"] for one in ask(each("max", "", sent(own("build_info"), kvdiag=".+")))}
-    assert {"10.0.0.1", "vllm-0", "10.0.0.3"} == found
+    assert {"10.0.0.1", "vllm-0", "10.0.0.3", "10.0.0.5"} == found
 
 
 def test_verdicts_are_the_worst_and_never_better_than_known(ask: Prometheus) -> None:
@@ -105,3 +105,13 @@ def test_what_is_wrong_has_its_first_moment(ask: Prometheus) -> None:
     assert {"leak.kv_blocks", "leak.host"} <= set(since)
     assert {"vllm-0"} == {name for name, _ in since.values()}
     assert all(1_769_996_300_000 < moment < 1_769_996_600_000 for _, moment in since.values())
+
+
+def test_the_fleets_daemon_is_no_replica(ask: Prometheus) -> None:
+    """It is not counted as one without a diagnosis; its replicas have a row of their own."""
+    rows = [
+        query for query in queries(board("kvdiag-fleet.json")) if query.panel == "Problems of replicas by history A"
+    ]
+    found = [one["metric"] for one in ask(sent(rows[0].expr, kvdiag=".+"))]
+    assert "10.0.0.5" not in {one["metric"]["replica"] for one in ask(sent(verdict_codes(), kvdiag=".+"))}
+    assert [("prod", "vllm-7", "leak.host")] == [(one["namespace"], one["pod"], one["id"]) for one in found]
