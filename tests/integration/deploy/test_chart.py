@@ -1,6 +1,7 @@
 """The Helm chart: what a real helm makes of it is valid, hardened, and says what its sources say."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 import kvdiag
 from kvdiag.alert_files import rules, with_links
+from kvdiag.commands import serve
 from tests.integration.deploy.chart import helm, readme, rendered
 from tests.integration.deploy.manifests import CHART, NODE_VIEW, ROOT, Manifest
 from tests.integration.deploy.test_operators import SCHEMAS, problems
@@ -51,6 +53,9 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         'links.runbookBase="wiki.example"',
         'monitors.node="Annotations"',
         "node.networkPolicy.from=[]",
+        'fleet.prometheus="prometheus:9090"',
+        'fleet.window="a day"',
+        'monitors.fleet="Annotations"',
         "nodes.enabled=false",
     ],
 )
@@ -100,6 +105,57 @@ def test_a_service_monitor_finds_the_pods() -> None:
     pods, monitor, service = (kind(found, name) for name in ("DaemonSet", "ServiceMonitor", "Service"))
     assert pods["selector"]["matchLabels"] == monitor["selector"]["matchLabels"] == service["selector"]
     assert [one["port"] for one in monitor["endpoints"]] == [one["name"] for one in service["ports"]]
+
+
+def test_the_fleets_pod_is_hardened_as_the_nodes_are() -> None:
+    """The restricted profile, no token, a read-only root, and the image pinned by its digest."""
+    node = kind(rendered(), "DaemonSet")["template"]["spec"]
+    fleet = kind(rendered("fleet"), "Deployment")["template"]["spec"]
+    [container], [other] = fleet["containers"], node["containers"]
+    for part in ("securityContext", "automountServiceAccountToken", "enableServiceLinks"):
+        assert node[part] == fleet[part]
+    assert other["securityContext"] == container["securityContext"]
+    assert container["image"].endswith(f"@sha256:{'5' * 64}")
+    assert {"requests", "limits"} == set(container["resources"])
+
+
+@pytest.mark.parametrize("values", ["fleet", "fleet-without-volume"])
+def test_kvdiag_takes_the_fleets_arguments(values: str) -> None:
+    """As they stand in the pod: its state goes to the volume, and secrets are read from the mounted files."""
+    spec = kind(rendered(values), "Deployment")["template"]["spec"]
+    [container] = spec["containers"]
+    with serve.command.make_context("serve", container["args"][1:]) as parsed:
+        options = parsed.params
+    mounts = [Path(one["mountPath"]) for one in container["volumeMounts"]]
+    assert options["record_dir"].parent in mounts
+    assert options["token_file"] is None or options["token_file"].parent in mounts
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in spec["volumes"]}
+
+
+def test_the_fleets_state_is_on_its_claim() -> None:
+    """And one pod at a time uses it."""
+    found = rendered("fleet")
+    deployment = kind(found, "Deployment")
+    [claim] = [one for one in found if one["kind"] == "PersistentVolumeClaim"]
+    volumes = {one["name"]: one for one in deployment["template"]["spec"]["volumes"]}
+    assert claim["metadata"]["name"] == volumes["kvdiag-fleet"]["persistentVolumeClaim"]["claimName"]
+    assert (1, "Recreate") == (deployment["replicas"], deployment["strategy"]["type"])
+    assert 1 == kind(found, "PodDisruptionBudget")["maxUnavailable"]
+    [volume] = kind(rendered("fleet-without-volume"), "Deployment")["template"]["spec"]["volumes"]
+    assert {"name", "emptyDir"} == set(volume)
+
+
+@pytest.mark.parametrize(("values", "monitor"), [("fleet", "PodMonitor"), ("fleet-without-volume", "ServiceMonitor")])
+def test_the_fleets_monitor_finds_it_and_keeps_its_labels(values: str, monitor: str) -> None:
+    """By labels of the pod or of the Service; `namespace` and `pod` stay the replicas'."""
+    found = rendered(values)
+    one = kind(found, monitor)
+    [service] = [each for each in found if each["kind"] == "Service"]
+    labels = service["metadata"]["labels"] if monitor == "ServiceMonitor" else None
+    labels = labels or kind(found, "Deployment")["template"]["metadata"]["labels"]
+    [endpoint] = one.get("endpoints") or one["podMetricsEndpoints"]
+    assert one["selector"]["matchLabels"].items() <= labels.items()
+    assert endpoint["honorLabels"]
 
 
 def test_values_reach_the_pod() -> None:

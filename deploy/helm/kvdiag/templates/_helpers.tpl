@@ -23,6 +23,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: node
 {{- end -}}
 
+{{- define "kvdiag.fleetSelectorLabels" -}}
+app.kubernetes.io/name: kvdiag
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: fleet
+{{- end -}}
+
 {{- define "kvdiag.image" -}}
 {{- with .Values.image -}}
 {{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ with .digest }}@{{ . }}{{ end }}
