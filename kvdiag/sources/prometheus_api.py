@@ -246,7 +246,8 @@ def _time(seconds: float) -> str:
 
 
 def _milliseconds(start_seconds: float, end_seconds: float) -> str:
-    return f"{max(round((end_seconds - start_seconds) * 1000.0), 1)}ms"
+    # Prometheus 3 and VictoriaMetrics leave out a sample at the very start of a range.
+    return f"{round((end_seconds - start_seconds) * 1000.0) + 1}ms"
 
 
 def any_of(label: str, values: Sequence[str], *, ending: str = "") -> str:

@@ -63,7 +63,8 @@ def window(peer: Peer) -> tuple[float, float]:
     form = parse_qs(peer.request_body.decode())
     end = float(form["time"][0])
     milliseconds = form["query"][0].rpartition("[")[2].removesuffix("ms]")
-    return end - int(milliseconds) / 1000.0, end
+    # Without the millisecond by which the range is longer.
+    return end - (int(milliseconds) - 1) / 1000.0, end
 
 
 def by_window(answer: Callable[[float, float], Answer]) -> Answer:
@@ -78,6 +79,19 @@ def test_the_samples_of_a_day_are_read() -> None:
     points = history.series[KEY]
     assert ([START, START + 30.5], [1.0, 0.25]) == (list(points.times), list(points.values))
     assert [] == history.lost
+
+
+def test_a_sample_at_the_very_start_is_read() -> None:
+    """Prometheus 3 and VictoriaMetrics leave out what lies at the start of a range: the range begins before."""
+
+    def left_open(peer: Peer) -> None:
+        start = parse_qs(peer.request_body.decode())["query"][0].rpartition("[")[2].removesuffix("ms]")
+        points = [(at, "1") for at in (START, END) if END - int(start) / 1000.0 < at]
+        reply_json(matrix(*points))(peer)
+
+    with Hostile({"/api/v1/query": left_open}) as server:
+        history = asked(server.url)
+    assert [START, END] == list(history.series[KEY].times)
 
 
 @pytest.mark.parametrize(
