@@ -255,10 +255,10 @@ def _token_plan(
     text = text_fields(files.config)
     if architecture.model_type in POOL_TYPES["latent"]:
         # SGLang keeps latent rows where vLLM keeps heads (configs/model_config.py).
-        architecture = parse_architecture({**files.config, "model_type": "deepseek_v2"})
+        architecture = parse_architecture({**files.config, "model_type": "deepseek_v2"}, by_vllm=False)
     if LayerKind.ENCODER_ONLY in architecture.kinds:
         # It keeps the rows of a decoder that encodes, too (EmbeddingGemma).
-        architecture = parse_architecture({**files.config, **_DECODING})
+        architecture = parse_architecture({**files.config, **_DECODING}, by_vllm=False)
     if flags.get("transformers"):
         # Its backend for models without a class of its own knows one kind of layer (models/transformers.py).
         inner = files.config.get("text_config")

@@ -26,6 +26,7 @@ from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeigh
 from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.kv.weights.checkpoint import read_headers
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
@@ -59,7 +60,8 @@ def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
     per_token = options.kv_bytes_per_token
     if per_token is None:
         windows = not options.disable_sliding_window
-        architecture = parse_architecture(files.config, beside=files.limits, sliding_window=windows)
+        by_vllm = options.engine not in ENGINE_FLAGS
+        architecture = parse_architecture(files.config, beside=files.limits, sliding_window=windows, by_vllm=by_vllm)
         return architecture if windows else architecture.without_windows()
     if not 1 <= per_token <= MAX_BYTES_PER_TOKEN:
         raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MAX_BYTES_PER_TOKEN:,}")

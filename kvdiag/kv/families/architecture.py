@@ -16,7 +16,15 @@ from kvdiag.kv.families.base import CONFIG_NAMES, WIDTH_NAMES
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.context_length import context_limit
-from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, LAST_SERVED, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.families.registry import (
+    ENCODER_CLASSES,
+    ENCODING_DECODERS,
+    FAMILIES,
+    LAST_SERVED,
+    TYPE_OF_ARCHITECTURE,
+    TYPE_OF_WRAPPER,
+    UNMODELLED,
+)
 from kvdiag.kv.layout.layers import Architecture, LatentLayer
 
 # Where multimodal configs keep the language model, in the order tried
@@ -31,15 +39,22 @@ _OVERRIDE = "pass --kv-bytes-per-token"
 
 
 def parse_architecture(
-    config: Mapping[str, object], *, beside: Mapping[str, int] | None = None, sliding_window: bool = True
+    config: Mapping[str, object],
+    *,
+    beside: Mapping[str, int] | None = None,
+    sliding_window: bool = True,
+    by_vllm: bool = True,
 ) -> Architecture:
     """The layers of a model, from its config.json, and the limits of its requests, for which `beside` and
-    `sliding_window` are as in `context_limit`. Raises KvModelError with the field that decided so.
+    `sliding_window` are as in `context_limit`. Classes whose cache in vLLM is not modelled are refused for vLLM alone.
+    Raises KvModelError with the field that decided so.
     """
     if not isinstance(config, Mapping):
         raise KvModelError(f"the config is a {type(config).__name__}, not a JSON object", "config")
     top = Fields(config)
     text = _text_config(top)
+    if by_vllm:
+        _check_modelled(top, text)
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
     if family is None and top.has("text_model_id"):
@@ -91,7 +106,8 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
 
 def _text_config(top: Fields) -> Fields:
     """The language model's own config: the first nested one that says anything, else the whole."""
-    if top.text("model_type") == "moondream3":
+    names = (top.text("model_type"), *(TYPE_OF_ARCHITECTURE.get(one) for one in top.strings("architectures") or ()))
+    if "moondream3" in names:
         # transformers_utils/configs/moondream3.py: config.text, and class defaults for what it leaves out.
         holder = top.child("config")
         return top if holder is None else holder.child("text") or holder
@@ -107,19 +123,36 @@ def _text_config(top: Fields) -> Fields:
 
 
 def _model_type(top: Fields, text: Fields) -> str:
-    model_type = text.text("model_type") or top.text("model_type")
+    model_type = text.text("model_type") or (None if _is_wrapped(top, text) else top.text("model_type"))
     if model_type in FAMILIES:
         return str(model_type)
-    for source in (text, top):
-        for architecture in source.strings("architectures") or ():
-            if architecture in TYPE_OF_ARCHITECTURE:
-                return TYPE_OF_ARCHITECTURE[architecture]
+    for name in _classes(top, text):
+        if name in TYPE_OF_ARCHITECTURE:
+            return TYPE_OF_ARCHITECTURE[name]
+        if name in TYPE_OF_WRAPPER and (model_type is None or model_type == top.text("model_type")):
+            return TYPE_OF_WRAPPER[name]
+    model_type = model_type or top.text("model_type")
     if model_type is None:
         raise KvModelError(
             f"model_type and architectures are missing or unknown: pass a model's config.json, or {_OVERRIDE}",
             "model_type",
         )
     return model_type
+
+
+def _classes(top: Fields, text: Fields) -> tuple[str, ...]:
+    return (*(text.strings("architectures") or ()), *(top.strings("architectures") or ()))
+
+
+def _check_modelled(top: Fields, text: Fields) -> None:
+    name = next((name for name in _classes(top, text) if name in UNMODELLED), None)
+    if name is not None:
+        raise top.error("architectures", f"{name} is not modelled yet: {UNMODELLED[name]}; {_OVERRIDE}")
+
+
+def _is_wrapped(top: Fields, text: Fields) -> bool:
+    """Whether the language model's config is part of a multimodal one, whose own type is another's."""
+    return text is not top and any(name in TYPE_OF_WRAPPER for name in top.strings("architectures") or ())
 
 
 def _is_bidirectional(top: Fields, text: Fields, model_type: str) -> bool:

@@ -45,6 +45,11 @@ def step1(text: Fields) -> ModelLayers:
     return full_model(text, read_heads(text, kv_heads=kv_heads))
 
 
+def step3(text: Fields) -> ModelLayers:
+    """Step 3 (step3_text.py): one KV head, which its attention asserts."""
+    return full_model(text, read_heads(text, kv_heads=1))
+
+
 def dbrx(text: Fields) -> ModelLayers:
     """DBRX (dbrx.py): the number of KV heads is in attn_config."""
     attention = text.child("attn_config")

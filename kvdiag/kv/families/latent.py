@@ -7,6 +7,8 @@ from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, ModelLayers, full_mod
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import LatentLayer
 
+_SPARSE = frozenset({"sparse_attention", "sparse", "indexed_attention", "deepseek_sparse_attention"})
+
 
 def latent(text: Fields) -> ModelLayers:
     """DeepSeek V2 to V3.2, Kimi-K2, GLM-5 and their kin (deepseek_v2.py, glm4_moe_lite.py).
@@ -20,6 +22,26 @@ def latent(text: Fields) -> ModelLayers:
     size = latent_size(text)
     row = indexer_row_bytes(text)
     owners = indexer_owners(text, depth) if row is not None else frozenset[int]()
+    drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    return ModelLayers(
+        text.integer("num_attention_heads", high=MAX_HEADS),
+        tuple(LatentLayer(index, size, row if index in owners else None) for index in range(depth)),
+        draft_layers=(LatentLayer(depth - 1, size, row),) * drafts,
+    )
+
+
+def hy_v4(text: Fields) -> ModelLayers:
+    """HY V4 (hy_v4/nvidia/attention.py): latent rows in every layer, and an indexer where `layer_types` says sparse and
+    no earlier layer's selection is reused. `indexer_types` counts before the periods.
+    """
+    depth, size = read_depth(text), latent_size(text)
+    row = indexer_row_bytes(text)
+    kinds = text.strings("layer_types") or ()
+    owners = frozenset[int]()
+    if row is not None:
+        listed = text.has("indexer_types")
+        owners = indexer_owners(text.filled({"index_topk_freq": None}, override=True) if listed else text, depth)
+        owners = frozenset(index for index in owners if index < len(kinds) and kinds[index] in _SPARSE)
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
     return ModelLayers(
         text.integer("num_attention_heads", high=MAX_HEADS),

@@ -21,9 +21,22 @@ FAMILIES: Mapping[str, Family] = {
     name: pkgutil.resolve_name(f"{__package__}.{reader}") for reader, names in _TYPES.items() for name in names
 }
 
-# For configs whose model_type is a wrapper's or is missing: the classes that vLLM would load, by type.
-_CLASSES: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, "model_classes.json") or b"")
-TYPE_OF_ARCHITECTURE: Mapping[str, str] = {name: kind for kind, names in _CLASSES.items() for name in names}
+
+def _by_class(file: str) -> Mapping[str, str]:
+    """What a file says of classes: {value: [class, ...]}, turned round."""
+    table: Mapping[str, list[str]] = json.loads(pkgutil.get_data(__package__, file) or b"")
+    return {name: value for value, names in table.items() for name in names}
+
+
+# Every class of vLLM 0.32's registry is in one of the three. For configs whose model_type is a wrapper's or is missing:
+# the model type whose layers the class has.
+TYPE_OF_ARCHITECTURE: Mapping[str, str] = _by_class("model_classes.json")
+
+TYPE_OF_WRAPPER: Mapping[str, str] = _by_class("wrapper_classes.json")
+"""Multimodal classes, whose language model has a config of its own: its type where that config names none."""
+
+UNMODELLED: Mapping[str, str] = _by_class("unmodelled_classes.json")
+"""Classes whose cache is not modelled, each with the reason."""
 
 LAST_SERVED: Mapping[str, str] = CONFIG_NAMES["last_served"]
 """Model types that vLLM has dropped, each with the last version that served it

@@ -28,13 +28,15 @@ ALIKE = """
     hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm internlm2 internlm3 k2_horizon llama minicpm minimax_m2
     ministral ministral3 mistral mixtral mllama_text_model molmo moondream3 nanochat nemotron olmo olmo2 olmoe opt orion
     paddleocr_vl paddleocr_vl_text param2moe persimmon phi phi3 phi3_v phi4mm phimoe qwen3_vl_moe_text qwen3_vl_text
-    sarvam_moe seed_oss smollm3 solar stablelm starcoder2 step3_text telechat telechat2 teleflm PanguEmbedded
+    sarvam_moe seed_oss smollm3 solar stablelm starcoder2 telechat telechat2 telechat3
+    teleflm PanguEmbedded jais2 nanbeige iquestcoder hunyuan_vl_text molmo2_text emu3_text_model
 """
 # These have a window only with use_sliding_window, or never.
 FULL = """
     qwen2 qwen3 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text dots_ocr Keye KeyeVL1_5 kimi_audio
     mimo minicpmo minicpmv qwen2_moe qwen3_moe qwen3_omni_moe_text falcon RefinedWeb RefinedWebModel gpt_bigcode dbrx
-    minicpm3 step1 laguna hrm_text
+    minicpm3 step1 step3_text laguna hrm_text qwen3_asr_text qwen2_audio interns1_pro interns1_pro_text
+    cohere_compass_text mellum
 """
 OF_PATTERN = {
     "WWWWWWWWW": ALIKE,
@@ -50,12 +52,13 @@ OF_PATTERN = {
     "F--F--F--": "nemotron-nas",
     "WWWWFWWWW": "plamo3",
     "FFFFFFFFFWWWWWWWWW": "iquestloopcoder iquest_loopcoder",
-    "LLLLLLLLL": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 pangu_ultra_moe sarvam_mla""",
+    "LLLLLLLLL": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 pangu_ultra_moe sarvam_mla hy_v4""",
     "IIIIIIIII": "glm_moe_dsa",
     "wwwwwwwww": "deepseek_v4",
     "wmwwwmwww": "deepseek_v41",
     "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
-    "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid",
+    "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid"
+    " interns2_mobius interns2_mobius_text",
     "1F11F11F1": "jamba",
     "111111111": "mamba falcon_mamba",
     "222222222": "mamba2 granitemoehybrid",
@@ -68,7 +71,8 @@ OF_PATTERN = {
     "lllLlllLl": "bailing_hybrid bailing_moe_v3",
     "FllFllFll": "minicpm_sala",
     "FxFxFxFxFxFxFxFxFx": "whisper",
-    "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte",
+    "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte openai_privacy_filter"
+    " siglip_text_model siglip2_text_model",
 }
 EXPECTED = {name: pattern for pattern, names in OF_PATTERN.items() for name in names.split()}
 
