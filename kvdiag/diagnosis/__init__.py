@@ -13,6 +13,7 @@ from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.blocks.orphans import newest_owners
 from kvdiag.diagnosis.earlier_exits import with_earlier_exits
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
+from kvdiag.diagnosis.growth.short_lives import with_short_lives
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import entry_of, worded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -55,7 +56,8 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))
     whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
     past = tuple(_life(one, limits, whole=whole) for one in ended)
-    findings = with_earlier_exits(findings, past, limits)
+    findings = with_short_lives(findings, (*ended, present), limits)
+    findings = tuple(informed(one, present.facts.engine_name) for one in with_earlier_exits(findings, past, limits))
     # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
     last_worst = present_worst = _status(steps, findings, whole=whole)
     if present_worst == "ok" and _lost(timeline, facts, limits):

@@ -258,8 +258,17 @@ class Limits:
     """Share of the device beyond `fraction x total`, and beyond a context for each process, that a server may take:
     graphs and NCCL are not all budgeted."""
 
-    under_budget_ratio: float = 0.5
-    """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
+    under_budget_ratio: float = 0.8
+    """Share of its budget that a server must use on its fullest device at some time; below it something else than the
+    fraction sized the pool. An engine sizes its pool by what the budget leaves, some percent less where it
+    overestimates activations."""
+
+    raised_at_once_ratio: float = 0.75
+    """Share of the bytes beyond a budget that came at once, from which they are another process's: an engine takes
+    its memory at its start, and a leak comes in many steps."""
+
+    beyond_budget_seconds: float = 600.0
+    """Time over which bytes beyond a budget must have stayed: a step's activations are released within seconds."""
 
     unexplained_exits: int = 2
     """Exits of a server within one history that are more than an operator's restart."""

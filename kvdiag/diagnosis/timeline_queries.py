@@ -351,18 +351,22 @@ def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
 
 
 def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
-    """The first sample of the devices since the engines answered awake, else of all: what a server starts with.
+    """The first sample of the devices since the engines answered awake, else of all: what a server starts with."""
+    begin_seconds = awake_since(timeline)
+    if begin_seconds is None:
+        answered = any(sample.engines for sample in timeline.samples)
+        return None if answered else first_devices(timeline)
+    since = (one.devices for one in timeline.samples if one.at_seconds >= begin_seconds and one.devices is not None)
+    return next(since, None) or first_devices(timeline)
+
+
+def awake_since(timeline: Timeline) -> float | None:
+    """When the engines first answered awake; `None` where they never did.
 
     Before an engine answers, its weights are still being loaded, or another server's are still there; one that sleeps
     has given its own away.
     """
-    answers = [sample for sample in timeline.samples if sample.engines]
-    awake = (sample.at_seconds for sample in answers if not sample.asleep)
-    begin_seconds = next(awake, None)
-    if begin_seconds is None:
-        return None if answers else first_devices(timeline)
-    since = (one.devices for one in timeline.samples if one.at_seconds >= begin_seconds and one.devices is not None)
-    return next(since, None) or first_devices(timeline)
+    return next((one.at_seconds for one in timeline.samples if one.engines and not one.asleep), None)
 
 
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvdiag import stats
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
 from kvdiag.formatting import format_duration, format_number, plural

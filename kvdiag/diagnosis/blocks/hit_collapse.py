@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.model import Timeline
 

@@ -20,7 +20,7 @@ from kvdiag.diagnosis.fleet.version_comparison import (
     version_changes,
     version_growths,
 )
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.model import Finding, Status

@@ -18,7 +18,7 @@ from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.fleet.version_comparison import VersionChange, VersionGrowth
 from kvdiag.diagnosis.growth.attribution import AGENT_FIRST, CULPRIT, UNDECIDED, likely_and_other
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Evidence, Finding, Status

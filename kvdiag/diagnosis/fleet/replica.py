@@ -16,7 +16,7 @@ from statistics import median
 
 from kvdiag import stats
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.growth.memory_series import engine_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.lives import restarts

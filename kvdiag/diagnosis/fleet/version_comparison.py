@@ -17,7 +17,7 @@ from typing import Literal
 from kvdiag import stats
 from kvdiag.diagnosis.fleet.replica import ReplicaGrowth, ReplicaSummary, Version
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.stats import Interval, rank_tests
 

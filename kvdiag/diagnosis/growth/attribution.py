@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS, MINUTE_SECONDS
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits

@@ -17,9 +17,13 @@ In this order, since each gate needs what the one before established:
 8. quarters   Each quarter of the window lies above the one before.                                    else `uneven`
 9. drift      Increments too regular for a random walk, or a rise that no earlier window of this length
               came near to (else `drift`). Growth in steps: so many up and none down.                   else `few steps`
-10. again     The same holds for the window as it ended a sixth and a third of its length ago.         else `recent`
+10. again     The window grew as well when it ended a sixth and a third of its length ago.              else `recent`
 
-Windows that pass are a fault where strength and drift reach their upper limit in all three evaluations, else a suspect.
+Where no window is a fault, the same gates judge the memory over the work done (tokens) in place of the time: a leak of
+requests rises with them, by day and hardly by night, so that it is even over work and neither ends nor drifts there.
+
+Windows that pass are a fault where strength and drift reach their upper limit and all three evaluations grow, else a
+suspect.
 Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
 Two doubts lower a window that passed: a whole history that slows down makes a short one `slowing` (unknown), and memory
 that a garbage collector may return is no fault over a short window without a past (`no past`, a suspect).
@@ -33,114 +37,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
-from typing import Literal
 
 from kvdiag import stats
+from kvdiag.diagnosis.growth.growth_evidence import (
+    HOUR_SECONDS,
+    MINUTE_SECONDS,
+    MINUTES_PER_HOUR,
+    Assessment,
+    GrowthEvidence,
+    Series,
+)
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
-
-MINUTE_SECONDS = 60.0
-HOUR_SECONDS = 3600.0
-MINUTES_PER_HOUR = 60
-
-GrowthStatus = Literal["fault", "suspect", "unknown", "none"]
-Reason = Literal[
-    "grows",
-    "flat",
-    "returns",
-    "event",
-    "ended",
-    "recurring",
-    "weak",
-    "uneven",
-    "drift",
-    "few steps",
-    "recent",
-    "slowing",
-    "no past",
-]
-"""The gate that decided; `grows` passed all of them. `slowing`: every fifth of the history rose less than the one
-before. `no past`: garbage-collected memory over a short window without a history to compare with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """Samples of one component in ascending time, in bytes; `load` (any unit) is the engines' at each sample.
-
-    `load` is `None` where the engines report none. `collected` says that a garbage collector may return this memory.
-    """
-
-    times_seconds: Sequence[float]
-    sizes_bytes: Sequence[int]
-    load: Sequence[float] | None = None
-    collected: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowthEvidence:
-    """What one window says, with the figure of every gate. Rates are bytes per second, of the load-adjusted series.
-
-    `gain_bytes` is the slope times the window, `floor_gain_bytes` the rise of the lowest samples. `strength` is the
-    slope over its standard error. `p_drift` is the probability of so regular a rise in a random walk. `beyond_past` is
-    the rise over the largest one in earlier windows of this length, `None` without enough history. `later_ratio` is the
-    later half's rate over the earlier half's. `detection_limit_bytes_per_second` is the least rate that is called.
-    `since_seconds` is when the longest window that is as sure of the growth as any began.
-    """
-
-    status: GrowthStatus
-    reason: Reason
-    window_hours: float
-    bytes_per_second: float
-    error_bytes_per_second: float
-    later_bytes_per_second: float
-    gain_bytes: float
-    floor_gain_bytes: float
-    strength: float
-    p_drift: float
-    beyond_past: float | None
-    later_ratio: float
-    steps_up: int
-    steps_down: int
-    load_removed: bool
-    detection_limit_bytes_per_second: float
-    since_seconds: float | None = None
-
-    @property
-    def grows(self) -> bool:
-        """Whether growth is called, as a fault or a suspect."""
-        return self.status in ("fault", "suspect")
-
-    def exhaustion_seconds(self, room_bytes: float, limits: GrowthLimits) -> stats.Interval | None:
-        """How long the room lasts. The later half counts twice where it is faster: a leak may have begun late."""
-        fastest = max(self.later_bytes_per_second, self.bytes_per_second)
-        spread = stats.exhaustion_seconds(
-            room_bytes, (self.bytes_per_second + fastest) / 2.0, self.error_bytes_per_second, limits.exhaustion_errors
-        )
-        if spread is None:
-            return None
-        return replace(spread, low=min(spread.low, max(room_bytes, 0.0) / fastest))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """A series over every window that its history reaches, the shortest first, and how long that history is.
-
-    `burst` is growth over twenty minutes so fast that the room may be used up before the shortest window is full.
-    """
-
-    seconds: float
-    windows: tuple[GrowthEvidence, ...]
-    burst: GrowthEvidence | None = None
-
-    def lasts(self, hours: float) -> bool:
-        """Whether a window of so many hours or more is a fault."""
-        return any(one.status == "fault" and one.window_hours >= hours for one in self.windows)
-
-    @property
-    def decides(self) -> GrowthEvidence | None:
-        """The window that answers; `None` where the history is too short for any."""
-        called = [window for status in ("fault", "suspect") for window in self.windows if window.status == status]
-        pending = [window for window in self.windows if window.reason in ("recent", "slowing")]
-        return next(iter((*called, *pending[-1:], *self.windows[-1:])), None)
 
 
 def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
@@ -160,7 +67,11 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     # What never moved so much needs one look: for the rate that the longest window would have called.
     found = [minutes.judged(length, limits) for length in (fitting[-1:] if still else fitting)]
     windows = tuple(one for one in found if one is not None)
-    if any(one.grows for one in windows) and _slowing(minutes, limits):
+    worked = None
+    if not still and not any(one.status == "fault" for one in windows):
+        worked = _over_work(series, limits)
+        windows += _windows_of_work(series, worked, fitting, limits)
+    if any(one.grows for one in windows) and _slowing(minutes, limits) and _slowing(worked or minutes, limits):
         windows = tuple(
             replace(one, status="unknown", reason="slowing")
             if one.grows and one.window_hours < limits.slowing_hours
@@ -177,6 +88,38 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
         fast = minutes.judged(length, replace(limits, min_gain_bytes=limits.burst_gain_bytes))
         burst = replace(fast, since_seconds=begin) if fast is not None and fast.status == "fault" else None
     return Assessment(seconds=series.times_seconds[-1] - series.times_seconds[0], windows=windows, burst=burst)
+
+
+def _work_clock(series: Series) -> list[float] | None:
+    """The time of each sample by the work done until then, as fast as the time on average; `None` without any work."""
+    work = series.work
+    if work is None or work[-1] <= work[0]:
+        return None
+    times, end = series.times_seconds, series.times_seconds[-1]
+    pace = (end - times[0]) / (work[-1] - work[0])
+    return [end - pace * (work[-1] - done) for done in work]
+
+
+def _over_work(series: Series, limits: GrowthLimits) -> _Minutes | None:
+    """The series by the work done: what each request leaves grows evenly there, by day and by night."""
+    clock = _work_clock(series)
+    return None if clock is None else _Minutes.of(replace(series, times_seconds=clock), limits)
+
+
+def _windows_of_work(
+    series: Series, worked: _Minutes | None, lengths: Sequence[int], limits: GrowthLimits
+) -> tuple[GrowthEvidence, ...]:
+    """The windows over work that grow, with the time that each took."""
+    clock = _work_clock(series)
+    if worked is None or clock is None:
+        return ()
+    end, found = series.times_seconds[-1], []
+    for length in lengths:
+        one = worked.judged(length, limits)
+        if one is not None and one.grows:
+            begin = series.times_seconds[bisect_left(clock, end - one.window_hours * HOUR_SECONDS)]
+            found.append(one.lasting(max((end - begin) / HOUR_SECONDS, MINUTE_SECONDS / HOUR_SECONDS)))
+    return tuple(found)
 
 
 def _slowing(minutes: _Minutes, limits: GrowthLimits) -> bool:
@@ -248,7 +191,7 @@ class _Minutes:
         agreed = [one.status for one in found if one.grows]
         if len(agreed) < limits.suspect_windows:
             return replace(found[0], status="unknown", reason="recent")
-        certain = agreed == ["fault"] * len(limits.confirming_ratios)
+        certain = agreed.count("fault") >= limits.fault_windows and len(agreed) == len(limits.confirming_ratios)
         return replace(found[0], status="fault" if certain else "suspect")
 
     def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
@@ -358,16 +301,12 @@ class _Minutes:
     ) -> GrowthEvidence:
         """Gate 9, and how sure growth that passed it is: by its steps or by its drift."""
         beyond = evidence.beyond_past or 0.0
-        if in_steps:
-            # Growth that came in steps is as sure as their number makes it, however even they were.
-            p_steps = stats.binomial_tail(evidence.steps_up, evidence.steps_up)
-            if p_steps >= limits.steps_p:
-                return replace(evidence, reason="few steps")
-            certain = p_steps < limits.certain_steps_p
-        else:
-            if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past:
-                return replace(evidence, reason="drift")
-            certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
+        # Growth that came in steps is as sure as their number makes it, or as they were even.
+        p_steps = stats.binomial_tail(evidence.steps_up, evidence.steps_up) if in_steps else 1.0
+        if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past and p_steps >= limits.steps_p:
+            return replace(evidence, reason="few steps" if in_steps else "drift")
+        certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
+        certain = certain or p_steps < limits.certain_steps_p
         certain = certain and evidence.strength >= limits.fault_strength
         if certain and self.collected and not long_past and evidence.window_hours < limits.collected_hours:
             return replace(evidence, status="suspect", reason="no past")

@@ -109,7 +109,8 @@ class GrowthLimits:
     """Share of an earlier window that the history must reach back to: a history of one window is worth judging."""
 
     suspect_windows: int = 2
-    """Evaluations in a row that a suspect needs; a fault needs all."""
+    fault_windows: int = 2
+    """Evaluations that must grow for a suspect; of a fault all do, and so many reach its limits."""
 
     slowing_hours: float = 8.0
     """Shorter windows do not decide while each fifth of the history rises less than the one before."""
@@ -133,6 +134,19 @@ class GrowthLimits:
     burst_exhaustion_seconds: float = 3600.0
     """Growth within twenty minutes counts from a gigabyte on, where the room would be used up within the hour: reported
     servers lost 20 GB in 46 minutes."""
+
+    short_life_seconds: float = 5400.0
+    """Life of a server up to which the estimator has no window of it: half an hour of warm-up, and an hour."""
+
+    short_lives: int = 3
+    climbing_ratio: float = 0.75
+    """Short lives that must climb to their end, and their share of all: fewer may be a rollout that was repeated."""
+
+    sleeps: int = 5
+    sleep_p: float = 0.01
+    certain_sleep_p: float = 0.002
+    """Sleeps without which the memory in use while asleep is not compared, and p-values of its rise: five that all rise
+    are suspect, six a fault."""
 
     recent_p: float = 0.01
     recent_min_seconds: float = 30.0

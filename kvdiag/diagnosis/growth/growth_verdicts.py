@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, MINUTE_SECONDS, Assessment, GrowthEvidence, Reason
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS, MINUTE_SECONDS, Assessment, GrowthEvidence, Reason
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
 from kvdiag.formatting import format_bytes, format_duration, format_holder, format_rate, plural
@@ -170,6 +170,7 @@ def _evidence(
         ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
         ("decided_by", growth.reason, "", "computed"),
         ("load_removed", "yes" if growth.load_removed else "no", "", "engine"),
+        ("judged_over", "work" if growth.over_work else "time", "", "computed"),
         ("growth_per_hour", growth.bytes_per_second * HOUR_SECONDS, "bytes per hour", source),
         ("growth_per_hour_of_later_half", growth.later_bytes_per_second * HOUR_SECONDS, "bytes per hour", source),
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),

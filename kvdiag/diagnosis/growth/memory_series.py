@@ -8,17 +8,18 @@ out (kernels, graphs and pools come with it) and so is the time in which the eng
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import accumulate, compress
 
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.components import torch_components
-from kvdiag.diagnosis.growth.estimator import Assessment, Series, assess
+from kvdiag.diagnosis.growth.estimator import assess
+from kvdiag.diagnosis.growth.growth_evidence import Assessment, Series
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
-from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
+from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline, cuda_uuid
 
 Points = tuple[list[float], list[int]]
 """Times in seconds and bytes of one component, side by side."""
@@ -41,14 +42,15 @@ class MemoryOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineActivity:
-    """What the engines did, sample by sample: their load, and whether any of them slept.
+    """What the engines did, sample by sample: their load, the work done, and whether any of them slept.
 
-    The load is the sum of the pools' usage where they report it, else of running requests. `fresh`: the first sample
-    preceded any request.
+    The load is the sum of the pools' usage where they report it, else of running requests; the work is their tokens
+    since the first sample. `fresh`: the first sample preceded any request.
     """
 
     times_seconds: tuple[float, ...]
     load: tuple[float, ...]
+    work: tuple[float, ...]
     asleep: tuple[bool, ...]
     fresh: bool
 
@@ -58,6 +60,12 @@ class EngineActivity:
         if place < 0 or seconds - self.times_seconds[place] > limits.engine_age_seconds:
             return None, False
         return self.load[place], self.asleep[place]
+
+    def done(self, times: Sequence[float]) -> list[float] | None:
+        """The work done at each time, by the newest sample before it; `None` where no engine counts tokens."""
+        if not self.work or self.work[-1] <= 0.0:
+            return None
+        return [self.work[max(bisect_right(self.times_seconds, seconds) - 1, 0)] for seconds in times]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,7 @@ class MemorySeries:
             times_seconds=times,
             sizes_bytes=sizes,
             load=[each or 0.0 for each in load] if reported else None,
+            work=self.engines.done(times),
             collected=part.collected,
         )
 
@@ -228,10 +237,20 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
     return EngineActivity(
         times_seconds=tuple([sample.at_seconds for sample in read]),
         load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
+        work=tuple(accumulate(_worked(read))),
         asleep=tuple([sample.asleep for sample in read]),
         # A counter that never moves says nothing.
         fresh=bool(read) and read[0].total("generation_tokens_total") == 0 != read[-1].total("generation_tokens_total"),
     )
+
+
+def _worked(read: Sequence[Sample]) -> Iterator[float]:
+    """Tokens that the engines counted since the sample before; a counter that restarts at 0 adds nothing."""
+    before: int | None = None
+    for sample in read:
+        now = sample.tokens_total
+        yield 0.0 if now is None or before is None else float(max(now - before, 0))
+        before = before if now is None else now
 
 
 def engine_load(engine: Engine) -> float:

@@ -4,18 +4,24 @@ Each device is judged over the samples that list the server's processes, since b
 every process is foreign. In this order: other processes' bytes now, bytes of no listed process, sizes that NVML does
 not report (unknown), and another process that was there while the pool was sized and has since exited (suspect). The
 worst device is the finding; where it is not a fault and no test steps ran, growth of other processes outweighs it.
+Where NVML lists no processes, what a device of the server holds beyond the server's budget is judged over time.
 """
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.attribution import others_growth
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.memory_budget import allowance_bytes, budget_bytes
 from kvdiag.diagnosis.prescriptions import memory_won_back
 from kvdiag.diagnosis.rule import unknown, worst
 from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
 from kvdiag.formatting import format_bytes, format_duration, plural
-from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline, cuda_uuid
 
 ID = "baseline.foreign_memory"
 
@@ -40,6 +46,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         missing = "NVML lists no processes here; run kvdiag in the host's PID namespace"
         if newest_devices(timeline) is None:
             missing = "no device was read; run kvdiag where NVML works"
+        if (beyond := _beyond_budget(timeline, facts, limits)) is not None:
+            return (beyond,)
         return unknown(ID, gap_reason(timeline, facts, "nvml") or missing)
     served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
     judged = [_judge_history(history, facts, limits, served=served) for history in histories]
@@ -47,6 +55,58 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if found.status != "fault" and not timeline.marks:
         return (others_growth(timeline, facts, limits, ID) or found,)
     return (found,)
+
+
+def _beyond_budget(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
+    """The server's device that is fullest beyond the budget, where no process is listed; `None` where none is.
+
+    An engine takes its memory at its start: what came later, at once and to stay, while nothing restarted, is another
+    process's. Bytes beyond the budget that came otherwise are unknown.
+    """
+    if not facts.pools or not facts.device_uuids:
+        return None
+    pool, found = facts.pools[0], []
+    newest = {device.uuid: device for device in newest_devices(timeline) or ()}
+    series = memory_series(timeline, facts, limits).points[MemoryComponent.DEVICE]
+    for device in (newest.get(uuid) for uuid in facts.device_uuids):
+        memory = None if device is None else device.memory
+        budget = None if memory is None else budget_bytes(memory, pool)
+        if device is None or memory is None or budget is None:
+            continue
+        lines = (line for owner, line in series.items() if owner.device_uuid == cuda_uuid(device.uuid))
+        times, sizes = next(lines, ([], []))
+        recent = sizes[bisect_left(times, (times or [0.0])[-1] - limits.beyond_budget_seconds) :]
+        allowed = budget + allowance_bytes(device, memory, facts, limits) + (memory.driver_reserved_bytes or 0)
+        if not recent or min(recent) - allowed < limits.foreign_suspect_bytes:
+            continue
+        found.append((min(recent) - (memory.driver_reserved_bytes or 0) - budget, device, times, sizes, budget))
+    if not found:
+        return None
+    beyond, device, times, sizes, budget = max(found, key=lambda one: one[0])
+    raised, place = _largest_rise(sizes)
+    evidence = (
+        Evidence("gpu", device.index, "index", "nvml"),
+        Evidence("beyond_budget", beyond, "bytes", "computed"),
+        Evidence("budget", budget, "bytes", "computed"),
+        Evidence("raised_at_once", raised, "bytes", "nvml"),
+    )
+    summary = f"GPU {device.index}: {format_bytes(beyond)} in use above the budget of the server"
+    how = "run kvdiag in the host's PID namespace to see whose"
+    if raised < limits.raised_at_once_ratio * beyond:
+        return Finding(ID, "unknown", f"{summary}, of processes that NVML does not list; {how}", evidence)
+    ago = format_duration(times[-1] - times[place])
+    summary = (
+        f"{summary}; {format_bytes(raised)} came at once {ago} before the last sample, and nothing restarted; {how}"
+    )
+    return Finding(ID, "suspect", summary, evidence, since_seconds=times[place])
+
+
+def _largest_rise(sizes: Sequence[int]) -> tuple[int, int]:
+    """The largest rise between three samples and the next three, and where it was: a spike of one sample is none."""
+    rises = (
+        (min(sizes[place : place + 3]) - max(sizes[place - 3 : place]), place) for place in range(3, len(sizes) - 2)
+    )
+    return max(rises, default=(0, 0))
 
 
 def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Listing, ...]]:

@@ -1,26 +1,30 @@
 """baseline.misconfigured: memory fraction, pool size or context length do not fit the device.
 
 Checked in this order, and the worst is reported: the smallest pool against max_model_len (fault), the pool against
-what the model's config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
+what the model's config gives, free memory while idle, the server's bytes above its budget when it started, and
+their maximum far below it (suspect).
 """
 
 from collections.abc import Iterable
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.memory_budget import allowance_bytes, budget_bytes, without_driver_bytes
 from kvdiag.diagnosis.prescriptions import for_context, smaller_pool
 from kvdiag.diagnosis.rule import SEVERITY, unknown
 from kvdiag.diagnosis.timeline_queries import (
     NO_POOL,
     assigned_uuids,
+    awake_since,
     gap_reason,
     pool_tokens,
     server_bytes,
     server_devices,
+    server_uuids,
     serving_devices,
 )
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import served
-from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Prescription, Status, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Prescription, Status, Timeline
 
 ID = "baseline.misconfigured"
 
@@ -41,6 +45,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         unread = "device memory was not read while the server was awake; run kvdiag where NVML works"
         missing = gap_reason(timeline, facts, "nvml") or unread
     found += [_device_problem(device, pool, facts, limits) for device in devices]
+    if devices and (most := _most_used(timeline, own, facts, limits)) is not None:
+        found.append(_below_budget(*most, pool, limits))
     problems = [problem for problem in found if problem is not None]
     evidence = (
         Evidence("capacity", pool.capacity_tokens, "tokens", "engine"),
@@ -117,46 +123,48 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
     if memory.free_bytes < limits.headroom_bytes:
         free = format_bytes(memory.free_bytes)
         return "suspect", f"{where}: only {free} free while idle; the next transient allocation may fail"
-    budget = _budget_bytes(memory, pool)
+    budget = budget_bytes(memory, pool)
     if budget is None:
         return None
     server = server_bytes(device, facts.server_pids)
-    used = _without_driver_bytes(memory) if server is None else server
-    over = used - budget - _allowance_bytes(device, memory, facts, limits)
+    used = without_driver_bytes(memory) if server is None else server
+    over = used - budget - allowance_bytes(device, memory, facts, limits)
     beyond, share = format_bytes(used - budget), f"{format_ratio(pool.memory_fraction_ratio or 0.0)} budget"
     if over > 0 and server is None:
         whose = "unidentified processes; run kvdiag in the server's PID namespace"
         return "unknown", f"{where}: {beyond} used above the {share} by {whose}"
     if over > 0:
         return "suspect", f"{where}: the server uses {beyond} more than its {share}"
-    if used < limits.under_budget_ratio * budget:
-        return "suspect", f"{where}: the server uses only {format_bytes(used)} of its {format_bytes(budget)} budget"
     return None
 
 
-def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
-    """The server's budget on a device; `None` where the pool was sized by hand, or no fraction is reported.
+def _most_used(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> tuple[Device, int] | None:
+    """The server's fullest device when the server used the most of it, and how much; samples a minute apart."""
+    listed, due, most = bool(server_uuids(timeline, facts)), awake_since(timeline) or 0.0, None
+    for sample in timeline.samples:
+        if not sample.devices or sample.at_seconds < due:
+            continue
+        for device in server_devices(sample.devices, own):
+            held = server_bytes(device, facts.server_pids)
+            if held is None and not listed and device.memory is not None:
+                held = without_driver_bytes(device.memory)
+            if held is not None:
+                due = sample.at_seconds + limits.process_lists_apart_seconds
+                most = max(most or (device, held), (device, held), key=lambda one: one[1])
+    return most
 
-    It is a share of CUDA's total, which is NVML's total without the driver's reservation (cudaMemGetInfo;
-    vllm/v1/worker/utils.py::request_memory).
+
+def _below_budget(device: Device, used: int, pool: KvPool, limits: Limits) -> tuple[Status, str] | None:
+    """A server that at no time used what its fraction gives: something else sized the pool.
+
+    Every rank gets the pool of the fullest one, so that the others may hold less.
     """
-    if pool.memory_fraction_ratio is None or pool.pool_bytes is not None:
+    budget = None if device.memory is None else budget_bytes(device.memory, pool)
+    if budget is None or used >= limits.under_budget_ratio * budget:
         return None
-    return int(pool.memory_fraction_ratio * (memory.total_bytes - (memory.driver_reserved_bytes or 0)))
-
-
-def _without_driver_bytes(memory: Memory) -> int:
-    return memory.used_bytes - (memory.driver_reserved_bytes or 0)
-
-
-def _allowance_bytes(device: Device, memory: Memory, facts: Facts, limits: Limits) -> int:
-    """What a server takes beyond its budget: the pool is sized after each process's CUDA context is created and
-    before graphs are captured.
-    """
-    own = len(facts.own_processes(device))
-    reported = memory.driver_reserved_bytes is not None or own > 0
-    driver = 0 if reported else limits.driver_reserved_bytes
-    return limits.context_bytes * max(own, 1) + driver + int(limits.over_budget_ratio * memory.total_bytes)
+    share = format_ratio(used / budget)
+    most = f"the server uses at most {format_bytes(used)} of its {format_bytes(budget)} budget ({share})"
+    return "suspect", f"GPU {device.index}: {most}"
 
 
 def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Evidence, ...]:
@@ -166,7 +174,7 @@ def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Eviden
     return (
         Evidence(f"{gpu}_free", memory.free_bytes, "bytes", "nvml"),
         Evidence(f"{gpu}_used_by_server", server_bytes(device, facts.server_pids), "bytes", "nvml"),
-        Evidence(f"{gpu}_used_by_processes", _without_driver_bytes(memory), "bytes", "nvml"),
-        Evidence(f"{gpu}_budget", _budget_bytes(memory, pool), "bytes", "computed"),
+        Evidence(f"{gpu}_used_by_processes", without_driver_bytes(memory), "bytes", "nvml"),
+        Evidence(f"{gpu}_budget", budget_bytes(memory, pool), "bytes", "computed"),
         Evidence(f"{gpu}_driver_reserved", memory.driver_reserved_bytes, "bytes", "nvml"),
     )

@@ -20,7 +20,7 @@ from dataclasses import replace
 from kvdiag.diagnosis.growth.attribution import unused_growth
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import allocator_growths
-from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import MINUTE_SECONDS
 from kvdiag.diagnosis.growth.soak_memory import finding as of_soak
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits

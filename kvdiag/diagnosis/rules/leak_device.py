@@ -32,7 +32,8 @@ from kvdiag.diagnosis.growth.equal_cycles import (
     allocator_growths,
     device_growths,
 )
-from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
+from kvdiag.diagnosis.growth.sleep_floors import asleep_growth
 from kvdiag.diagnosis.growth.soak_memory import finding, soaked, weightier
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import NO_DEVICES, first_devices, gap_reason
@@ -60,7 +61,10 @@ def _judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, .
         over_hours = torch_growth(timeline, facts, limits) or device_growth(timeline, facts, limits)
         found = over_hours or _by_cycles(timeline, facts, limits)
         is_growth = any(one.status in ("fault", "suspect") for one in found)
-        return found if is_growth else filling(timeline, facts, limits) or found
+        if is_growth:
+            return found
+        asleep = asleep_growth(timeline, facts, limits, NON_TORCH)
+        return undecided(asleep, facts) if asleep is not None else filling(timeline, facts, limits) or found
     found = _by_cycles(timeline, facts, limits)
     by_soak = _by_soak(timeline, facts, limits)
     return tuple(weightier(by_soak.get(one.id), one) for one in found)

@@ -7,7 +7,7 @@ computes the same rate, and is unknown while a device is filling too fast for th
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.growth.growth_evidence import MINUTE_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample
 from kvdiag.stats import clear_rate

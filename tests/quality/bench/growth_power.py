@@ -17,7 +17,8 @@ from random import Random
 from types import MappingProxyType
 
 from kvdiag import stats
-from kvdiag.diagnosis.growth.estimator import Series, assess
+from kvdiag.diagnosis.growth.estimator import assess
+from kvdiag.diagnosis.growth.growth_evidence import Series
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from tests.builders.series import MB_PER_HOUR, MODELS, Model, memory, report
 from tests.builders.values import GIB, MIB

@@ -7,7 +7,8 @@ from itertools import accumulate
 
 import pytest
 
-from kvdiag.diagnosis.growth.estimator import Assessment, GrowthEvidence, Series, assess
+from kvdiag.diagnosis.growth.estimator import assess
+from kvdiag.diagnosis.growth.growth_evidence import Assessment, GrowthEvidence, Series
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from tests.builders.series import MODELS, memory, seeded
 from tests.builders.values import GIB, MIB
@@ -71,12 +72,42 @@ def test_the_shortest_window_that_convinces_gives_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "status"), [(4, "unknown"), (8, "suspect"), (18, "fault")], ids=["four", "eight", "eighteen"]
+    ("steps", "status"), [(3, "unknown"), (4, "suspect"), (8, "fault")], ids=["three", "four", "eight"]
 )
 def test_steps_that_only_go_up_count_by_their_number(steps: int, status: str) -> None:
-    """300 MB every two hours: a few may be what is loaded when used, many are a leak."""
+    """300 MB every two hours: a few may be what is loaded when used, many even ones are a leak."""
     growth = decided(assess(series(lambda hour: 300 * MB * (hour // 2.0), 2.0 * steps + 1.0), LIMITS))
     assert (status, 0) == (growth.status, growth.steps_down)
+
+
+def working(above: Callable[[float], float], hours: float) -> Series:
+    """A server that works twelve hours a day and hardly at night; `above` is by the tokens done, in thousands."""
+    times = [60.0 * step for step in range(round(hours * 60.0) + 1)]
+    load = [1.0 if seconds / 3600.0 % 24.0 < 12.0 else 0.05 for seconds in times]
+    work = [1000.0 * done for done in accumulate(load)]
+    random = seeded("working")
+    sizes = [20 * GIB + round(above(done / 1000.0) + random.gauss(0.0, 2.0 * MB)) for done in work]
+    return Series(times_seconds=times, sizes_bytes=sizes, load=load, work=work)
+
+
+@pytest.mark.parametrize("hours", [20.0, 24.0, 45.0])
+def test_a_leak_of_requests_is_judged_over_their_work(hours: float) -> None:
+    """By the hour it ends each evening; by the tokens it is a straight line, whose rate is the mean over its time."""
+    leak = working(lambda done: 1.5 * MB * done, hours)
+    growth = decided(assess(leak, LIMITS))
+    assert ("fault", True) == (growth.status, growth.over_work)
+    begin = leak.times_seconds[-1] - 3600.0 * growth.window_hours
+    grown = leak.sizes_bytes[-1] - leak.sizes_bytes[round(begin / 60.0)]
+    assert pytest.approx(grown, rel=0.1) == growth.bytes_per_second * 3600.0 * growth.window_hours
+    assert "fault" != decided(assess(replace(leak, work=None), LIMITS)).status
+
+
+def test_work_explains_no_noise_as_growth() -> None:
+    """What does not grow with the work is judged as before, and an engine without work has no such clock."""
+    flat = working(lambda done: 0.0, 36.0)
+    assert "none" == decided(assess(flat, LIMITS)).status
+    idle = replace(flat, work=[7.0] * len(flat.times_seconds))
+    assert assess(replace(flat, work=None), LIMITS) == assess(idle, LIMITS)
 
 
 def test_growth_of_collected_memory_needs_a_past() -> None:
@@ -186,7 +217,7 @@ def test_later_half_is_compared_with_the_first(first: int, second: int, ratio: f
 def test_what_equals_its_limit_does_not_exceed_it() -> None:
     """The p-value of four steps; and without a past, growth is not beyond it."""
     steps = series(lambda hour: 300 * MB * (hour // 2.0), 9.0)
-    assert "few steps" == assess(steps, replace(LIMITS, steps_p=2.0**-4)).windows[-1].reason
+    assert "few steps" == assess(steps, replace(LIMITS, steps_p=2.0**-4, drift_p=0.0)).windows[-1].reason
     young = series(CURVES["sawtooth"], 31.0, tick=300.0)
     assert "drift" == assess(young, replace(LIMITS, suspect_beyond_past=0.0)).windows[-1].reason
 

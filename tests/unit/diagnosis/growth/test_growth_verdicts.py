@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.estimator import Assessment, GrowthEvidence, GrowthStatus, Reason
+from kvdiag.diagnosis.growth.growth_evidence import Assessment, GrowthEvidence, GrowthStatus, Reason
 from kvdiag.diagnosis.growth.growth_verdicts import decisive, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS

@@ -318,3 +318,46 @@ def test_growth_of_others_is_reported_where_it_says_more(total_gib: int, steps: 
     actual = only(judge, Timeline(samples=samples, marks=marks), SERVER)
 
     assert status == actual.status
+
+
+ASSIGNED = Facts(device_uuids=("GPU-0",), pools=(pool(pool_bytes=None, memory_fraction_ratio=0.5),))
+BUDGET = int(0.5 * (80 * GIB - DRIVER))
+
+
+def beyond(*held: int) -> Finding:
+    """The finding on a server's GPU without a process list, an hour at each of these bytes above the budget."""
+    samples = [
+        Sample(
+            at_seconds=60.0 * minute,
+            engines=(engine(),),
+            devices=(
+                device(
+                    total_bytes=80 * GIB,
+                    used_bytes=BUDGET + DRIVER + held[minute // 60],
+                    driver_reserved_bytes=DRIVER,
+                ),
+            ),
+        )
+        for minute in range(60 * len(held))
+    ]
+    return only(judge, Timeline(samples=tuple(samples)), ASSIGNED)
+
+
+@pytest.mark.parametrize(
+    ("held", "status", "shown"),
+    [
+        pytest.param((GIB, GIB, GIB), "unknown", None, id="context and graphs"),
+        pytest.param((GIB, 9 * GIB, 9 * GIB), "suspect", (9 * GIB, 8 * GIB), id="at once"),
+        pytest.param((GIB, 9 * GIB, GIB), "unknown", None, id="released"),
+        pytest.param((9 * GIB, 9 * GIB), "unknown", (9 * GIB, 0), id="from the start"),
+        pytest.param(tuple(GIB * (1 + step) for step in range(9)), "unknown", (9 * GIB, GIB), id="in steps"),
+    ],
+)
+def test_bytes_beyond_the_budget_are_anothers_where_they_came_at_once(
+    held: tuple[int, ...], status: str, shown: tuple[int, int] | None
+) -> None:
+    """An engine takes its memory at its start, and a leak comes in many steps; without a list the rest is unknown."""
+    found = beyond(*held)
+    figures = {one.name: one.value for one in found.evidence}
+    assert status == found.status
+    assert shown == (None if not figures else (figures["beyond_budget"], figures["raised_at_once"]))

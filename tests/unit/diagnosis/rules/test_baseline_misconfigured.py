@@ -1,5 +1,6 @@
 """baseline.misconfigured at its thresholds and with its figures: the pool, the fraction, the device."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,13 +99,31 @@ def unlisted(used: int, *, reserved: int | None = DRIVER) -> Device:
         pytest.param(unlisted(BUDGET + ALLOWANCE + DRIVER + 1), "unknown", id="a byte more without processes"),
         pytest.param(unlisted(WHOLE + ALLOWANCE + GIB, reserved=None), "ok", id="neither reported"),
         pytest.param(unlisted(WHOLE + ALLOWANCE + GIB + 1, reserved=None), "unknown", id="a byte more without either"),
-        pytest.param(holding(39_289_891_062), "ok", id="half of the budget"),
-        pytest.param(holding(39_289_891_061), "suspect", id="less than half"),
+        pytest.param(holding(math.ceil(0.8 * BUDGET)), "ok", id="four fifths of the budget"),
+        pytest.param(holding(math.ceil(0.8 * BUDGET) - 1), "suspect", id="a byte less than that"),
     ],
 )
 def test_what_a_server_may_take_of_its_fraction(gpu: Device, status: str) -> None:
     """0.92 of what CUDA sees, a context for each process, 2 % of the GPU, and a GiB of a silent driver."""
     assert status == at_idle(gpu).status
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        pytest.param((holding(BUDGET // 2),), "suspect", id="never more than half"),
+        pytest.param((holding(BUDGET),), "ok", id="a pool that grows"),
+        pytest.param((holding(BUDGET // 2), holding(BUDGET, index=1)), "ok", id="another rank is full"),
+    ],
+)
+def test_a_budget_counts_where_and_when_it_is_used_most(later: tuple[Device, ...], status: str) -> None:
+    """Half of the budget at the start is no evidence where the pool grows later, or another rank is fuller."""
+    first = tuple(holding(BUDGET // 2, index=place) for place in range(len(later)))
+    samples = (
+        Sample(at_seconds=0.0, engines=(engine(),)),
+        *(Sample(at_seconds=at, devices=devices) for at, devices in ((1.0, first), (1000.0, later))),
+    )
+    assert status == only(judge, Timeline(samples=samples), SERVER).status
 
 
 QUARTER, NINE_TENTHS, BY_HAND = (
@@ -271,8 +290,8 @@ def test_problems_of_one_weight_are_reported_together_and_lesser_ones_are_not() 
     # what is suspect stands before what is unknown
     both = replace(SERVER, device_uuids=("GPU-0", "GPU-1"), server_pids=None)
     unsure = unlisted(BUDGET + DRIVER + 4 * GIB)
-    empty = replace(unlisted(DRIVER + GIB), uuid="GPU-1", index=1)
-    assert "suspect" == at_idle(unsure, empty, of=both).status
+    full = replace(FULL, uuid="GPU-1", index=1, processes=None)
+    assert "suspect" == at_idle(unsure, full, of=both).status
 
 
 @pytest.mark.parametrize(
