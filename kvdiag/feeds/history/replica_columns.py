@@ -6,6 +6,8 @@ A sample reported twice counts once; an impossible one (a usage of 3, negative b
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import gt
 
 from kvdiag.feeds.history.columns import Column, combined, in_turn
 from kvdiag.feeds.history.series_join import Replica
@@ -17,6 +19,11 @@ from kvdiag.sources.prometheus_text import engine_label
 
 Key = tuple[str, ...]
 Fields = dict[str, Column]
+
+MIN_FALLS, FALLS_RATIO = 10, 0.25
+"""How often a counter falls, of how many samples, that is not of a server that restarts: one that crashes at once is up
+for some scrapes."""
+
 Candidate = tuple[int, str, LabelMap, Points]
 
 
@@ -58,6 +65,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         else:
             found[meaning.part, _key(meaning, labels), meaning.field].append((meaning.priority, name, labels, points))
     twice: Counter[str] = Counter()
+    hosts: set[str] = set()
     for (part, key, name), candidates in found.items():
         # Of equal names the target with the most samples counts, and the same one for all fields of a replica.
         candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
@@ -65,6 +73,8 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         whole, repeated = in_turn([column for _, column in merged])
         if repeated and len({metric for metric, _ in merged}) < len(merged):
             twice[candidates[0][1]] += repeated
+            if part == "engine":
+                hosts |= _at_once(candidates)
         most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
         kept, impossible = whole.between(0.0, most)
         refused[candidates[0][1]] += impossible
@@ -74,13 +84,49 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         if count:
             reason = f"{count} samples of {name} are not possible values and are left out"
             columns.gaps.append(Gap(SOURCE, "absent", reason))
-    if twice:
+    if len(hosts) > 1:
+        names = ", ".join(sorted(hosts)[:3])
+        reason = f"several servers have this name at once ({names}): give their targets different labels"
+        columns.gaps.append(Gap(SOURCE, "failed", reason))
+    elif twice:
         names = ", ".join(sorted(twice)[:3])
         reason = (
             f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
         )
         columns.gaps.append(Gap(SOURCE, "absent", reason))
+    columns.gaps += _falling(columns)
     return columns
+
+
+def _at_once(candidates: Iterable[Candidate]) -> set[str]:
+    """The hosts that report one figure at the same time; none where each begins after the one before has ended."""
+    spans: dict[str, tuple[float, float]] = {}
+    for _, _, labels, points in candidates:
+        host = labels.get("instance", "").rpartition(":")[0]
+        first, last = spans.get(host, (points.times[0], points.times[-1]))
+        spans[host] = min(first, points.times[0]), max(last, points.times[-1])
+    in_order = sorted(spans, key=lambda host: spans[host])
+    return {
+        host
+        for earlier, later in pairwise(in_order)
+        if spans[later][0] <= spans[earlier][1]
+        for host in (earlier, later)
+    }
+
+
+def _falling(columns: Columns) -> list[Gap]:
+    """Counters that fall again and again, which no restarts explain: several servers answer at one address."""
+    gaps = []
+    for fields in columns.of("engine").values():
+        for name, column in fields.items():
+            falls = sum(map(gt, column.values, column.values[1:])) if name.endswith("_total") else 0
+            if falls >= MIN_FALLS and falls > FALLS_RATIO * len(column.values):
+                reason = (
+                    f"{name} falls {falls:,} times in {len(column.values):,} samples: do several servers answer at one "
+                    "address, or does something change what Prometheus stores?"
+                )
+                gaps.append(Gap(SOURCE, "failed", reason))
+    return gaps[:1]
 
 
 def _merged(candidates: Iterable[Candidate]) -> list[tuple[str, Column]]:

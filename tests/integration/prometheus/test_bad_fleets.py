@@ -1,0 +1,161 @@
+"""A Prometheus that lies, is slow or fails half-way: those replicas are unknown with the reason, others are judged."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+from kvdiag.commands.options.prometheus_options import PrometheusOptions
+from kvdiag.feeds.fleet.fleet_feed import FleetFeed
+from kvdiag.feeds.fleet.fleet_round import FleetRound
+from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE
+from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json, silent
+from tests.integration.prometheus.histories import END_SECONDS
+from tests.integration.prometheus.test_bad_server import pods
+from tests.integration.prometheus.test_fleet_daemon import daemon
+
+Series = dict[str, str]
+SAMPLES = 180
+
+
+def counted(count: int, instance: str | None = None) -> list[Series]:
+    """The series of so many idle servers, with their counters."""
+    found = pods(count)
+    found += [{**one, "__name__": COUNTER} for one in found if one["__name__"] == "vllm:num_requests_running"]
+    return [one if instance is None else {**one, "instance": instance} for one in found]
+
+
+COUNTER = "vllm:generation_tokens_total"
+
+
+def rising(one: Series, age: int) -> str:
+    """A value as an idle server's: counters only rise."""
+    return str(1000 * (SAMPLES - age)) if one["__name__"] == COUNTER else "40000" if "DCGM" in one["__name__"] else "0"
+
+
+def holding(
+    series: list[Series],
+    value: Callable[[Series, int], str] = rising,
+    fails: Callable[[str], Answer | None] = lambda _query: None,
+) -> Hostile:
+    """A server with these series, a sample a minute; what `fails` gives for a query comes instead."""
+
+    def queried(peer: Peer) -> None:
+        form = parse_qs(peer.request_body.decode())
+        query, end = form["query"][0], float(form["time"][0])
+        if (failure := fails(query)) is not None:
+            failure(peer)
+            return
+        once = query.startswith("last_over_time")
+        start = end - int(re.findall(r"\[(\d+)ms\]", query)[0]) / 1000.0
+        ages = [age for age in reversed(range(SAMPLES)) if start <= END_SECONDS - 60.0 * age <= end]
+        result = [
+            {
+                "metric": one,
+                "values": [[end, "1"]] if once else [[END_SECONDS - 60.0 * age, value(one, age)] for age in ages],
+            }
+            for one in series
+            if one["__name__"] in query and ("UUID" in query or one.get("pod", "no pod") in query)
+        ]
+        reply_json({"status": "success", "data": {"resultType": "matrix", "result": result}})(peer)
+
+    listed = reply_json({"status": "success", "data": series})
+    return Hostile({"/api/v1/series": listed, "/api/v1/query": queried})
+
+
+@contextmanager
+def feed(server: Hostile, folder: Path, *, timeout: float = 30.0) -> Iterator[FleetFeed]:
+    """A feed of that server."""
+    kept = StateFolder(folder, {})
+    access = PrometheusOptions(prometheus=server.url, timeout=timeout).access()
+    try:
+        yield FleetFeed(access.source, "", 24.0 * 3600.0, kept, cpu_seconds=1e9)
+    finally:
+        kept.close()
+
+
+def judged(state: FleetRound) -> dict[str, tuple[str, str]]:
+    """Each replica's verdict, and the reasons of its failed gaps."""
+    return {
+        one.key.rpartition("/")[2]: (
+            one.present.worst,
+            "; ".join(gap.reason for gap in one.present.gaps if gap.kind == "failed"),
+        )
+        for one in state.verdicts
+    }
+
+
+def test_counters_that_run_backwards_make_their_replica_unknown(tmp_path: Path) -> None:
+    """It names the counter and how often it fell; the server next to it is judged."""
+
+    def backwards(one: Series, age: int) -> str:
+        lies = one["__name__"] == COUNTER and one["pod"] == "vllm-00"
+        return str(1000 * age) if lies else rising(one, age)
+
+    with holding(counted(2), backwards) as server, feed(server, tmp_path) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert ("ok", "") == found["vllm-01"]
+    assert "unknown" == found["vllm-00"][0]
+    assert f"generation_tokens_total falls {SAMPLES - 1} times in {SAMPLES} samples" in found["vllm-00"][1]
+
+
+def test_two_servers_of_one_name_are_unknown(tmp_path: Path) -> None:
+    """Both addresses are named; the server next to them is judged."""
+    twins = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
+    with holding(counted(2) + twins) as server, feed(server, tmp_path) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert ("ok", "") == found["vllm-01"]
+    assert "unknown" == found["vllm-00"][0]
+    assert "several servers have this name at once (10.0.0.0, 10.9.9.9)" in found["vllm-00"][1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        pytest.param(
+            reply_json({"status": "error", "error": "block is corrupted"}, 500), "block is corrupted", id="500"
+        ),
+        pytest.param(reply("oops", status=502), "502 on /api/v1/query", id="502"),
+        pytest.param(reply("{", content_type="application/json"), "is not JSON", id="cut off"),
+        pytest.param(silent(), "no complete answer within 1 s", id="slow"),
+    ],
+)
+def test_failures_half_way_leave_the_others_judged(tmp_path: Path, failure: Answer, reason: str) -> None:
+    """The servers that the failing queries were for are unknown with the reason; the next rounds judge all."""
+    count = 2 * REPLICAS_AT_ONCE
+    broken = [True]
+
+    def fails(query: str) -> Answer | None:
+        return failure if broken and "vllm:" in query and f"vllm-{count - 1:02d}" in query else None
+
+    with holding(counted(count), fails=fails) as server, feed(server, tmp_path, timeout=1.0) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+        broken.clear()
+        again = judged(asyncio.run(kept.round(END_SECONDS + 301.0)))
+    worst = {name: verdict for name, (verdict, _) in found.items()}
+    assert ("ok", "unknown") == (worst["vllm-00"], worst[f"vllm-{count - 1:02d}"])
+    assert all((verdict == "unknown") == (reason in said) for verdict, said in found.values())
+    assert {("ok", "")} == set(again.values())
+
+
+def test_a_million_series_are_a_failed_round_with_the_reason() -> None:
+    """The daemon stays, answers, and its page says what failed and not that the first round is in progress."""
+    series = b'{"__name__":"vllm:num_requests_running","pod":"vllm-%d"},'
+    many = b"".join(series % number for number in range(1_000_000))
+    with (
+        Hostile({"/api/v1/series": reply(b'{"status":"success","data":[' + many + b"{}]}")}) as server,
+        daemon(server.url) as serving,
+    ):
+        assert eventually(lambda: serving.series("kvdiag_fleet_rounds_failed_total").get((), 0.0) >= 2.0)
+        page = serving.client.get("/")[1]
+        assert 200 == serving.client.get("/-/healthy")[0]
+        status, text = serving.client.get("/api/v1/fleet")
+    assert (503, True) == (status, "narrow --match" in text)
+    assert "narrow --match" in re.sub("<[^>]+>", "", page)
+    assert "No replica has a verdict." in page
+    assert "yet" not in page

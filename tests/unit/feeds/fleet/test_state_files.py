@@ -1,0 +1,76 @@
+"""A fleet's state on disk: checked as any input, and for its owner alone."""
+
+import struct
+import zlib
+from array import array
+from pathlib import Path
+
+import pytest
+
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.replica_samples import DamagedError, ReplicaSamples, block, restored
+from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.sources.prometheus_answers import MAX_POINTS, Points
+
+KEY = "pod /prod/vllm-0"
+SERIES = (("__name__", "vllm:num_requests_running"), ("pod", "vllm-0"))
+
+
+def samples() -> ReplicaSamples:
+    """Of one series."""
+    points = Points(times=array("d", [60.0, 120.0]), values=array("d", [1.0, 2.0]))
+    return ReplicaSamples(until_seconds=120.0, series={SERIES: points})
+
+
+def test_no_flipped_bit_is_read_as_it_stands() -> None:
+    """At any place of a file with one block."""
+    whole = block(samples(), 0.0, {"key": KEY})
+    for place in range(len(whole)):
+        for bit in (1, 128):
+            spoilt = bytearray(whole)
+            spoilt[place] ^= bit
+            with pytest.raises(DamagedError):
+                restored(bytes(spoilt))
+
+
+@pytest.mark.parametrize("content", [bytes(17 * MAX_POINTS + 8), b"", b"\xff\xff\xff\xff", b"\x02\0\0\0[]"])
+def test_a_block_of_other_content_is_refused(content: bytes) -> None:
+    """With a valid checksum: one that unpacks to more than a replica may have, and others that are no samples."""
+    packed = zlib.compress(content, 1)
+    head = struct.pack("<4sII", b"kvf1", len(packed), zlib.crc32(packed))
+    with pytest.raises(DamagedError):
+        restored(head + packed)
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    """The folder and every file in it."""
+    folder = StateFolder(tmp_path / "state", {})
+    folder.replace(KEY, samples(), 0.0, {})
+    folder.extend(KEY, samples(), 60.0)
+    folder.close()
+    assert 0o700 == (tmp_path / "state").stat().st_mode & 0o777
+    assert {0o600} == {file.stat().st_mode & 0o777 for file in (tmp_path / "state").glob("*.replica")}
+
+
+def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) -> None:
+    """Neither by a new file nor by an extended one; it is no replica either."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(before := block(samples(), 0.0, {"key": KEY}))
+    folder = StateFolder(tmp_path / "state", {})
+    folder.replace(KEY, samples(), 0.0, {})
+    [file] = (tmp_path / "state").glob("*.replica")
+    file.unlink()
+    file.symlink_to(victim)
+    assert [] == list(folder.kept())
+    with pytest.raises(OSError, match="symbolic links"):
+        folder.extend(KEY, samples(), 60.0)
+    assert before == victim.read_bytes()
+    folder.close()
+
+
+def test_a_folder_has_one_daemon(tmp_path: Path) -> None:
+    """A second one is refused with the fix."""
+    folder = StateFolder(tmp_path, {})
+    with pytest.raises(KvdiagError, match="another kvdiag writes to"):
+        StateFolder(tmp_path, {})
+    folder.close()
