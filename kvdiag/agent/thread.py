@@ -3,8 +3,8 @@
 A publication does the following, in this order: nothing until the process itself has imported torch; the first time it
 takes its file's name from pid and start time and removes expired files of exited processes; it reads the document, with
 a new block summary where one was requested; it attaches the black box; it counts the owners of KV blocks in vLLM's
-engine core; and it writes the file, in which parts that rarely change are not encoded again. At last it looks whether a
-profile was requested.
+engine core, and looks at their requests; and it writes the file, in which parts that rarely change are not encoded
+again. At last it looks whether a profile was requested.
 
 The server comes first: signals are left to its threads, and no error leaves this one. A fork has only the forking
 thread, so the child starts an agent of its own; the parent first waits for the lock `busy`, for `WAIT_SECONDS` at most,
@@ -32,6 +32,7 @@ from .leak_box import LeakBox
 from .memory_profile import Profiler
 from .process import identity
 from .publication import Folder, encoded
+from .request_blocks import RequestBlocks
 from .schedulers import SGLANG, VLLM
 from .sglang_census import SGLangCensus
 
@@ -58,6 +59,7 @@ class Agent:
         self._document = Document(Driver())
         self._census = Census()
         self._sglang = SGLangCensus()
+        self._requests = RequestBlocks()
         self._kept: dict[str, tuple[dict[str, Any], str]] = {}
         self._name: str | None = None
         self._box: BlackBox | None = None
@@ -120,10 +122,11 @@ class Agent:
             reported["errors"]["black_box"] = problem
         if self._leak_box is not None:
             self._leak_box.attach()
-        try:
-            reported["kv_blocks"] = self._census.read() or self._sglang.read()
-        except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
-            reported["errors"]["kv_blocks"] = short(error)
+        for part, counted in (("kv_blocks", self._owners), ("kv_requests", self._requests.read)):
+            try:
+                reported[part] = counted()
+            except Exception as error:  # noqa: BLE001 - the reader is informed, and the rest is published
+                reported["errors"][part] = short(error)
         self._sequence += 1
         reported.update(
             sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds
@@ -133,6 +136,9 @@ class Agent:
         self._folder.put(f"agent-{self._name}.json", reported, parts)
         if self.profiler is not None:
             self.profiler.poll()
+
+    def _owners(self) -> dict[str, Any] | None:
+        return self._census.read() or self._sglang.read()
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):

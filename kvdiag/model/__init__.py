@@ -15,7 +15,7 @@ from kvdiag.model.allocation_profile import (
     ProfileSnapshot,
     StackGrowth,
 )
-from kvdiag.model.block_owners import OWNERS, BlockOwners, LastHolder
+from kvdiag.model.block_owners import OWNERS, BlockOwners, LastHolder, RequestBlocks
 from kvdiag.model.capabilities import Capabilities
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.readings import (

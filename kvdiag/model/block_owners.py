@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.model.validation import Checked
+from kvdiag.model.validation import MAX_COUNT, Checked
 
 End = Literal["finished", "aborted", "failed", "preempted", "running"]
 """How a request ended, or what it did last as far as it was observed."""
@@ -41,6 +41,34 @@ class LastHolder(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBlocks(Checked):
+    """How the requests of one engine use the blocks that they hold, `age_seconds` before the sample.
+
+    `tail_tokens`: token slots that running requests have allocated beyond the tokens computed, added up over all KV
+    groups of attention layers, and that of the request with most; `None` where the engine's blocks are no rows of
+    tokens. `longest_blocks`: distinct blocks of the `longest_requests` with most tokens (ten at most). `stalled_*`:
+    requests whose computed tokens have not changed for a minute, their distinct blocks, and for how long the first.
+    """
+
+    age_seconds: float
+    requests: int
+    tail_tokens: int | None = None
+    tail_largest_tokens: int | None = None
+    longest_requests: int
+    longest_blocks: int
+    stalled_requests: int
+    stalled_blocks: int
+    stalled_oldest_seconds: float | None = None
+
+    def _problem(self) -> str | None:
+        return (
+            self._above("tail_largest_tokens", MAX_COUNT if self.tail_tokens is None else self.tail_tokens)
+            or self._above("longest_requests", self.requests)
+            or self._above("stalled_requests", self.requests)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOwners(Checked):
     """The usable blocks of one engine's pool by owner, `age_seconds` before the sample; they add up exactly.
 
@@ -52,7 +80,7 @@ class BlockOwners(Checked):
     that can be hit; `free`; `orphaned`: with a reference and no owner, in several counts; `unconfirmed`: the same in
     too few of them. `group_blocks` counts those with an owner by KV-cache group. `counts` is how
     often all were counted, each time after a step of the engine, `closed_counts` how often in a row there was no
-    unconfirmed block.
+    unconfirmed block. `held` is how requests use their blocks.
     """
 
     engine: str
@@ -80,16 +108,19 @@ class BlockOwners(Checked):
     orphans: tuple[int, ...] = ()
     last_holders: tuple[LastHolder, ...] = ()
     unverified: bool | None = None
+    held: RequestBlocks | None = None
 
     def _problem(self) -> str | None:
         if (total := sum(self.by_owner.values())) != self.usable_blocks:
             return f"owners have {total} of {self.usable_blocks} blocks"
-        if (held := round(sum(one.share_blocks for one in self.last_holders))) > self.orphaned_blocks:
-            return f"requests last held {held} of {self.orphaned_blocks} orphaned blocks"
+        if (held_last := round(sum(one.share_blocks for one in self.last_holders))) > self.orphaned_blocks:
+            return f"requests last held {held_last} of {self.orphaned_blocks} orphaned blocks"
         if len(self.orphans) > min(len(set(self.orphans)), self.orphaned_blocks):
             return f"lists {len(self.orphans)} orphans, some twice or more than its {self.orphaned_blocks}"
         if (largest := max(self.group_blocks, default=0)) > self.usable_blocks:
             return f"a group has {largest} of {self.usable_blocks} blocks"
+        if (held := self.held) and (most := max(held.longest_blocks, held.stalled_blocks)) > self.usable_blocks:
+            return f"some requests hold {most} of {self.usable_blocks} blocks"
         return self._above("closed_counts", self.counts)
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
 from kvdiag.model import BlockOwners, Facts
 
@@ -60,3 +60,24 @@ def owner_rows(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[OwnerRow
                     size="" if size is None else format_bytes(blocks * size[0]),
                     share=format_ratio(blocks / one.usable_blocks),
                 )
+
+
+def request_notes(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[str]:
+    """How the requests of each engine use the blocks that they hold, in sentences."""
+    unit = facts.capabilities.unit
+    for one in owners:
+        held = one.held
+        if held is None or not held.requests or not one.usable_blocks:
+            continue
+        engine = f"engine {one.engine[:8]}: " if len(owners) > 1 else ""
+        longest = f"{plural(held.longest_blocks, unit)} ({format_ratio(held.longest_blocks / one.usable_blocks)})"
+        who = f"the {held.longest_requests} longest of {plural(held.requests, 'request')}"
+        yield f"{engine}{who if held.requests > held.longest_requests else 'the requests'} hold {longest}"
+        if held.tail_tokens is not None:
+            most = format_count(held.tail_largest_tokens or 0)
+            tails = f"{plural(held.tail_tokens, 'token')}, at most {most} in one"
+            yield f"{engine}unused slots in blocks of running requests: {tails}"
+        if held.stalled_requests:
+            since = format_duration(held.stalled_oldest_seconds or 0.0)
+            stalled = f"{plural(held.stalled_requests, 'request')} without progress for up to {since}"
+            yield f"{engine}{stalled}: {plural(held.stalled_blocks, unit)}"

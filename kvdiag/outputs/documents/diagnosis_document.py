@@ -83,7 +83,7 @@ def cost_model(model: Served | str, facts: Facts) -> Json:
 def owners_entry(owners: BlockOwners) -> Json:
     """Who has the blocks of one engine's pool."""
     names = ("engine", "age_seconds", "usable_blocks", "counts", "connector")
-    return fields_of(owners, *names, blocks="by_owner")
+    return fields_of(owners, *names, blocks="by_owner", requests="held")
 
 
 def _device(device: Device) -> Json:

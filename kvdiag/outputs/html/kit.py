@@ -249,6 +249,7 @@ def owners_table(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[Html]:
         ]
         titles = (("owner", ""), (f"{facts.capabilities.unit}s", "number"), ("size", "number"), ("share", "number"))
         yield table(titles, rows, "owners")
+        yield from (element("p", note, class_="dim") for note in pool_owners.request_notes(owners, facts))
 
 
 def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:

@@ -43,6 +43,7 @@ def engine_figures(newest: Sample, facts: Facts) -> Figures:
         "kv_used_bytes": used,
         "kv_bytes_per_token": per_token,
         "block owners": [((one.engine,), one) for one in owners],
+        "request blocks": [((one.engine,), one.held) for one in owners],
         "kv_blocks": [((one.engine, owner), blocks) for one in owners for owner, blocks in one.by_owner.items()],
     }
 

@@ -18,7 +18,7 @@ from kvdiag.engine_memory import modelled_engines
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
-from kvdiag.outputs.pool_owners import owner_rows, owners_title
+from kvdiag.outputs.pool_owners import owner_rows, owners_title, request_notes
 from kvdiag.outputs.presentation import (
     ADVICE,
     NOT_REPORTED,
@@ -248,7 +248,8 @@ def _owners(owners: Sequence[BlockOwners], facts: Facts) -> list[RenderableType]
     table = columns("=", ">", ">", ">", header=False)
     for one in owner_rows(owners, facts):
         table.add_row(plain(one.name, "red" if one.owner == "orphaned" else ""), one.blocks, one.size, one.share)
-    return [heading(owners_title(owners)), indented(table)]
+    notes = [plain(one, "dim") for one in request_notes(owners, facts)]
+    return [heading(owners_title(owners)), indented(Group(table, *notes))]
 
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:

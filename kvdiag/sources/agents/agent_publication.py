@@ -14,7 +14,7 @@ from kvdiag.formatting import one_line
 from kvdiag.model import INSIDE, MAX_COUNT, Allocator, BlockOwners, Device, Process
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import Checked
-from kvdiag.sources.agents.census_publication import read_census
+from kvdiag.sources.agents.census_publication import read_census, read_requests
 from kvdiag.sources.bounded_json import decode_object
 from kvdiag.sources.host import program
 
@@ -87,6 +87,7 @@ def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False
         raise ValueError("devices is not a list")  # noqa: TRY004 - one kind of error for one kind of mistake
     errors = dict(_part(reported, "errors"))
     uncounted = errors.pop("kv_blocks", None)
+    unread = errors.pop("kv_requests", None)
     problems = [f"{name}: {reason}" for name, reason in islice(errors.items(), MAX_ERRORS)]
     allocators: dict[str, Allocator] = {}
     for device in devices[:MAX_DEVICES]:
@@ -108,12 +109,18 @@ def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False
             )
     except ValueError as problem:
         uncounted = problem
+    try:
+        if owners is not None and (requests := reported.get("kv_requests")) is not None:
+            held = read_requests(requests, now_seconds=publication.monotonic_seconds)
+            owners = replace(owners, held=held)
+    except ValueError as problem:
+        unread = problem
     return replace(
         publication,
         allocators=tuple(allocators.values()),
         block_owners=owners,
         problems=tuple(map(plain, problems)),
-        census_problem=None if uncounted is None else plain(str(uncounted)),
+        census_problem=None if uncounted is None and unread is None else plain(str(uncounted or unread)),
     )
 
 

@@ -20,6 +20,7 @@ from kvdiag.model import Allocator, BlockOwners, Gap
 from kvdiag.sources.agents.agent_folder import ENDED, MAX_NAMES, RefusedError, Written, content, is_own
 from kvdiag.sources.agents.agent_publication import Publication, parse, plain
 from kvdiag.sources.agents.black_boxes import NewestBlackBoxes
+from kvdiag.sources.agents.census_publication import aged
 
 SOURCE = "torch_allocator"
 
@@ -133,8 +134,7 @@ class TorchAllocatorSource:
             if publication.census_problem is not None:
                 gaps.append(Gap(CENSUS, "failed", f"{who}: {publication.census_problem}"))
             if (owned := publication.block_owners) is not None:
-                aged_seconds = round(owned.age_seconds + age_seconds, 3)
-                block_owners.append(replace(owned, age_seconds=aged_seconds, unverified=unverified))
+                block_owners.append(replace(aged(owned, age_seconds), unverified=unverified))
             found += [
                 replace(
                     allocator,

@@ -6,10 +6,11 @@ unless they are asked for.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvdiag.formatting import one_line
-from kvdiag.model import OWNERS, BlockOwners
+from kvdiag.model import OWNERS, BlockOwners, RequestBlocks
 from kvdiag.model.codec import from_plain
 from kvdiag.model.validation import MAX_COUNT
 
@@ -32,18 +33,12 @@ def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, 
     """
     census = _object(reported, "kv_blocks")
     owners = _object(census.get("owners"), "owners")
-    at_seconds: Any = census.get("at_monotonic_seconds")
-    if type(at_seconds) not in (int, float) or not 0 <= at_seconds <= MAX_COUNT:
-        raise ValueError("at_monotonic_seconds is not a time")
-    if at_seconds > now_seconds + MAX_AHEAD_SECONDS:
-        # Its age would stay 0 until then.
-        raise ValueError("at_monotonic_seconds is later than the publication")
     holders = [_holder(one, show_request_ids) for one in _list(census, "culprits", MAX_LISTED)]
     figures: dict[str, Any] = {
         "engine": census.get("engine"),
         "pid": process[0],
         "start_ticks": process[1],
-        "age_seconds": max(now_seconds - at_seconds, 0.0),
+        "age_seconds": _age(census, now_seconds),
         # Agents of older versions do not know all of them.
         **{f"{owner}_blocks": owners[owner] for owner in OWNERS if owner in owners},
         **{name: census.get(name) for name in ("usable_blocks", "counts", "closed_counts", "connector")},
@@ -58,6 +53,34 @@ def read_census(reported: Any, *, process: tuple[int, int], now_seconds: float, 
                 raise ValueError(f"{name} has more than {MAX_TEXT_CHARACTERS} characters")
             figures[name] = one_line(figures[name])
     return from_plain(BlockOwners, figures, lenient=True)
+
+
+def read_requests(reported: Any, *, now_seconds: float) -> RequestBlocks:
+    """How requests use their blocks, as of the same publication; `kvdiag/agent/request_blocks.py` writes it.
+
+    Raises:
+        ValueError: it is impossible.
+    """
+    requests = _object(reported, "kv_requests")
+    return from_plain(RequestBlocks, {**requests, "age_seconds": _age(requests, now_seconds)}, lenient=True)
+
+
+def aged(owners: BlockOwners, by_seconds: float) -> BlockOwners:
+    """The owners some seconds later."""
+    held = owners.held
+    if held is not None:
+        held = replace(held, age_seconds=round(held.age_seconds + by_seconds, 3))
+    return replace(owners, age_seconds=round(owners.age_seconds + by_seconds, 3), held=held)
+
+
+def _age(part: Mapping[str, Any], now_seconds: float) -> float:
+    at_seconds: Any = part.get("at_monotonic_seconds")
+    if type(at_seconds) not in (int, float) or not 0 <= at_seconds <= MAX_COUNT:
+        raise ValueError("at_monotonic_seconds is not a time")
+    if at_seconds > now_seconds + MAX_AHEAD_SECONDS:
+        # Its age would stay 0 until then.
+        raise ValueError("at_monotonic_seconds is later than the publication")
+    return max(now_seconds - float(at_seconds), 0.0)
 
 
 def _holder(reported: Any, show_request_ids: bool) -> dict[str, Any]:

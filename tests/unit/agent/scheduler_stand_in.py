@@ -9,6 +9,7 @@ class Status(enum.Enum):
 
     RUNNING = 1
     WAITING_FOR_REMOTE_KVS = 2
+    WAITING_FOR_STREAMING_REQ = 6
     PREEMPTED = 3
     FINISHED_STOPPED = 4
     FINISHED_ABORTED = 5
@@ -97,7 +98,7 @@ class Request:
 
     def is_finished(self) -> bool:
         """As vLLM decides."""
-        return self.status.value >= Status.FINISHED_STOPPED.value
+        return self.status.name.startswith("FINISHED_")
 
 
 class Manager:

@@ -22,10 +22,12 @@ from kvdiag.model import (
     Facts,
     HostProcess,
     KvPool,
+    LastHolder,
     Load,
     Mark,
     Memory,
     MemoryProfile,
+    RequestBlocks,
     ReservedSplit,
     Sample,
     Timeline,
@@ -54,7 +56,12 @@ def _owned(fields: Fields) -> Fields:
     usable = sum(blocks.values())
     groups = tuple(min(one, usable) for one in fields["group_blocks"])
     orphans = tuple(sorted(set(fields["orphans"])))[: blocks["orphaned_blocks"]]
-    return {**fields, "usable_blocks": usable, "group_blocks": groups, "orphans": orphans}
+    requests = fields["held"] and dataclasses.replace(
+        fields["held"],
+        longest_blocks=min(fields["held"].longest_blocks, usable),
+        stalled_blocks=min(fields["held"].stalled_blocks, usable),
+    )
+    return {**fields, "usable_blocks": usable, "group_blocks": groups, "orphans": orphans, "held": requests}
 
 
 def _profiled(fields: Fields) -> Fields:
@@ -98,6 +105,11 @@ RELATED: dict[type[Any], Callable[[Fields], Fields]] = {
         "device_uuid": one["device_uuid"] or "GPU",
     },
     BlockOwners: _owned,
+    LastHolder: lambda one: {**one, "among": one["among"] or None},
+    RequestBlocks: lambda one: {
+        **ascending(one, "tail_largest_tokens", "tail_tokens"),
+        "requests": max(one["requests"], one["longest_requests"], one["stalled_requests"]),
+    },
     MemoryProfile: _profiled,
     Device: lambda one: {**one, "uuid": one["uuid"] or "GPU"},
     Load: lambda one: {**one, "requests": max(one["requests"], len(one["resident_tokens"]))},

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.model import RequestBlocks
 from kvdiag.outputs.documents.diagnosis_document import audit_document, document
 from kvdiag.outputs.html.report_page import render as report
 from kvdiag.outputs.html.status_page import page as status_page
-from kvdiag.outputs.pool_owners import owner_rows
+from kvdiag.outputs.pool_owners import owner_rows, request_notes
 from kvdiag.outputs.terminal.text import render as text
 from kvdiag.outputs.terminal.text import render_audit
 from kvdiag.outputs.terminal.top_frame import View, frame
@@ -19,7 +20,18 @@ from tests.unit.outputs.report_pages import MAKING
 from tests.unit.outputs.test_status_page import NOW, shown
 from tests.unit.outputs.texts import piped
 
-COUNTED = owners(running_blocks=120, cached_free_blocks=300, orphaned_blocks=14)
+HELD = RequestBlocks(
+    age_seconds=1.0,
+    requests=40,
+    tail_tokens=300,
+    tail_largest_tokens=15,
+    longest_requests=10,
+    longest_blocks=90,
+    stalled_requests=2,
+    stalled_blocks=7,
+    stalled_oldest_seconds=90.0,
+)
+COUNTED = replace(owners(running_blocks=120, cached_free_blocks=300, orphaned_blocks=14), held=HELD)
 KNOWN = facts(World())
 
 
@@ -41,6 +53,12 @@ def test_several_engines_are_told_apart() -> None:
     assert 4 == len(set(names))
 
 
+def test_requests_without_blocks_have_no_note() -> None:
+    """An idle engine, and one whose requests nothing looks at."""
+    idle = replace(HELD, requests=0, longest_requests=0, stalled_requests=0)
+    assert [] == list(request_notes((replace(COUNTED, held=idle), replace(COUNTED, held=None)), KNOWN))
+
+
 def test_every_output_shows_them() -> None:
     """The diagnosis in text, JSON and the report, the audit, the status page and the live view."""
     timeline = run(World())
@@ -51,7 +69,7 @@ def test_every_output_shows_them() -> None:
     audited = audit_document(KNOWN, newest, diagnosis.ledger, ())
 
     for entry in (document(diagnosis)["block_owners"], audited["block_owners"]):
-        assert [COUNTED.by_owner] == [one["blocks"] for one in entry]
+        assert [(COUNTED.by_owner, 300)] == [(one["blocks"], one["requests"]["tail_tokens"]) for one in entry]
     outputs = (
         piped(text(diagnosis)),
         piped(render_audit(KNOWN, (), diagnosis.ledger, (), newest.block_owners or ())),
@@ -59,6 +77,8 @@ def test_every_output_shows_them() -> None:
         Page(status_page(snapshot, (), NOW)).text,
     )
     for row in owner_rows((COUNTED,), KNOWN):
-        assert ["" for one in outputs if row.name not in one] == []
+        assert [] == [one for one in outputs if row.name not in one]
+    for note in request_notes((COUNTED,), KNOWN):
+        assert [] == [one for one in outputs if note not in " ".join(one.split())]
     live = frame(View(snapshot=snapshot, lines=diagnosis.ledger, origin=""), Room(columns=100)).plain
     assert "14 orphaned" in live

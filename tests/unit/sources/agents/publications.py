@@ -93,6 +93,19 @@ CENSUS_PUBLICATION: dict[str, Any] = {
 }
 """What the agent in an engine core adds."""
 
+REQUESTS_PUBLICATION: dict[str, Any] = {
+    "at_monotonic_seconds": 497.5,
+    "requests": 12,
+    "tail_tokens": 90,
+    "tail_largest_tokens": 15,
+    "longest_requests": 10,
+    "longest_blocks": 95,
+    "stalled_requests": 1,
+    "stalled_blocks": 8,
+    "stalled_oldest_seconds": 75.0,
+}
+"""How the requests of this engine core use their blocks."""
+
 READ = Allocator(
     device_uuid=UUID,
     pid=SELF["pid"],

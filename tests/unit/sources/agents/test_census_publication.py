@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvdiag.model import BlockOwners, LastHolder
+from kvdiag.model import BlockOwners, LastHolder, RequestBlocks
 from kvdiag.sources.agents.agent_publication import read_document
 from kvdiag.sources.agents.allocator_files import CENSUS, TorchAllocatorSource
-from tests.unit.sources.agents.publications import CENSUS_PUBLICATION, PUBLICATION, SELF, write
+from tests.unit.sources.agents.publications import CENSUS_PUBLICATION, PUBLICATION, REQUESTS_PUBLICATION, SELF, write
 
 OWNERS = BlockOwners(
     engine="0",
@@ -145,3 +145,55 @@ def test_owners_come_with_their_age(tmp_path: Path) -> None:
     assert owners is not None
     assert owners[0].age_seconds >= OWNERS.age_seconds
     assert owners[0].last_holders == OWNERS.last_holders
+
+
+def test_requests_are_read_with_the_owners(tmp_path: Path) -> None:
+    """How they use their blocks, with the age of the figures and of the file."""
+    write(tmp_path, {**PUBLICATION, "kv_blocks": CENSUS_PUBLICATION, "kv_requests": REQUESTS_PUBLICATION})
+    _, gaps, owners = TorchAllocatorSource(tmp_path).read()
+    assert () == gaps
+    assert owners is not None
+    held = owners[0].held
+    assert held is not None
+    assert held.age_seconds >= 2.5
+    figures = {name: value for name, value in REQUESTS_PUBLICATION.items() if name != "at_monotonic_seconds"}
+    assert RequestBlocks(age_seconds=held.age_seconds, **figures) == held
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [],
+        {},
+        *(
+            {**REQUESTS_PUBLICATION, **change}
+            for change in (
+                {"tail_tokens": -1},
+                {"tail_largest_tokens": 91},
+                {"requests": "12"},
+                {"requests": 2**60},
+                {"longest_requests": 13},
+                {"longest_blocks": 1001},
+                {"stalled_requests": 13},
+                {"stalled_blocks": 2000},
+                {"stalled_oldest_seconds": -1.0},
+                {"at_monotonic_seconds": None},
+            )
+        ),
+    ],
+)
+def test_hostile_requests_are_a_problem_and_the_owners_are_read(requests: Any) -> None:
+    """More blocks than the pool has, negative counts, other types."""
+    reported = {**copy.deepcopy(PUBLICATION), "kv_blocks": CENSUS_PUBLICATION, "kv_requests": requests}
+    found = read_document(reported, show_request_ids=True)
+    assert OWNERS == found.block_owners
+    assert found.census_problem
+
+
+def test_reason_for_no_requests_is_a_gap(tmp_path: Path) -> None:
+    """Another version of vLLM: the owners are read all the same."""
+    errors = {"kv_requests": "AttributeError: no attribute 'num_computed_tokens'"}
+    write(tmp_path, {**PUBLICATION, "kv_blocks": CENSUS_PUBLICATION, "errors": errors})
+    _, gaps, owners = TorchAllocatorSource(tmp_path).read()
+    assert owners is not None
+    assert [(CENSUS, True)] == [(gap.source, "num_computed_tokens" in gap.reason) for gap in gaps]
