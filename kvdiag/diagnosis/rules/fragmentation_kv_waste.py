@@ -4,10 +4,14 @@ Causes are large blocks that stay half empty, contiguous reservation up to the m
 hybrid models. With a load of known tokens the comparison is exact, and decides: more than one block per request beyond
 the need is suspect, and a fault above 1.5 times.
 
-Without one the engine's metrics show waste of several times the most that any of its requests can need (else unknown).
-When one more request runs, or one fewer, the blocks in use change by that request's. Its tokens are bounded by what the
-engine counted: no prompt was longer than the most that came between two samples, and a request generated ten times
-what the mean of that many prompts did at the very most. Long contexts that stay resident all the time change neither.
+Without one the agent in the engine counts the slots of each running request beyond its tokens: two blocks each at most
+are what paging leaves, more than two each on average are suspect.
+
+Without either the engine's metrics show waste of several times the most that any of its requests can need (else
+unknown). When one more request runs, or one fewer, the blocks in use change by that request's. Its tokens are bounded
+by what the engine counted: no prompt was longer than the most that came between two samples, and a request generated
+ten times what the mean of that many prompts did at the very most. Long contexts that stay resident all the time change
+neither.
 """
 
 from collections.abc import Iterator
@@ -15,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import median
 
-from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
+from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem, grows_with_every_token
+from kvdiag.diagnosis.blocks.orphans import newest_owners
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure, tolerated_blocks
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions.typed_flags import typed
@@ -52,7 +57,7 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
     ]
     pool = next(iter(facts.pools), None)
     if not peaks or pool is None:
-        return _by_metrics(timeline, facts, limits)
+        return _by_agent(timeline, facts, limits) or _by_metrics(timeline, facts, limits)
     worst = max(peaks, key=lambda peak: peak.held_blocks / max(peak.expected.most_blocks, 1))
     ratio, unit = worst.held_blocks / max(worst.expected.most_blocks, 1), facts.capabilities.unit
     evidence = (
@@ -70,6 +75,32 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         return (Finding(ID, "fault", summary, evidence),)
     summary = f"requests use {plural(worst.excess_blocks, unit)} more than their tokens need"
     return (Finding(ID, "suspect", summary, evidence),)
+
+
+def _by_agent(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """By the unused slots of running requests, where all engines count them; empty where they decide nothing."""
+    counts = [(one.held, facts.pool(one.engine)) for one in newest_owners(timeline, limits)]
+    looks = [(held, pool) for held, pool in counts if held is not None and held.requests and pool is not None]
+    if not looks or len(looks) < len(counts) or len(looks) < len(facts.pools) or not grows_with_every_token(facts):
+        return ()
+    held, pool = max(looks, key=lambda look: (look[0].tail_tokens or 0) / look[0].requests)
+    if held.tail_tokens is None or held.tail_largest_tokens is None:
+        return ()
+    allowed = (1 + limits.blocks_per_request_tolerance) * pool.block_tokens
+    evidence = (
+        Evidence("unused_slots", held.tail_tokens, "tokens", "agent"),
+        Evidence("max_unused_slots", held.tail_largest_tokens, "tokens", "agent"),
+        Evidence("requests", held.requests, "requests", "agent"),
+        Evidence("block_size", pool.block_tokens, "tokens", "engine"),
+    )
+    slots, unit = plural(held.tail_tokens, "token slot"), facts.capabilities.unit
+    if held.tail_tokens > held.requests * allowed:
+        summary = f"{plural(held.requests, 'request')} hold {slots} beyond their tokens, more than two {unit}s each"
+        return (Finding(ID, "suspect", summary, evidence),)
+    largest = [look[0].tail_largest_tokens or 0 for look in looks]
+    if max(largest) <= allowed:
+        return (Finding(ID, "ok", f"{slots} of {plural(held.requests, 'request')} unused, as paging leaves", evidence),)
+    return ()
 
 
 def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
-from kvdiag.model import Engine, Facts, Finding, KvPool, Sample, Timeline
+from kvdiag.model import Engine, Facts, Finding, KvPool, RequestBlocks, Sample, Timeline
 from tests.builders.answers import ANY_TEXT, evidence, only, rows
 from tests.builders.runs import of_run
-from tests.builders.values import engine, pool
+from tests.builders.values import engine, owners, pool
 from tests.builders.worlds import World
 from tests.quality.corpus.tape import seeded
 from tests.unit.diagnosis.steps.successive_loads import Offered, timeline
@@ -282,3 +282,40 @@ def test_waste_of_three_hours_in_a_row_is_a_fault(readings: int, status: str) ->
     """Five times the need, hour after hour, with counters that agree."""
     running = [2 + number % 2 for number in range(readings)]
     assert status == of_metrics(*pages(running, blocks_each=630)).status
+
+
+@pytest.mark.parametrize(
+    ("tail", "largest", "requests", "status"),
+    [
+        pytest.param(40 * 15, 15, 40, "ok", id="a tail each"),
+        pytest.param(40 * 32, 32, 40, "ok", id="a block each besides"),
+        pytest.param(40 * 33, 40, 40, "suspect", id="more"),
+        pytest.param(100, 90, 40, "unknown", id="one large, few on average"),
+        pytest.param(None, None, 40, "unknown", id="blocks that are no rows of tokens"),
+        pytest.param(0, 0, 0, "unknown", id="nothing runs"),
+    ],
+)
+def test_unused_slots_decide_while_requests_run(
+    tail: int | None, largest: int | None, requests: int, status: str
+) -> None:
+    """Blocks of 16 tokens, counted by the agent: no load of known size is needed."""
+    held = RequestBlocks(
+        age_seconds=1.0,
+        requests=requests,
+        tail_tokens=tail,
+        tail_largest_tokens=largest,
+        longest_requests=0,
+        longest_blocks=0,
+        stalled_requests=0,
+        stalled_blocks=0,
+    )
+    samples = [
+        Sample(at_seconds=float(at), engines=(engine(),), block_owners=(replace(owners(), held=held),))
+        for at in range(3)
+    ]
+    found = only(judge, Timeline(samples=tuple(samples)), Facts(engine_name="vllm", pools=(pool(),)))
+    assert status == found.status
+    if status != "unknown":
+        assert (tail, largest, requests) == tuple(
+            evidence(found)[name] for name in ("unused_slots", "max_unused_slots", "requests")
+        )
