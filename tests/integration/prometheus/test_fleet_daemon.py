@@ -1,6 +1,7 @@
 """`kvdiag serve --prometheus` as a process, on a real Prometheus that holds a small fleet's last hours."""
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -15,46 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.commands import main
 from tests.fixtures.hostile import eventually
-from tests.integration.prometheus import histories
+from tests.integration.prometheus import crowded_fleet
 from tests.integration.prometheus.conftest import require_prometheus
-from tests.integration.prometheus.histories import END_SECONDS, FACTS, exporter, on, server, watched
-from tests.integration.prometheus.openmetrics import dcgm, vllm
+from tests.integration.prometheus.crowded_fleet import FAULTY, HEALTHY_NEXT_TO_A_LEAK, REPLICAS
 from tests.integration.prometheus.server import serving, write_history
 from tests.integration.prometheus.test_history import VALIDATOR
 from tests.integration.vllm.cli import started
 from tests.unit.sim.client import Client
 
-FAULTY = {
-    "kv-leak/vllm-0": "leak.kv_blocks",
-    "leak/vllm-1": "leak.device_torch",
-    "own/vllm-0": "leak.device_torch",
-    "two-engines/vllm-0": "leak.kv_blocks",
-    "fragmented/vllm-0": "fragmentation.allocator",
-    "cluster/vllm-0": "leak.host",
-}
-"""Six replicas that are faulty in six ways, and what each of them shows."""
-
 HEALTHY = 12
-
-
-def crowd() -> Iterator[str]:
-    """Healthy replicas on GPUs of their own."""
-    for number in range(HEALTHY):
-        timeline = on(watched(), f"GPU-crowd-{number}")
-        yield from vllm(timeline, FACTS, server("crowd", f"vllm-{number}"))
-        yield from dcgm(timeline, exporter("crowd", f"vllm-{number}", node=f"node-{number // 8}"))
-
-
-def host() -> Iterator[str]:
-    """A server whose host memory grows, by what cAdvisor reports."""
-    return (line for line in histories.cluster() if "GPU-free" not in line)
-
-
-def until(end_seconds: float, lines: Iterator[str]) -> Iterator[str]:
-    """The same samples, the last of them at another moment."""
-    for line in lines:
-        series, _, seconds = line.rpartition(" ")
-        yield f"{series} {float(seconds) - END_SECONDS + end_seconds:.3f}"
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus with the fleet's last hours, until now."""
     require_prometheus()
     storage = tmp_path_factory.mktemp("fleet") / "data"
-    worlds = (histories.kv_leak, histories.leak, histories.own, histories.engines_of_two, histories.fragmented)
-    now_seconds = float(int(time.time()))
-    write_history((text for world in (*worlds, host, crowd) for text in until(now_seconds, world())), storage)
+    write_history(crowded_fleet.fleet(HEALTHY, float(int(time.time()))), storage)
     with serving(storage) as url:
         yield url
 
@@ -106,8 +74,7 @@ def daemon(url: str, *more: str) -> Iterator[Fleet]:
         yield Fleet(process, Client(line["address"]))
 
 
-ALL = len(FAULTY) + 1 + HEALTHY
-"""Besides the faulty ones: a healthy replica next to one that leaks."""
+ALL = len(FAULTY) + HEALTHY_NEXT_TO_A_LEAK + HEALTHY
 
 
 def name_of(replica: dict[str, Any]) -> str:
@@ -167,3 +134,31 @@ def test_a_killed_daemon_goes_on_where_it_was(fleet: str, tmp_path: Path) -> Non
         assert eventually(lambda: bool(serving.series("kvdiag_fleet_round_samples")))
         assert serving.series("kvdiag_fleet_round_samples")[()] < 5_000
         assert eventually(lambda: (serving.document() or {})["source"]["end"] > before["source"]["end"])
+
+
+START_SECONDS = 300.0
+"""For a new user to see the fleet, from the README on."""
+
+
+@pytest.mark.long
+def test_the_readmes_command_shows_the_six_of_two_hundred(tmp_path: Path) -> None:
+    """Within five minutes the page of 200 replicas has the six faulty ones on top, and the metrics name them."""
+    require_prometheus()
+    healthy = REPLICAS - len(FAULTY) - HEALTHY_NEXT_TO_A_LEAK
+    write_history(crowded_fleet.in_prod(crowded_fleet.fleet(healthy, float(int(time.time())))), tmp_path / "data")
+    with serving(tmp_path / "data") as url:
+        _, *arguments = crowded_fleet.command(url)
+        began = time.monotonic()
+        with started(*arguments, "--listen", "127.0.0.1:0") as process:
+            line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
+            serving_fleet = Fleet(process, Client(line["address"]))
+            assert eventually(lambda: serving_fleet.client.get("/-/ready")[0] == 200, every_seconds=1.0)
+            seconds = time.monotonic() - began
+            page = serving_fleet.client.get("/")[1]
+            names = re.findall(r'href="/replica/prod/([^"]+)"', page)
+            found = serving_fleet.series("kvdiag_replica_finding")
+    faulty = {name.replace("/", "-"): verdict for name, verdict in FAULTY.items()}
+    assert REPLICAS == len(names)
+    assert set(faulty) == set(names[: len(faulty)])
+    assert set(faulty.items()) <= {(pod, verdict) for _, verdict, _, _, pod, _, _ in found}
+    assert seconds < START_SECONDS
