@@ -45,13 +45,12 @@ from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_weights, scenario_budgets
 from kvdiag.kv.layout.deployment import (
-    CPU_BLOCK_TOKENS,
     Deployment,
-    Platform,
     default_batched_tokens,
     deployed_layout,
 )
 from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
+from kvdiag.kv.layout.kernel_blocks import CPU_BLOCK_TOKENS, Platform
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 from kvdiag.model import Device

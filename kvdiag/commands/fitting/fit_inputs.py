@@ -19,11 +19,12 @@ from kvdiag.files import opened
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
-from kvdiag.kv.fit.gpu_catalogue import MIB, gpu_bytes, gpu_name, parse_bytes
+from kvdiag.kv.fit.gpu_catalogue import MIB, compute_capability, gpu_bytes, gpu_name, parse_bytes
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
-from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
+from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, check_block_size
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
@@ -124,6 +125,7 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
         speculative_tokens=drafts,
         draft_layers=architecture.draft_layers if architecture is not None and drafts else (),
         platform=Platform(options.platform),
+        compute_capability=None if options.gpu is None else compute_capability(options.gpu),
     )
 
 

@@ -20,7 +20,7 @@ from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.fit.gpu_catalogue import MIB
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION
-from kvdiag.kv.layout.deployment import Platform
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
 

@@ -22,7 +22,8 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
     Reason,
     capacity_comparisons,
 )
-from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
+from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.layout.pages import StateCacheMode
 

@@ -24,7 +24,8 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 )
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import CacheLayout
-from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, deployed_layout
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool, Provenance

@@ -24,6 +24,8 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.latent import latent_size
 from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
+_FLASH_KDA_SIZE = 128
+
 
 def delta_state(text: Fields) -> StateShape:
     """gated_delta_net_state_shape, from the linear_* fields."""
@@ -135,7 +137,9 @@ def bailing_linear(text: Fields) -> ModelLayers:
     if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
         group = text.integer("layer_group_size", high=MAX_LAYERS)
         stateful = ((index + 1) % group != 0 and index < depth // group * group for index in range(depth))
-        return _states_and_latent(text, LayerKind.KIMI_DELTA, _kimi_delta_state(text, heads), stateful)
+        # Its layers write no checkpoints (bailing_moe_v3.py::BailingMoeV3KimiDeltaAttention).
+        state = replace(_kimi_delta_state(text, heads), prefill_checkpoints=0)
+        return _states_and_latent(text, LayerKind.KIMI_DELTA, state, stateful)
     group = text.integer("layer_group_size", default=1, low=0, high=MAX_LAYERS)
     size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
     state = StateShape(recurrent_heads=heads, recurrent_head_elements=size * size)
@@ -144,7 +148,9 @@ def bailing_linear(text: Fields) -> ModelLayers:
 
 
 def _kimi_delta_state(fields: Fields, heads: int) -> StateShape:
-    """kda_state_shape and kda_state_dtype."""
+    """kda_state_shape and kda_state_dtype. FlashKDA, which needs a bounded gate and heads of 128, writes a checkpoint
+    (kimi_k3/nvidia/kda.py::is_flashkda_supported).
+    """
     size = fields.integer("head_dim", high=1 << 14)
     return StateShape(
         conv_channels=3 * heads * size,
@@ -153,7 +159,7 @@ def _kimi_delta_state(fields: Fields, heads: int) -> StateShape:
         recurrent_heads=heads,
         recurrent_head_elements=size * size,
         recurrent_dtype="float32",
-        prefill_checkpoints=1,
+        prefill_checkpoints=int(size == _FLASH_KDA_SIZE and fields.raw("gate_lower_bound") is not None),
     )
 
 

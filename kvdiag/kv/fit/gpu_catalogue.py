@@ -14,6 +14,9 @@ _TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json"
 # NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
 _MEMORY_MIB: Mapping[str, int] = _TABLE["memory_mib"]
 _ALIASES: Mapping[str, str] = _TABLE["aliases"]
+_CAPABILITY: Mapping[str, int] = {
+    name: int(capability) for capability, names in _TABLE["compute_capability"].items() for name in names
+}
 _UNSUPPORTED: Mapping[str, Sequence[str]] = _TABLE["unsupported_levers"]
 # vLLM 0.32: kernels that read an 8-bit cache need compute capability 8.0 (flashinfer.py, flash_attn.py), fp8 weights
 # 7.5 (quantization/fp8.py::get_min_capability).
@@ -47,6 +50,11 @@ def gpu_bytes(name: str) -> int:
 def unsupported_levers(name: str) -> frozenset[str]:
     """The names of the levers that a GPU has no kernels for; none for a size."""
     return frozenset(_UNSUPPORTED.get(_key(name) or "", ()))
+
+
+def compute_capability(name: str) -> int | None:
+    """The CUDA compute capability of a GPU, 90 for 9.0; None for a size, an AMD GPU, or a name not in the table."""
+    return _CAPABILITY.get(_key(name) or "")
 
 
 def _key(name: str) -> str | None:

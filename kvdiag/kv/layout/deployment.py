@@ -8,15 +8,22 @@ engine, each with the place in its source, since a default that differs looks li
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import accumulate
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_DRAFT_TOKENS, MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
-from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
 from kvdiag.kv.layout.compressed_pages import compressed_pages, compressed_rows
-from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
+from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes
+from kvdiag.kv.layout.kernel_blocks import (
+    CPU_BLOCK_TOKENS,
+    DEFAULT_BLOCK_TOKENS,
+    INDEXED_BLOCK_TOKENS,
+    Platform,
+    chosen_kv_dtype,
+    default_block_tokens,
+    is_indexed,
+)
 from kvdiag.kv.layout.layers import (
     Architecture,
     AttentionLayer,
@@ -29,10 +36,6 @@ from kvdiag.kv.layout.layers import (
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
 
 _MAX_BLOCK_TOKENS = 1 << 20
-# config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
-_DEFAULT_BLOCK_TOKENS = 16
-CPU_BLOCK_TOKENS = 128
-_LATENT_BLOCK_TOKENS = 64
 # MLA and states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
 # What `vllm serve` batches by default: on GPUs below 70 GiB, from 70 GiB on except A100, and from 160 GiB on
@@ -42,13 +45,6 @@ _LARGE_GPU_BYTES, _LARGE_BATCHED_TOKENS = 70 << 30, 8_192
 _HUGE_GPU_BYTES, _HUGE_BATCHED_TOKENS = 160 << 30, 16_384
 USUAL_BATCHED_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 1_024)
 """Values of max_num_batched_tokens to try where no metric reports it, likeliest first."""
-
-
-class Platform(StrEnum):
-    """Which backend's block sizes and scheduling hold."""
-
-    CUDA = "cuda"
-    CPU = "cpu"
 
 
 # The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
@@ -131,8 +127,8 @@ class Deployment:
         )
 
     def resolved_kv_dtype(self, architecture: Architecture) -> KvDtype:
-        """The cache's number format."""
-        return resolve_kv_dtype(self.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
+        """The cache's number format, as the attention backend for this GPU stores it."""
+        return chosen_kv_dtype(self.kv_dtype, architecture, self.platform, self.compute_capability)
 
     def resolved_state_cache_mode(self, architecture: Architecture) -> StateCacheMode:
         """`--mamba-cache-mode`; by default `align` where prefix caching runs on a model with states, else `none`."""
@@ -151,12 +147,10 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
         (layer, next(number for number, end in enumerate(bounds) if layer.index < end)) for layer in architecture.layers
     ]
     placed.extend((layer, deployment.pipeline_parallel - 1) for layer in deployment.draft_layers)
-    context = _RankContext(
-        architecture=architecture,
-        deployment=deployment,
-        kv_dtype=deployment.resolved_kv_dtype(architecture),
-        block_tokens=_default_block_tokens(architecture, deployment),
-    )
+    kv_dtype, block = deployment.resolved_kv_dtype(architecture), deployment.block_size_tokens
+    if block is None:
+        block = default_block_tokens(architecture, kv_dtype, deployment.platform, deployment.compute_capability)
+    context = _RankContext(architecture=architecture, deployment=deployment, kv_dtype=kv_dtype, block_tokens=block)
     context = replace(context, block_tokens=_coupled_block_tokens(context))
     pages = [(page, stage) for layer, stage in placed for page in _layer_pages(layer, context)]
     return plan_layout(
@@ -231,8 +225,8 @@ def check_block_size(architecture: Architecture, deployment: Deployment) -> None
     block = deployment.block_size_tokens
     if block is None or not any(isinstance(layer, AttentionLayer | LatentLayer) for layer in architecture.layers):
         return
-    indexed = LayerKind.MLA_DSA in architecture.kinds and deployment.platform is Platform.CUDA
-    unit = _LATENT_BLOCK_TOKENS if indexed else _DEFAULT_BLOCK_TOKENS
+    indexed = is_indexed(architecture) and deployment.platform is Platform.CUDA
+    unit = INDEXED_BLOCK_TOKENS if indexed else DEFAULT_BLOCK_TOKENS
     if block % unit:
         raise KvModelError(
             f"block_size is {block}: kernels for this model on {deployment.platform} need a multiple of {unit}",
@@ -249,17 +243,6 @@ def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
     for place in range(2, depth % stages + 2):
         sizes[-place] += 1
     return tuple(accumulate(sizes))
-
-
-def _default_block_tokens(architecture: Architecture, deployment: Deployment) -> int:
-    if deployment.block_size_tokens is not None:
-        return deployment.block_size_tokens
-    if architecture.is_compressed:
-        return COMPRESSED_BLOCK_TOKENS
-    if deployment.platform is Platform.CPU:
-        return CPU_BLOCK_TOKENS
-    # FlashMLA and the indexer read pages of 64 tokens (v1/attention/backends/mla/flashmla.py, indexer.py).
-    return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
 
 
 def processor_note(architecture: Architecture, deployment: Deployment) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.residency import decode_blocks
 from tests.integration.vllm.cli import kvdiag

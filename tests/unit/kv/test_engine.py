@@ -7,7 +7,8 @@ import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import pool_capacity
-from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.residency import decode_blocks
 from tests.unit.kv.vectors import DATA
 

@@ -17,7 +17,8 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
     exactly,
 )
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import StateCacheMode
 from tests.unit.kv.dataset import config_of

@@ -16,7 +16,7 @@ from kvdiag.kv.calibration.running_server import (
     reported_blocks,
     served,
 )
-from kvdiag.kv.layout.deployment import Platform
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool
 from tests.unit.kv.vectors import DATA

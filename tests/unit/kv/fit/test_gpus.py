@@ -3,7 +3,14 @@
 import pytest
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.fit.gpu_catalogue import GPU_NAMES, gpu_bytes, gpu_name, parse_bytes, unsupported_levers
+from kvdiag.kv.fit.gpu_catalogue import (
+    GPU_NAMES,
+    compute_capability,
+    gpu_bytes,
+    gpu_name,
+    parse_bytes,
+    unsupported_levers,
+)
 from tests.unit.kv.refused import refused
 
 
@@ -80,6 +87,17 @@ def test_two_names_of_a_gpu_are_one(text: str, expected: str | None) -> None:
         ("NVIDIA GeForce RTX 5090", "5090", 32_607),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000_Ada", 49_140),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000", 97_887),
+        ("NVIDIA A40", "a40", 46_068),
+        ("NVIDIA L40", "L40", 46_068),
+        ("NVIDIA B300 SXM6", "b300", 275_040),
+        ("NVIDIA GB200", "gb200", 189_471),
+        ("NVIDIA GB300", "gb300", 284_208),
+        ("NVIDIA GB10", "dgx-spark", 124_610),
+        ("AMD Instinct MI325X", "mi325x", 262_128),
+        ("AMD Instinct MI355X", "MI355X", 294_896),
+        ("NVIDIA GeForce RTX 3080", "3080", 10_240),
+        ("NVIDIA GeForce RTX 4080", "RTX 4080", 16_376),
+        ("NVIDIA GeForce RTX 5080", "5080", 16_303),
         ("Tesla T4", "t4", 15_360),
         ("Tesla V100-SXM2-16GB", "v100-16gb", 16_384),
         ("Tesla V100-SXM2-32GB", "v100", 32_768),
@@ -160,7 +178,7 @@ def test_a_gpu_has_at_least_a_mebibyte() -> None:
         ("NVIDIA A100X", None),
         ("NVIDIA A10M", None),
         ("NVIDIA H100NVL", None),
-        ("NVIDIA L40", None),
+        ("NVIDIA L400", None),
         ("NVIDIA RTX 6000", None),
         ("nvidia nvidia t4", "t4"),
         ("x" * 78 + " t4", None),
@@ -206,3 +224,17 @@ def test_a_name_is_looked_at_up_to_its_80th_character() -> None:
     assert gpu_bytes("t4") == gpu_bytes("Tesla T4" + " " * 72 + "z")
     with pytest.raises(KvModelError):
         gpu_bytes("Tesla T4" + " " * 71 + "z")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("h100", 90), ("NVIDIA B200", 100), ("a100", 80), ("5090", 120), ("gb10", 121), ("mi300x", None), ("80GB", None)],
+)
+def test_the_generation_of_a_gpu(name: str, expected: int | None) -> None:
+    """CUDA's compute capability; a size and AMD have none."""
+    assert expected == compute_capability(name)
+
+
+def test_every_nvidia_gpu_has_a_generation() -> None:
+    """On which block sizes and cache formats depend."""
+    assert {"mi300x", "mi325x", "mi355x"} == {name for name in GPU_NAMES if compute_capability(name) is None}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, Platform, check_block_size, deployed_layout, processor_note
+from kvdiag.kv.layout.deployment import Deployment, check_block_size, deployed_layout, processor_note
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, Layer
 from kvdiag.kv.layout.pages import PageKind
 from tests.unit.kv.by_hand import DENSE, HYBRID, chunked, full, latent, model, sliding, state
@@ -50,7 +51,12 @@ def test_block_sizes_that_kernels_take(
     [
         (DENSE, {}, 16),
         (DENSE, {"platform": Platform.CPU}, 128),
-        (model(latent(0)), {}, 64),
+        (model(latent(0)), {}, 16),
+        (model(latent(0)), {"kv_dtype": "fp8"}, 64),
+        (model(latent(0)), {"compute_capability": 80, "kv_dtype": "fp8"}, 16),
+        (model(latent(0)), {"compute_capability": 100}, 32),
+        (model(latent(0)), {"compute_capability": 103, "kv_dtype": "fp8"}, 32),
+        (model(latent(0)), {"compute_capability": 120, "kv_dtype": "fp8"}, 16),
         (model(latent(0)), {"block_size_tokens": 32}, 32),
         (HYBRID, {}, 128),
         (HYBRID, {"block_size_tokens": 48}, 144),
@@ -194,3 +200,33 @@ def test_an_indexer_has_a_page_beside_each_latent_one() -> None:
     layout = deployed_layout(architecture, Deployment(kv_dtype="fp8_ds_mla", tensor_parallel=8))
 
     assert ((48_068 * 64,), (48_068,)) == (layout.bytes_per_block, layout.bytes_per_token())
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8_per_token_head", "fp8_per_token_head", "nvfp4"])
+def test_a_cpu_keeps_one_plain_byte(name: str) -> None:
+    """Its kernels pack neither scales nor halves: 128 elements of K and of V."""
+    layout = deployed_layout(DENSE, Deployment(kv_dtype=name, platform=Platform.CPU))
+
+    assert 256 == layout.groups[0].page.row_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"kv_dtype": "fp8"}, {656, 132}),
+        ({"compute_capability": 90}, {1_152, 132}),
+        ({"compute_capability": 100, "kv_dtype": "fp8"}, {576, 132}),
+        ({"compute_capability": 120}, {656, 132}),
+    ],
+)
+def test_rows_of_sparse_latent_attention(settings: dict[str, Any], expected: set[int]) -> None:
+    """Hopper and desktop Blackwell pack 8-bit rows with scales; data-centre Blackwell does not."""
+    layout = deployed_layout(model(replace(latent(0), indexer_row_bytes=132)), Deployment(**settings))
+
+    assert expected == {page.row_bytes for group in layout.groups for page in group.pages}
+
+
+def test_ampere_has_no_kernels_for_sparse_latent_attention() -> None:
+    """VLLM finds no backend there."""
+    with refused("compute_capability"):
+        deployed_layout(model(replace(latent(0), indexer_row_bytes=132)), Deployment(compute_capability=80))

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout, stage_ends
+from kvdiag.kv.layout.deployment import Deployment, default_batched_tokens, deployed_layout, stage_ends
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, Layer, StateLayer
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from tests.unit.kv.by_hand import DENSE, HYBRID, full, latent, model, state

@@ -1,0 +1,104 @@
+"""The block sizes and cache formats that vLLM 0.32 chooses for a model on a GPU, where the user leaves them open.
+
+platforms/cuda.py::_get_backend_priorities ranks the attention backends for a compute capability; the first that takes
+the model and the cache's format is used. Its kernels decide the block (get_supported_kernel_block_sizes, and
+platforms/interface.py::_preferred_block_size_for_backends for several backends) and, for sparse latent attention, the
+form of an 8-bit row (mla_attention.py::_canonicalize_sparse_mla_kv_cache_dtype).
+"""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from kvdiag.errors import KvModelError
+from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
+from kvdiag.kv.layout.dtypes import KvDtype, KvPacking, resolve_kv_dtype
+from kvdiag.kv.layout.layers import Architecture, LayerKind
+
+# config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
+DEFAULT_BLOCK_TOKENS = 16
+CPU_BLOCK_TOKENS = 128
+INDEXED_BLOCK_TOKENS = 64
+"""The indexer's kernels read pages of 64 tokens (mla/indexer.py)."""
+
+_FLASH_MLA_BLOCK_TOKENS = 64
+_FLASHINFER_MLA_BLOCK_TOKENS = 32
+_HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL = 9, 10, 12
+_FP8 = frozenset({"fp8", "fp8_e4m3"})
+_PACKED_FP8 = "fp8_ds_mla"
+_EIGHT_BITS = 8
+
+
+class Platform(StrEnum):
+    """Which backend's block sizes and scheduling hold."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+def is_indexed(architecture: Architecture) -> bool:
+    """Whether latent attention is sparse: an indexer selects the tokens."""
+    return LayerKind.MLA_DSA in architecture.kinds
+
+
+def chosen_kv_dtype(
+    name: str, architecture: Architecture, platform: Platform, compute_capability: int | None
+) -> KvDtype:
+    """The cache's format of `--kv-cache-dtype NAME`, as the chosen backend stores it.
+
+    Raises:
+        KvModelError: it is unknown, or the GPU has no kernels for sparse latent attention.
+    """
+    asked = architecture.declared_kv_dtype or name if name == "auto" else name
+    if platform is Platform.CPU:
+        plain = resolve_kv_dtype(name, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
+        if plain.packing in (KvPacking.PER_TOKEN_HEAD, KvPacking.NVFP4):
+            # cpu_attn.py has no customize_spec: one byte an element, scales apart.
+            return replace(plain, packing=KvPacking.PLAIN, element_bits=_EIGHT_BITS)
+        return plain
+    if is_indexed(architecture):
+        asked = _indexed_format(asked, architecture, _major(compute_capability))
+    return resolve_kv_dtype(asked, model_dtype=architecture.dtype)
+
+
+def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
+    """Hopper's FlashMLA and desktop Blackwell's kernels pack 8-bit rows with their scales, data-centre Blackwell's
+    FlashInfer does not; GLM's default there is 8 bits (models/config.py::GlmMoeDsaForCausalLM).
+    """
+    if major not in (_HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL):
+        raise KvModelError(
+            f"vLLM has no kernels for sparse latent attention on compute capability {major}.x: plan a Hopper or "
+            "Blackwell GPU",
+            "compute_capability",
+        )
+    if major == _BLACKWELL:
+        return "fp8_e4m3" if asked == "auto" and architecture.model_type == "glm_moe_dsa" else asked
+    if asked in _FP8 or (asked == "auto" and major == _DESKTOP_BLACKWELL):
+        return _PACKED_FP8
+    return asked
+
+
+def default_block_tokens(
+    architecture: Architecture, kv_dtype: KvDtype, platform: Platform, compute_capability: int | None
+) -> int:
+    """The block size without --block-size, before it is raised for states."""
+    if architecture.is_compressed:
+        return COMPRESSED_BLOCK_TOKENS
+    if platform is Platform.CPU:
+        return CPU_BLOCK_TOKENS
+    if not architecture.uses_mla:
+        return DEFAULT_BLOCK_TOKENS
+    if is_indexed(architecture):
+        return INDEXED_BLOCK_TOKENS
+    match _major(compute_capability):
+        case 10:
+            return _FLASHINFER_MLA_BLOCK_TOKENS
+        case 9 if kv_dtype.element_bits <= _EIGHT_BITS:
+            # FlashAttention's MLA reads 16 bits alone; FlashMLA is next.
+            return _FLASH_MLA_BLOCK_TOKENS
+        case _:
+            return DEFAULT_BLOCK_TOKENS
+
+
+def _major(compute_capability: int | None) -> int:
+    """The generation; an unknown GPU is taken for Hopper."""
+    return _HOPPER if compute_capability is None else compute_capability // 10
