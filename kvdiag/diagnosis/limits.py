@@ -332,7 +332,9 @@ class Limits:
     them does not move a median of so many."""
 
     agreeing_ranks: int = 3
-    """Number of ranks within a context of one another for which a smaller excess of another rank counts."""
+    agreeing_ratio: float = 0.1
+    """Number of ranks that agree, for which a smaller excess of another rank counts: within a context of one another,
+    or a tenth of that excess."""
 
     standing_out_bytes: int = GIB
     """That smaller excess: a context and its libraries, once."""

@@ -117,6 +117,7 @@ class Engine(Checked):
 
     `kv_usage_ratio` is the gauge as read: `KvPool.used_blocks` takes off a null block. `_total` is since its start.
     `running_output_tokens` have been generated so far by the requests that run.
+    `media_queries_total` are images and other media looked up in the engine's cache of them.
     `open_sessions` are clients' sessions that keep `session_held_tokens` in the pool between requests.
     `state_slots_used` of recurrent layers' states are a pool of their own.
     """
@@ -132,6 +133,7 @@ class Engine(Checked):
     requests_finished_total: int | None = None
     prefix_queries_total: int | None = None
     prefix_hits_total: int | None = None
+    media_queries_total: int | None = None
     running_output_tokens: int | None = None
     open_sessions: int | None = None
     session_held_tokens: int | None = None

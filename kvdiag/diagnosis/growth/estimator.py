@@ -67,14 +67,12 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     # What never moved so much needs one look: for the rate that the longest window would have called.
     found = [minutes.judged(length, limits) for length in (fitting[-1:] if still else fitting)]
     windows = tuple(one for one in found if one is not None)
-    worked = None
     if not still and not any(one.status == "fault" for one in windows):
-        worked = _over_work(series, limits)
-        windows += _windows_of_work(series, worked, fitting, limits)
-    if any(one.grows for one in windows) and _slowing(minutes, limits) and _slowing(worked or minutes, limits):
+        windows += _over_work(series, fitting, limits)
+    if any(one.grows for one in windows) and _slowing(minutes, limits):
         windows = tuple(
             replace(one, status="unknown", reason="slowing")
-            if one.grows and one.window_hours < limits.slowing_hours
+            if one.grows and one.window_hours < limits.slowing_hours and not one.over_work
             else one
             for one in windows
         )
@@ -90,35 +88,26 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     return Assessment(seconds=series.times_seconds[-1] - series.times_seconds[0], windows=windows, burst=burst)
 
 
-def _work_clock(series: Series) -> list[float] | None:
-    """The time of each sample by the work done until then, as fast as the time on average; `None` without any work."""
+def _over_work(series: Series, lengths: Sequence[int], limits: GrowthLimits) -> tuple[GrowthEvidence, ...]:
+    """The windows that grow by the work done, with the time that each took; none where the engines did none.
+
+    What each request leaves grows evenly there, by day and by night. The clock runs as fast as the time on average.
+    """
     work = series.work
     if work is None or work[-1] <= work[0]:
-        return None
-    times, end = series.times_seconds, series.times_seconds[-1]
-    pace = (end - times[0]) / (work[-1] - work[0])
-    return [end - pace * (work[-1] - done) for done in work]
-
-
-def _over_work(series: Series, limits: GrowthLimits) -> _Minutes | None:
-    """The series by the work done: what each request leaves grows evenly there, by day and by night."""
-    clock = _work_clock(series)
-    return None if clock is None else _Minutes.of(replace(series, times_seconds=clock), limits)
-
-
-def _windows_of_work(
-    series: Series, worked: _Minutes | None, lengths: Sequence[int], limits: GrowthLimits
-) -> tuple[GrowthEvidence, ...]:
-    """The windows over work that grow, with the time that each took."""
-    clock = _work_clock(series)
-    if worked is None or clock is None:
         return ()
-    end, found = series.times_seconds[-1], []
+    times, end, found = series.times_seconds, series.times_seconds[-1], []
+    pace = (end - times[0]) / (work[-1] - work[0])
+    clock = [end - pace * (work[-1] - done) for done in work]
+    worked = _Minutes.of(replace(series, times_seconds=clock), limits)
     for length in lengths:
         one = worked.judged(length, limits)
         if one is not None and one.grows:
-            begin = series.times_seconds[bisect_left(clock, end - one.window_hours * HOUR_SECONDS)]
-            found.append(one.lasting(max((end - begin) / HOUR_SECONDS, MINUTE_SECONDS / HOUR_SECONDS)))
+            begin = times[bisect_left(clock, end - one.window_hours * HOUR_SECONDS)]
+            hours = max((end - begin) / HOUR_SECONDS, MINUTE_SECONDS / HOUR_SECONDS)
+            # A warm-up ends with the hours; over the work of an evening it may look steady.
+            doubted = hours < limits.slowing_hours and one.gain_bytes < limits.collected_bytes
+            found.append(replace(one.lasting(hours), status="suspect" if doubted else one.status))
     return tuple(found)
 
 
@@ -306,9 +295,10 @@ class _Minutes:
         if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past and p_steps >= limits.steps_p:
             return replace(evidence, reason="few steps" if in_steps else "drift")
         certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
-        certain = certain or p_steps < limits.certain_steps_p
+        certain = certain or p_steps < limits.certain_steps_p or evidence.gain_bytes >= limits.certain_gain_bytes
         certain = certain and evidence.strength >= limits.fault_strength
-        if certain and self.collected and not long_past and evidence.window_hours < limits.collected_hours:
+        garbage = self.collected and evidence.gain_bytes < limits.collected_bytes
+        if certain and garbage and not long_past and evidence.window_hours < limits.collected_hours:
             return replace(evidence, status="suspect", reason="no past")
         return replace(evidence, status="fault" if certain else "suspect", reason="grows")
 

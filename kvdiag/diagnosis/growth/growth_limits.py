@@ -83,6 +83,9 @@ class GrowthLimits:
     certain_drift_p: float = 0.004
     """p-values of so regular a rise in a random walk, for a suspect and for a fault."""
 
+    certain_gain_bytes: float = 4 * GIB
+    """Growth from which a window that passes for a suspect is a fault: no drift or warm-up of reports took as much."""
+
     past_quarters: int = 12
     """Quarters of earlier windows that gate 9 needs for its comparison: three windows."""
 
@@ -125,6 +128,9 @@ class GrowthLimits:
     collected_hours: float = 1.9
     """Window from which garbage-collected memory without a longer history may be a fault: with those that confirm it,
     three hours, which include most collections."""
+
+    collected_bytes: float = 2 * GIB
+    """Growth beyond which it is no garbage that a collection has yet to return."""
 
     visible_errors: float = 4.0
     """Standard errors of a slope that are the detection limit: four of five leaks of that rate are detected."""

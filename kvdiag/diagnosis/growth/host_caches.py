@@ -41,10 +41,12 @@ class SizeLimit:
         return self.reported and self.limit_bytes > (self.host_bytes or MAX_BYTES - 2)
 
 
-def size_limit(who: str, facts: Facts) -> SizeLimit | None:
+def size_limit(who: str, facts: Facts, media: bool | None = None) -> SizeLimit | None:
     """The limit of the caches of a process, by its name; `None` where it is known to have none.
 
-    A container is called what its pod calls it: the engine says whose caches are in it.
+    A container is called what its pod calls it: the engine says whose caches are in it, in each of its processes.
+    `media` is whether the engine's cache of media has been asked. One that is in use has its default limit for certain,
+    unless the command line says otherwise.
     """
     whose = f"{who} {facts.engine_name or ''}" if who.startswith(CONTAINER) else who
     options = [option for option in host_caches() if option.may_be_in(whose)]
@@ -57,15 +59,21 @@ def size_limit(who: str, facts: Facts) -> SizeLimit | None:
     assumed = [
         option
         for option in options
-        if option.default_bytes is not None and option.name not in reported and (not option.media or takes_media(facts))
+        if option.default_bytes is not None
+        and option.name not in reported
+        and (not option.media or (takes_media(facts) if media is None else media))
     ]
     if not assumed:
         return None
     names = ", ".join(f"{option.name} ({option.flags[0]}, by default)" for option in assumed)
-    return SizeLimit(limit_bytes=sum(option.default_bytes or 0 for option in assumed), names=names, reported=False)
+    container = is_container(who)
+    most = sum((option.default_bytes or 0) * (option.processes if container else 1) for option in assumed)
+    in_use = bool(media) and all(option.media for option in assumed)
+    host = facts.host_limit_bytes
+    return SizeLimit(limit_bytes=most, names=names, reported=in_use, host_bytes=host if in_use else None)
 
 
-def unreported_bytes(who: str, facts: Facts, largest_bytes: int) -> int:
+def unreported_bytes(who: str, facts: Facts, largest_bytes: int, media: bool | None = None) -> int:
     """What caches of a process may take that neither a command line nor the model reports; 0 for none.
 
     `largest_bytes` is taken for a container of an engine that is not known. A program whose name is known and not among
@@ -77,9 +85,9 @@ def unreported_bytes(who: str, facts: Facts, largest_bytes: int) -> int:
         return largest_bytes if container else 0
     options = options or [option for option in host_caches() if facts.engine_name in option.programs]
     reported = {cache.name for cache in facts.host_caches or ()}
-    # Of a model whose config is known, media say whether there is any: then its limit is assumed. A worker has none of
-    # the caches that are on by default.
-    if facts.model_config is not None or "worker" in who.lower():
+    # Of a model whose config is known, or an engine that counts its media, these say whether there is any: then its
+    # limit is assumed. A worker has none of the caches that are on by default.
+    if media is not None or facts.model_config is not None or "worker" in who.lower():
         return 0
     return sum(
         (option.default_bytes or 0) * (option.processes if container else 1)
@@ -106,7 +114,7 @@ def within_its_limit(
     judged: Finding, owner: MemoryOwner, seen: MemorySeries, part: MemoryComponent, facts: Facts, limits: Limits
 ) -> Finding:
     """A leak's finding as it is where growth exceeds the limits of the process's caches, or none is known."""
-    limit = size_limit(owner.who, facts)
+    limit = size_limit(owner.who, facts, seen.engines.media)
     if limit is None:
         return judged
     grown = seen.grown_bytes(part, owner)
@@ -138,7 +146,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
     seen = memory_series(timeline, facts, limits)
     part, found = MemoryComponent.HOST_ANONYMOUS, []
     for owner, assessed in seen.assessed(part).items():
-        limit, growth = size_limit(owner.who, facts), assessed.decides
+        limit, growth = size_limit(owner.who, facts, seen.engines.media), assessed.decides
         if limit is None or not limit.reported or growth is None or limit.exceeds_host:
             continue
         grown = seen.grown_bytes(part, owner)

@@ -45,7 +45,8 @@ class EngineActivity:
     """What the engines did, sample by sample: their load, the work done, and whether any of them slept.
 
     The load is the sum of the pools' usage where they report it, else of running requests; the work is their tokens
-    since the first sample. `fresh`: the first sample preceded any request.
+    since the first sample. `fresh`: the first sample preceded any request. `media`: whether the cache of
+    images and other media has ever been asked; `None` where the engines do not count that.
     """
 
     times_seconds: tuple[float, ...]
@@ -53,6 +54,7 @@ class EngineActivity:
     work: tuple[float, ...]
     asleep: tuple[bool, ...]
     fresh: bool
+    media: bool | None = None
 
     def at(self, seconds: float, limits: GrowthLimits) -> tuple[float | None, bool]:
         """The load and the sleep at a moment, by the newest sample before it, if that is not too old."""
@@ -240,8 +242,18 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
         work=tuple(accumulate(_worked(read))),
         asleep=tuple([sample.asleep for sample in read]),
         # A counter that never moves says nothing.
+        media=_media(read),
         fresh=bool(read) and read[0].total("generation_tokens_total") == 0 != read[-1].total("generation_tokens_total"),
     )
+
+
+def _media(read: Sequence[Sample]) -> bool | None:
+    """Whether media were looked up, by the newest sample that counts them: of a server of text there are none."""
+    for sample in reversed(read):
+        counts = [one.media_queries_total for one in sample.engines or () if one.media_queries_total is not None]
+        if counts:
+            return any(counts)
+    return None
 
 
 def _worked(read: Sequence[Sample]) -> Iterator[float]:

@@ -1,9 +1,10 @@
 """capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
 Decided in this order: bursts that are over and cost next to nothing of a long history are ok; any other preemption for
-lack of room is a fault; a queue in front of a full pool is suspect, and a fault where the server meanwhile does less
-than half of its usual work; requests that ran together without either are ok. An engine in which no request waits for
-the pool shows it by requests that fail (llama.cpp: all that run do).
+lack of room is a fault, but few of the finished requests within minutes in all are suspect; a queue in front of a full
+pool is suspect, and a fault where the server meanwhile does less than half of its usual work; requests that ran
+together without either are ok. An engine in which no request waits for the pool shows it by requests that fail
+(llama.cpp: all that run do).
 
 vLLM also preempts every running request when its cache is reset (`POST /pause?mode=keep`, sleep, a weight update): a
 preemption does not count where the samples around it show a pool with much room, or where all that ran was preempted
@@ -29,7 +30,7 @@ from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
 from kvdiag.diagnosis.timeline_queries import began_busy, beside_others, gap_reason, pool_tokens, whole_load
 from kvdiag.formatting import format_ratio, plural
-from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Status, Timeline
 from kvdiag.model.timeline import EngineCount
 
 ID = "capacity.concurrency"
@@ -72,7 +73,8 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV {unit}s{limit}"
-        return (Finding(ID, "fault", f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
+        status: Status = "suspect" if _is_rare(timeline, facts, preempted, limits) else "fault"
+        return (Finding(ID, status, f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
     if totals.queued:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV {unit}s{limit}"
         share = _work_share(timeline, facts, limits)
@@ -108,9 +110,31 @@ def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limit
     Only a history of hours, without test steps, shows that: what is short in it is rare. Hours without a sample count
     neither way.
     """
-    read = [sample for sample in timeline.samples if sample.engines]
-    if timeline.marks or not read:
+    if timeline.marks or not any(sample.engines for sample in timeline.samples):
         return None
+    finished, observed, lacking = _lack(timeline, facts, limits)
+    end = observed[-1][0] if observed else 0.0
+    if preempted > limits.burst_ratio * finished or _seconds_after(0.0, observed) < limits.busy_floor_seconds:
+        return None
+    begins = (0.0, end - limits.busy_floor_seconds)
+    shares = [_seconds_after(begin, lacking) / _seconds_after(begin, observed) for begin in begins]
+    is_over = not lacking or lacking[-1][0] < end - limits.burst_over_seconds
+    return shares[0] if is_over and max(shares) <= limits.burst_ratio else None
+
+
+def _is_rare(timeline: Timeline, facts: Facts, preempted: int, limits: Limits) -> bool:
+    """Whether preemptions cost next to nothing so far: few of the finished requests, within minutes in all."""
+    if timeline.marks:
+        return False
+    finished, _, lacking = _lack(timeline, facts, limits)
+    return preempted <= limits.burst_ratio * finished and _seconds_after(0.0, lacking) < limits.queue_seconds
+
+
+def _lack(
+    timeline: Timeline, facts: Facts, limits: Limits
+) -> tuple[int, list[tuple[float, float]], list[tuple[float, float]]]:
+    """Requests finished, and the ends and lengths in seconds of all intervals, and of those in which room lacked."""
+    read = [sample for sample in timeline.samples if sample.engines]
     finished, observed, lacking = 0, [], []
     for before, sample in pairwise(read):
         finished += max(_rise(before, sample, "requests_finished_total"), 0)
@@ -119,13 +143,7 @@ def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limit
         observed.append(interval)
         if waits or _rise(before, sample, "preemptions_total") > 0:
             lacking.append(interval)
-    end = read[-1].at_seconds
-    if preempted > limits.burst_ratio * finished or _seconds_after(0.0, observed) < limits.busy_floor_seconds:
-        return None
-    begins = (0.0, end - limits.busy_floor_seconds)
-    shares = [_seconds_after(begin, lacking) / _seconds_after(begin, observed) for begin in begins]
-    is_over = not lacking or lacking[-1][0] < end - limits.burst_over_seconds
-    return shares[0] if is_over and max(shares) <= limits.burst_ratio else None
+    return finished, observed, lacking
 
 
 def _seconds_after(begin: float, intervals: Iterable[tuple[float, float]]) -> float:

@@ -155,7 +155,8 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
         return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures, prescription=fix)
     even_bytes = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
     # Enough other ranks use the same: the stages of a pipeline do not.
-    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
+    spread_bytes = max(limits.foreign_suspect_bytes, limits.agreeing_ratio * lost_bytes)
+    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < spread_bytes
     if lost_bytes <= (min(even_bytes, limits.standing_out_bytes) if agree else even_bytes):
         summary = f"no rank stands out: the fullest is {format_bytes(lost_bytes)} above the median of the others"
         return Finding(ID, "ok", summary, evidence, imbalance=figures)

@@ -57,7 +57,7 @@ def _finding(
     series: MemorySeries, part: Part, found: Decisive, room: int | None, facts: Facts, limits: Limits
 ) -> Finding:
     """Growth of a component, less certain while it may be a cache of which nothing is reported."""
-    cache = unreported_bytes(found[0].who, facts, limits.growth.cache_bytes)
+    cache = unreported_bytes(found[0].who, facts, limits.growth.cache_bytes, series.engines.media)
     grown = series.grown_bytes(part, found[0])
     return finding(ID, found, part, room, limits.growth, cache_bytes=cache, grown_bytes=grown)
 

@@ -19,6 +19,7 @@ NEW_NAMES: Mapping[str, str] = MappingProxyType(
         "generation_tokens_total": "vllm:generation_tokens_total",
         "prefix_queries_total": "vllm:prefix_cache_queries_total",
         "prefix_hits_total": "vllm:prefix_cache_hits_total",
+        "media_queries_total": "vllm:mm_cache_queries_total",
     }
 )
 """vLLM 0.11 and newer."""

@@ -47,7 +47,9 @@ def media_cache(tape: Tape) -> Made:
     """A multimodal model whose processor cache is filling towards its 4 GiB with each new image, ever more slowly."""
     most, tau = tape.random.uniform(2.4, 3.8) * GIB, tape.hours[-1] * tape.random.uniform(0.25, 0.6)
     grown = tape.of(lambda hour: most * (1.0 - 2.718281828 ** (-hour / tau)))
-    return drawn(tape, host=grown, facts={"model_config": '{"vision_config": {}}'}).play()
+    server = drawn(tape, host=grown, facts={"model_config": '{"vision_config": {}}'})
+    server.requests.media = [0.3 * ended for ended in server.requests.ended]
+    return server.play()
 
 
 def one_event(tape: Tape) -> Made:

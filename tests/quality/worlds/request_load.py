@@ -37,6 +37,7 @@ class Requests:
     output_tokens: Track
     waiting: list[int] = field(default_factory=list)
     preemptions: list[int] = field(default_factory=list)
+    media: Track = field(default_factory=list)
 
     @property
     def load(self) -> Track:
@@ -110,6 +111,7 @@ def pages_of(requests: Requests, pool: KvPool, kept_blocks: Track | None, starts
                 requests_finished_total=round(requests.ended[place] - requests.ended[begin]),
                 prefix_queries_total=prompts,
                 prefix_hits_total=round(0.2 * prompts),
+                media_queries_total=round(requests.media[place] - requests.media[begin]) if requests.media else 0,
             )
         )
     return made

@@ -119,6 +119,8 @@ def test_growth_of_collected_memory_needs_a_past() -> None:
     assert "fault" == decided(assess(series(above, 1.2), LIMITS)).status
     held = decided(assess(series(above, 1.2, collected=True), LIMITS))
     assert ("suspect", "no past") == (held.status, held.reason)
+    # No garbage takes gigabytes.
+    assert "fault" == decided(assess(series(lambda hour: 3.0 * GIB * hour, 1.2, collected=True), LIMITS)).status
     assert "fault" == decided(assess(series(above, 3.5, collected=True), LIMITS)).status
 
 

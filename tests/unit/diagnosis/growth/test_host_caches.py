@@ -351,3 +351,32 @@ def test_fullest_of_two_caches_is_set_to() -> None:
 
     assert actual is not None
     assert 79 * 12 * MB / (1000 * MB) == evidence(actual)["full"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "gb_per_hour", "status", "limit_gib"),
+    [
+        pytest.param(None, 1.0, "suspect", None, id="not counted"),
+        pytest.param(0, 1.0, "fault", None, id="no media"),
+        pytest.param(700, 1.0, "ok", 8, id="filling"),
+        pytest.param(700, 5.0, "fault", 8, id="beyond its default"),
+    ],
+)
+def test_a_cache_of_media_explains_growth_only_where_it_is_in_use(
+    queries: int | None, gb_per_hour: float, status: str, limit_gib: int | None
+) -> None:
+    """The engine counts what it looks up in the cache: 0 of a server of text, whose growth no cache explains.
+
+    Its default limit holds for each of the two processes of a container.
+    """
+    alone = growing("container", gb_per_hour)
+    samples = tuple(
+        replace(one, engines=tuple(replace(each, media_queries_total=queries) for each in one.engines or ()))
+        for one in alone.samples
+    )
+    known = replace(FACTS, engine_name="vllm", model_config=None, host_caches=None)
+    actual = only(judge, Timeline(samples=samples), known)
+    assert (status, None if limit_gib is None else limit_gib * GIB) == (
+        actual.status,
+        evidence(actual).get("cache_size_limit"),
+    )

@@ -132,7 +132,8 @@ def rank(index: int, *sizes: int, total_gib: int = 80, pids: tuple[int, ...] = (
         pytest.param(4 * GIB, (0, 0, 0), 80, "suspect", id="5 % of the GPU"),
         pytest.param(4 * GIB + 1, (0, 0, 0), 80, "fault", id="a byte more than 5 %"),
         pytest.param(4 * GIB + 1, (0, 0), 80, "suspect", id="more than 5 % beside two"),
-        pytest.param(4 * GIB + 1, (0, 0, CONTEXT), 80, "suspect", id="beside three that differ"),
+        pytest.param(4 * GIB + 1, (0, 0, CONTEXT), 80, "fault", id="beside three within a tenth of it"),
+        pytest.param(4 * GIB + 1, (0, 0, 410 * MIB), 80, "suspect", id="beside three that differ"),
     ],
 )
 def test_a_rank_may_use_somewhat_more_than_the_others(
