@@ -37,7 +37,7 @@ from kvdiag.kv.fit.scenario import (
     scenario_plan,
 )
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.deployment import default_batched_tokens, deployed_layout, processor_note
+from kvdiag.kv.layout.deployment import Deployment, default_batched_tokens, deployed_layout, processor_note
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
@@ -122,6 +122,8 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         refused = refused_length(files, architecture, context, options.engine)
         notes = filter(None, [refused, dropped_note(architecture.model_type), processor_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
+    if deployment.blocks_override is not None:
+        capacity = replace(capacity, num_blocks=deployment.blocks_override)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options.output == "json":
         print_json(document)
@@ -221,7 +223,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
     combinations = () if fits else find_combinations(scenario, plan)
     notes = [
-        *filter(None, [refused]),
+        *filter(None, [refused, _override_note(plan, deployment)]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
@@ -250,6 +252,16 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         block_waste_ratio=waste,
         rows=tuple(rows),
     )
+
+
+def _override_note(plan: Plan, deployment: Deployment) -> str:
+    """Why --num-gpu-blocks-override does not fit; empty where it does."""
+    blocks, size, pool = deployment.blocks_override, plan.capacity.bytes_per_block, plan.budgets
+    stage = plan.limiting_stage
+    if blocks is None or blocks * size[stage] <= pool[stage].pool_bytes:
+        return ""
+    needed, room = format_bytes(blocks * size[stage]), format_bytes(pool[stage].pool_bytes)
+    return f"--num-gpu-blocks-override {blocks} needs {needed} per GPU, and {room} are left for the pool: lower it"
 
 
 def _show(fitted: Fitted, output: str) -> int:

@@ -55,6 +55,8 @@ _UNUSED = (
     "hybrid_kv_cache_manager",
     "disable_sliding_window",
     "hf_overrides",
+    "speculative_config",
+    "num_gpu_blocks_override",
     "platform",
     "calibrate",
     "profile",

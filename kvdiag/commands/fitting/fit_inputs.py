@@ -13,7 +13,7 @@ import click
 
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import default_path, read_profiles
-from kvdiag.commands.fitting.request_length import parsed_overrides, with_overrides
+from kvdiag.commands.fitting.request_length import parsed_object, with_overrides
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
@@ -41,6 +41,9 @@ MAX_LENGTHS_VALUES = 1_000_000
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
 MAX_BYTES_PER_TOKEN = 1 << 24
+_LAYERLESS_DRAFTERS = ("ngram", "ngram_gpu", "suffix", "medusa")
+"""Methods of config/speculative.py whose drafters keep no KV cache."""
+
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 """config/cache.py::MambaDType"""
 
@@ -53,7 +56,7 @@ def files_of(model: str, options: FitOptions) -> ModelFiles:
     files = read_model(model, offline=options.offline)
     if options.hf_overrides is None:
         return files
-    return replace(files, config=with_overrides(files.config, parsed_overrides(options.hf_overrides)))
+    return replace(files, config=with_overrides(files.config, parsed_object(options.hf_overrides, "hf-overrides")))
 
 
 def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
@@ -106,7 +109,8 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
     if options.max_num_batched_tokens is not None and options.max_in_flight_tokens is not None:
         raise click.UsageError("pass --max-num-batched-tokens or --max-in-flight-tokens, not both")
     given = options.kv_bytes_per_token is not None
-    mode, drafts = options.mamba_cache_mode, options.num_speculative_tokens
+    mode = options.mamba_cache_mode
+    drafts, has_layers = _drafts(options)
     in_flight, batched = options.max_in_flight_tokens, options.max_num_batched_tokens
     if batched is None:
         batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
@@ -123,10 +127,33 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
         state_cache_mode=None if mode is None else StateCacheMode(mode),
         hybrid_manager=options.hybrid_kv_cache_manager,
         speculative_tokens=drafts,
-        draft_layers=architecture.draft_layers if architecture is not None and drafts else (),
+        draft_layers=architecture.draft_layers if architecture is not None and has_layers else (),
+        blocks_override=options.num_gpu_blocks_override,
         platform=Platform(options.platform),
         compute_capability=None if options.gpu is None else compute_capability(options.gpu),
     )
+
+
+def _drafts(options: FitOptions) -> tuple[int, bool]:
+    """Draft tokens of a step, and whether the model's own draft layers make them; click.UsageError for a drafter with
+    layers of its own.
+    """
+    if options.speculative_config is None:
+        return options.num_speculative_tokens, options.num_speculative_tokens > 0
+    if options.num_speculative_tokens:
+        raise click.UsageError("pass --speculative-config or --num-speculative-tokens, not both")
+    given = parsed_object(options.speculative_config, "speculative-config")
+    method, tokens = given.get("method"), given.get("num_speculative_tokens")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise click.UsageError('--speculative-config needs "num_speculative_tokens", such as 3')
+    if isinstance(method, str) and (method == "mtp" or method.endswith("_mtp")):
+        return tokens, True
+    if method not in _LAYERLESS_DRAFTERS:
+        raise click.UsageError(
+            f"--speculative-config with method {str(method)[:40]!a} is not modelled, since that drafter's layers share "
+            f"the pool: pass mtp or one of {', '.join(_LAYERLESS_DRAFTERS)}"
+        )
+    return tokens, False
 
 
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:

@@ -94,8 +94,8 @@ def with_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> M
     return changed
 
 
-def parsed_overrides(text: str) -> Mapping[str, Any]:
-    """The object of --hf-overrides.
+def parsed_object(text: str, option: str) -> Mapping[str, Any]:
+    """The JSON object that an option holds.
 
     Raises:
         KvModelError: it is not a JSON object.
@@ -105,5 +105,5 @@ def parsed_overrides(text: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise KvModelError(f"--hf-overrides {text[:40]!a} is not a JSON object", "hf_overrides")
+        raise KvModelError(f"--{option} {text[:40]!a} is not a JSON object", option)
     return value

@@ -96,6 +96,7 @@ class Demand:
 class Plan:
     """What a deployment gives for a demand.
 
+    `pool_bytes` is the limiting stage's pool, less than its budget's only with --num-gpu-blocks-override.
     `max_requests` and `max_context_tokens` are what still fits with the other one as demanded. Headroom is of the stage
     with the least, negative by what is missing.
     """
@@ -109,6 +110,7 @@ class Plan:
     max_requests: int
     max_context_tokens: int
     limiting_stage: int
+    pool_bytes: int
 
     @property
     def keeps_cache(self) -> bool:
@@ -121,7 +123,7 @@ class Plan:
     def headroom_ratio(self) -> float:
         """Headroom as a share of the limiting stage's pool; without a cache, of what the engine may take."""
         budget = self.budgets[self.limiting_stage]
-        whole = budget.pool_bytes if self.keeps_cache else budget.usable_bytes
+        whole = self.pool_bytes if self.keeps_cache else budget.usable_bytes
         return self.headroom_bytes / whole if whole else -1.0
 
     @property
@@ -154,14 +156,19 @@ def make_plan(
         capacity = Capacity(
             num_blocks=0, bytes_per_block=(0,) * ranks, context_tokens=demand.context_tokens, blocks_per_request=0
         )
+    affordable, override = capacity.num_blocks, deployment.blocks_override
+    if override is not None and layout.groups:
+        capacity = replace(capacity, num_blocks=override)
+        pools = tuple(min(pool, override * size) for pool, size in zip(pools, capacity.bytes_per_block, strict=True))
     needed = capacity.blocks_per_request * demand.requests
     # The stage with the least headroom: pool bytes less what the demand and the null block take.
     headroom, limiting = min(
-        (budget.pool_bytes - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes, stage)
-        for stage, (budget, block_bytes) in enumerate(zip(budgets, capacity.bytes_per_block, strict=True))
+        (pool - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes, stage)
+        for stage, (budget, pool, block_bytes) in enumerate(zip(budgets, pools, capacity.bytes_per_block, strict=True))
     )
     usable = max(0, capacity.num_blocks - NULL_BLOCKS)
-    loads = not any(budget.shortfall_bytes for budget in budgets)
+    # An override that the memory does not hold ends in an out-of-memory error when the pool is allocated.
+    loads = not any(budget.shortfall_bytes for budget in budgets) and capacity.num_blocks <= affordable
     served = most_context_tokens is None or demand.context_tokens <= most_context_tokens
     context = 0
     if usable and loads:
@@ -182,6 +189,7 @@ def make_plan(
         max_requests=capacity.whole_requests if loads and served else 0,
         max_context_tokens=context,
         limiting_stage=limiting,
+        pool_bytes=pools[limiting],
     )
     if plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
         return replace(plan, outcome=Outcome.TIGHT)

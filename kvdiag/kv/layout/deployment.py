@@ -64,7 +64,8 @@ def default_batched_tokens(gpu_bytes: int, gpu: str) -> int:
 class Deployment:
     """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU.
 
-    `compute_capability` is the GPU's (90 for Hopper); None stands for one whose formats are Hopper's.
+    `compute_capability` is the GPU's (90 for Hopper); None stands for one whose formats are Hopper's. `blocks_override`
+    is --num-gpu-blocks-override: the pool has so many blocks, not as many as the memory holds.
     """
 
     tensor_parallel: int = 1
@@ -83,6 +84,7 @@ class Deployment:
     draft_layers: tuple[Layer, ...] = ()
     platform: Platform = Platform.CUDA
     compute_capability: int | None = None
+    blocks_override: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, high in (
@@ -92,6 +94,7 @@ class Deployment:
             ("max_num_batched_tokens", self.max_num_batched_tokens, MAX_TOKENS),
             ("block_size", self.block_size_tokens, _MAX_BLOCK_TOKENS),
             ("max_in_flight_tokens", self.max_in_flight_tokens, MAX_TOKENS),
+            ("num_gpu_blocks_override", self.blocks_override, MAX_TOKENS),
         ):
             check_range(name, 1 if value is None else value, 1, high)
         check_range("num_speculative_tokens", self.speculative_tokens, 0, MAX_DRAFT_TOKENS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.commands.fitting.request_length import parsed_overrides, refused_length, with_overrides
+from kvdiag.commands.fitting.request_length import parsed_object, refused_length, with_overrides
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.sources.model_files import ModelFiles, read_model
 from tests.integration.vllm.conftest import VllmHome
@@ -157,7 +157,7 @@ def test_the_advised_override_is_accepted(vllm: VllmHome, tmp_path: Path) -> Non
     """With the RoPE scaling that the refusal names, the engine and kvdiag both accept the length."""
     architecture, files = limits(CASES["plain"], tmp_path / "plain")
     line = refused_length(files, architecture, 100_000, "vllm")
-    overrides = dict(parsed_overrides(line.split("'")[1]))
+    overrides = dict(parsed_object(line.split("'")[1], "hf-overrides"))
 
     (answer,) = answers(vllm, [case(LLAMA, overrides=overrides, lengths=[100_000])], tmp_path)
     changed = ModelFiles(origin="", config=with_overrides(LLAMA, overrides))
