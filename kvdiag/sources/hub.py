@@ -20,11 +20,16 @@ WHOLE_SECONDS = 30.0
 """For all of it, redirects and looking up names among it."""
 
 
+class UnreachableHubError(KvdiagError):
+    """The Hub did not answer, or not in time."""
+
+
 def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SECONDS) -> tuple[str, bytes]:
     """Where the config of a Hub id is, and its content.
 
     Raises:
-        KvdiagError: there is none, or not all of it comes in time.
+        UnreachableHubError: the Hub does not answer, or not all of the config comes in time.
+        KvdiagError: there is none.
     """
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     url = f"{endpoint}/{model}/resolve/main/config.json"
@@ -33,7 +38,7 @@ def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SE
     try:
         return url, asyncio.run(_fetched(url, headers, limit_bytes, whole_seconds))
     except TimeoutError as error:
-        raise KvdiagError(
+        raise UnreachableHubError(
             f"{endpoint} has not sent all of {model}'s config within {format_duration(whole_seconds)}; "
             "give a folder or a config.json"
         ) from error
@@ -41,7 +46,9 @@ def read_config(model: str, limit_bytes: int, *, whole_seconds: float = WHOLE_SE
         raise KvdiagError(f"{url}: {error}; give a folder or a config.json instead") from error
     except httpx2.HTTPError as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise KvdiagError(f"cannot reach {endpoint} for {model}: {reason}; give a folder or a config.json") from error
+        raise UnreachableHubError(
+            f"cannot reach {endpoint} for {model}: {reason}; give a folder or a config.json"
+        ) from error
 
 
 async def _fetched(url: str, headers: Mapping[str, str], limit_bytes: int, whole_seconds: float) -> bytes:

@@ -95,7 +95,14 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
             # Its HTTP client costs more than the answer, and few calls come here.
             from kvdiag.sources import hub  # noqa: PLC0415
 
-            url, content = hub.read_config(model, MAX_CONFIG_BYTES)
+            try:
+                url, content = hub.read_config(model, MAX_CONFIG_BYTES)
+            except hub.UnreachableHubError:
+                entry = known.find_named(model.partition("/")[2])
+                if entry is None:
+                    raise
+                origin = f"catalogue entry {entry.name}, as the Hub cannot be reached for {model}"
+                return ModelFiles(origin=origin, config=entry.config)
             return ModelFiles(origin=url, config=_json(content, url))
     near = known.similar(model)
     hint = f"; similar names: {', '.join(near)}" if near else ""

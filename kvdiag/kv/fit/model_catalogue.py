@@ -37,6 +37,14 @@ class Catalogue:
         """The entry of that name, or None."""
         return next((entry for entry in self.entries if _key(name) in entry.keys), None)
 
+    def find_named(self, name: str) -> CatalogueEntry | None:
+        """The entry of that name, or of a Hub id that ends in it, or None."""
+        own = self.find(name)
+        if own is not None:
+            return own
+        key = _key(name)
+        return next((entry for entry in self.entries if any(one.endswith(f"/{key}") for one in entry.keys)), None)
+
     def similar(self, name: str) -> tuple[str, ...]:
         """Names close to one that is not there."""
         known = {key: entry.name for entry in self.entries for key in entry.keys}

@@ -158,3 +158,18 @@ def test_options_have_the_engines_names_too(
     answers = [answer(capsys, "llama_70b", "--no-profile", *arguments) for arguments in (theirs, ours, ())]
 
     assert answers[0] == answers[1] != answers[2]
+
+
+def test_a_hub_that_cannot_be_reached_falls_back_to_the_catalogue(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the model's name, and the answer names both; another name is refused as before."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    code, document = answer(capsys, "another/Llama-3.1-8B-Instruct", "--context", "8192")
+
+    assert 0 == code
+    assert {"llama-3.1-8b", "another/Llama-3.1-8B-Instruct"} <= set(document["model"].replace(",", "").split())
+    assert "cannot reach" in refusal(capsys, "another/a-model-of-tomorrow")
