@@ -30,6 +30,7 @@ BENCHES = (
     "day_speed",
     "kv_score",
     "diagnosis_score",
+    "worlds_score",
     "soak_power",
     "fleet_power",
     "fleet_rounds",

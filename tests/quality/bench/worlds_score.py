@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from tests.quality.bench.table import note
 from tests.quality.worlds.world_tally import Outcome, alert_rows, judged, table, worlds_of
 
 SHOWN_UNTIL = 10
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             numbers = [place for place, one in numbered if chosen.only in f"{one.row} {one.name}"]
             outcomes[seed] = list(pool.map(partial(_judged, seed), numbers, chunksize=1))
     _print_table(outcomes)
+    _note([one for found in outcomes.values() for one in found])
     for seed, found in outcomes.items():
         if seed <= SHOWN_UNTIL:
             _print_misses(seed, found)
@@ -61,6 +63,25 @@ def _print_table(outcomes: dict[int, list[Outcome]]) -> None:
     _say(f"{'usual alerts, by the end':34}{'right':>8}{'of':>6}{'benign worlds with it':>24}")
     for name, right, planted, false in alert_rows(every):
         _say(f"{name:34}{right:8}{planted:6}{false:24}")
+
+
+def _note(outcomes: Sequence[Outcome]) -> None:
+    """The rows of the table of all benchmarks, next to the usual alert that finds most."""
+    name, right, planted, false = max(alert_rows(outcomes), key=lambda row: row[1])
+    rows = {row.name: row for row in table(outcomes)}
+    benign = [one for one in outcomes if one.world.right == "benign"]
+    if not planted or not benign:
+        return
+    accepted, called = rows["accepted"], sum(bool(one.called) for one in benign)
+    share = 100.0 * accepted.count / (accepted.of or 1.0)
+    note("drawn servers: problems found", share, 100.0 * right / planted, than=name, unit="%")
+    note(
+        "drawn servers: healthy ones accused",
+        100.0 * called / len(benign),
+        100.0 * false / len(benign),
+        than=name,
+        unit="%",
+    )
 
 
 def _print_misses(seed: int, outcomes: Sequence[Outcome]) -> None:
