@@ -21,11 +21,12 @@ from kvdiag.commands.printing import print_json, print_text, show_turns
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.engines import recognise
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.profiling import MAX_PROFILED, Profiled, profile_processes
-from kvdiag.formatting import format_duration, plural
+from kvdiag.feeds.live.profiling import Profiled, chosen_processes, profile_processes
+from kvdiag.formatting import format_duration
 from kvdiag.model import ProfileKind
 from kvdiag.outputs.documents.profile_document import profile_document
 from kvdiag.outputs.terminal.profile_text import render_profiles
+from kvdiag.server.profile_desk import MAX_SECONDS, MIN_SECONDS
 from kvdiag.sources.agents.agent_profiles import ProfileFolder
 from kvdiag.sources.agents.agent_publication import Publication
 from kvdiag.sources.http import HttpReader
@@ -70,9 +71,6 @@ def install(directory: Path) -> None:
     )
 
 
-MIN_SECONDS, MAX_SECONDS = 2.0, 600.0
-
-
 @command.command(short_help="Show which lines of the server's code hold the memory that it gains.")
 @agent_option
 @click.option("--url", help="The server, for its requests per second and the growth per request.")
@@ -112,7 +110,7 @@ def profile(
     kind: ProfileKind = "host" if host else "device"
     folder = ProfileFolder(agent_dir)
     try:
-        processes = _chosen(folder.processes(), agent_dir, role)
+        processes = chosen_processes(folder, agent_dir, role)
         with show_turns() as show:
             names = ", ".join(f"{one.title} {one.pid}" for one in processes)
             show(f"tracing {names} for {format_duration(seconds)}: slows Python, takes up to 50 MiB in each")
@@ -122,19 +120,6 @@ def profile(
     finally:
         folder.close()
     return _shown(found, output)
-
-
-def _chosen(processes: Sequence[Publication], folder: Path, role: str | None) -> Sequence[Publication]:
-    names = ", ".join(f"{one.title} {one.pid}" for one in processes)
-    if not processes:
-        raise KvdiagError(f"no agent publishes in {folder}: was the server started with it on its PYTHONPATH?")
-    if role is not None:
-        processes = [one for one in processes if role == str(one.pid) or role.lower() in one.title.lower()]
-        if not processes:
-            raise KvdiagError(f"no process {role!r} publishes in {folder}; those that do: {names}")
-    if len(processes) > MAX_PROFILED:
-        raise KvdiagError(f"{plural(len(processes), 'process', 'processes')} publish; choose by --process: {names}")
-    return processes
 
 
 async def _profiled(

@@ -28,6 +28,7 @@ from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.server.endpoints import Pages
+from kvdiag.server.profile_desk import ProfileDesk
 
 _log = structlog.get_logger()
 
@@ -49,6 +50,7 @@ def command(context: click.Context, options: ServeOptions) -> int:
     /api/v1/snapshot      the data that `kvdiag top` shows
     /runbooks             what to do about each verdict and alert: /runbooks/ID
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
+    /api/v1/profile       with --allow-profile: POST ?seconds=60&kind=host|device&process=ROLE, then GET the answer
     /-/healthy, /-/ready
 
     With --prometheus: watch a fleet. Every --every, read what is new in a Prometheus, diagnose each replica and version
@@ -105,7 +107,8 @@ class Daemon(WebDaemon):
             recorder=self._recorder,
             schedule=schedule,
         )
-        self._serve(Pages(newest=self._watch.snapshot, history=self._watch.history))
+        self._profiles = _profiles(options)
+        self._serve(Pages(newest=self._watch.snapshot, history=self._watch.history, profiles=self._profiles))
         self._retired: list[Finder] = []
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -113,6 +116,8 @@ class Daemon(WebDaemon):
         await self._watch.run()
 
     async def _release(self) -> None:
+        if self._profiles is not None:
+            await self._profiles.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         for finder in (self._finder, *self._retired):
             await finder.close()
@@ -157,6 +162,12 @@ class Daemon(WebDaemon):
             self._recorder.order(SegmentStore.resize, options.record_max_size)
         self._watch.limits = options.limits
         self._options = replace(options, **old.fixed)
+
+
+def _profiles(options: ServeOptions) -> ProfileDesk | None:
+    if not options.allow_profile or options.agent_dir is None:
+        return None
+    return ProfileDesk(partial(import_module("kvdiag.commands.daemons.profile_taking").take, options.agent_dir))
 
 
 def _recorder(options: ServeOptions) -> DiskRecorder | None:

@@ -14,7 +14,7 @@ import re
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Literal, Protocol
@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import structlog
 
 import kvdiag
-from kvdiag.server.endpoints import Answer, problem
+from kvdiag.server.answers import Answer, problem
 from kvdiag.server.request import BadRequestError, Request, parse_request
 
 _log = structlog.get_logger()
@@ -164,7 +164,7 @@ class WebServer:
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
             return problem(HTTPStatus.UNAUTHORIZED, "authentication required", challenge)
-        answer = self.pages.answer(request)
+        answer = self.pages.answer(replace(request, address=address))
         return answer if isinstance(answer, Answer) else await answer
 
     def _is_rebound(self, request: Request) -> bool:

@@ -1,16 +1,16 @@
 """The daemon's answers: each path's page from the newest snapshot, rendered once however often it is requested.
 
 Nothing here samples, diagnoses or waits, so that no client can delay the daemon. The method is checked first (nothing
-can be changed over HTTP), then the path; an answer that does not exist yet is 503 with its reason. Metrics, diagnosis,
-ledger, snapshot and history are kept until the snapshot is another object; the status page, which shows ages, is kept
-for `STATUS_SECONDS`. What took long to make is kept for longer, so that a server with hundreds of engines and a client
-that asks again and again do not hold the event loop. Admission advice is computed for each request, from the newest
-snapshot and the room promised since. Health needs only this code to run, readiness a first sample. Passwords and the
-limits on connections are decided before a request gets here.
+can be changed over HTTP; a profile can be asked for where that is allowed), then the path; an answer that does not
+exist yet is 503 with its reason. Metrics, diagnosis, ledger, snapshot and history are kept until the snapshot is
+another object; the status page, which shows ages, is kept for `STATUS_SECONDS`. What took long to make is kept for
+longer, so that a server with hundreds of engines and a client that asks again and again do not hold the event loop.
+Admission advice is computed for each request, from the newest snapshot and the room promised since. Health needs only
+this code to run, readiness a first sample. Passwords and the limits on connections are decided before a request gets
+here.
 """
 
 import gzip
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +32,8 @@ from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.html import status_page
 from kvdiag.outputs.metrics.exporter import registry
 from kvdiag.outputs.terminal.sparkline_history import history_samples
+from kvdiag.server.answers import NOT_KEPT, Answer, json_answer, problem
+from kvdiag.server.profile_desk import PATH, ProfileDesk
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 from kvdiag.sources.daemon_client import DaemonReading
 
@@ -40,9 +42,6 @@ STATUS_SECONDS = 2.0
 
 KEPT_RATIO = 10.0
 """How much longer than it took to make an answer is reused, also if there is a newer snapshot."""
-
-NOT_KEPT = ("Cache-Control", "no-store")
-"""Admission advice is valid for one client at one moment."""
 
 STATUS_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
@@ -101,16 +100,6 @@ def _tokens(query: Mapping[str, Sequence[str]], name: str) -> int:
     return int(values[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An HTTP response to a GET; to a HEAD it is sent without its body."""
-
-    body: bytes
-    status: HTTPStatus = HTTPStatus.OK
-    content_type: str = "text/plain; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
-
-
 @dataclass(slots=True)
 class Pages:
     """Answers the daemon's HTTP requests from its newest snapshot: it reads nothing and waits for nothing.
@@ -122,6 +111,8 @@ class Pages:
     history: Callable[[], tuple[Sample, ...]] = tuple
     """The samples of the last hours, in ascending time."""
     now_seconds: Callable[[], float] = time
+    profiles: ProfileDesk | None = None
+    """Where profiles are asked for, if that is allowed."""
     refused_total: int = 0
     """Connections that were closed without an answer because all places were taken."""
     _admissions: Admissions = field(init=False, default_factory=Admissions)
@@ -135,6 +126,8 @@ class Pages:
 
     def answer(self, request: Request) -> Answer:
         """The answer to a request: 404 for a path that there is not, 405 for a method that changes something."""
+        if request.path == PATH and self.profiles is not None and request.method in ("GET", "HEAD", "POST"):
+            return self.profiles.answer(request)
         if request.method not in ("GET", "HEAD"):
             return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported", ("Allow", "GET, HEAD"))
         if request.path == "/metrics":
@@ -143,13 +136,13 @@ class Pages:
             diagnosis = as_of_now(self.newest())
             if diagnosis is None:
                 return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
-            return self._once((request.path, False), lambda: _json(diagnosis_document.document(diagnosis)))
+            return self._once((request.path, False), lambda: json_answer(diagnosis_document.document(diagnosis)))
         documents = {"snapshot": self._snapshot, "history": self._history_samples, "ledger": self._ledger}
         if (made := documents.get(request.path.removeprefix("/api/v1/"))) is not None:
             return self._once((request.path, False), made)
         if request.path == "/api/v1/admission":
             try:
-                return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
+                return json_answer(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
             except ValueError as error:
                 return problem(HTTPStatus.BAD_REQUEST, str(error))
         if request.path == "/-/healthy":
@@ -175,12 +168,12 @@ class Pages:
 
     def _ledger(self) -> Answer:
         now = self.newest()
-        return _json(
+        return json_answer(
             diagnosis_document.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps)
         )
 
     def _history_samples(self) -> Answer:
-        return _json([to_plain(one) for one in history_samples(self.history(), self.now_seconds())])
+        return json_answer([to_plain(one) for one in history_samples(self.history(), self.now_seconds())])
 
     def _snapshot(self) -> Answer:
         """All that `kvdiag top` shows: the facts once, without the model's config.json and the lengths of requests."""
@@ -191,7 +184,7 @@ class Pages:
             snapshot=replace(now, facts=replace(now.facts, model_config=None), diagnosis=diagnosis, lengths=None),
             lines=ledger(now.newest, now.facts),
         )
-        return _json(to_plain(reading))
+        return json_answer(to_plain(reading))
 
     def _metrics(self, request: Request) -> Answer:
         # Never the client's own header: prometheus_client raises on what it does not know, or echoes it.
@@ -223,14 +216,3 @@ def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
         return Answer(body=text, content_type=content_type)
     body = gzip.compress(text, compresslevel=1)
     return Answer(body=body, content_type=content_type, headers=(("Content-Encoding", "gzip"),))
-
-
-def _json(value: Any, *headers: tuple[str, str]) -> Answer:
-    body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-    return Answer(body=body, content_type="application/json", headers=headers)
-
-
-def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
-    """An error response, as JSON."""
-    body = json.dumps({"error": text}).encode() + b"\n"
-    return Answer(status=status, body=body, content_type="application/json", headers=headers)

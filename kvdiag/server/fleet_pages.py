@@ -26,7 +26,8 @@ from kvdiag.outputs.fleet_status import FleetReplica, FleetStatus
 from kvdiag.outputs.html import fleet_page, report_page
 from kvdiag.outputs.html.report_page import Making
 from kvdiag.outputs.metrics.fleet_metrics import FleetCollector
-from kvdiag.server.endpoints import STATUS_HEADERS, Answer, problem
+from kvdiag.server.answers import Answer, problem
+from kvdiag.server.endpoints import STATUS_HEADERS
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 
 KEPT_ANSWERS = 16

@@ -42,6 +42,12 @@ class Request:
     host: str = ""
     """The Host header: the address that the client has connected to, in its view; empty if there is none."""
     authorization: str = ""
+    origin: str = ""
+    """The Origin header, which a browser sends with a request that a page makes it send."""
+    forwarded: bool = False
+    """Whether a proxy names another client than the one that is connected."""
+    address: str = ""
+    """The client's IP address."""
     packed: bool = False
     keeps: bool = False
     """Whether the connection can serve another request: the client does not close it, and sends no body."""
@@ -88,6 +94,8 @@ def _parsed(head: bytes) -> Request:
         openmetrics=_takes(headers.get(b"accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
         host=headers.get(b"host", ""),
         authorization=headers.get(b"authorization", ""),
+        origin=headers.get(b"origin", ""),
+        forwarded=b"forwarded" in headers or b"x-forwarded-for" in headers,
         packed=_takes(headers.get(b"accept-encoding", ""), "gzip"),
         keeps=isinstance(end, h11.EndOfMessage) and connection.their_state is h11.DONE,
     )

@@ -65,6 +65,12 @@ class ServeOptions:
     history: PrometheusFields = given_by(prometheus_fields)
     every: float = given_by("Time between rounds of --prometheus.", type=Duration(30.0, 3600.0), default="5m")
     show_request_ids: bool = given_by(request_ids_option, default=False, restart=True)
+    allow_profile: bool = given_by(
+        "Take profiles on POST /api/v1/profile from this machine.",
+        is_flag=True,
+        default=False,
+        restart=True,
+    )
     record_dir: Path | None = given_by("Directory for recordings; restored at the next start.", restart=True)
     record_max_size: int = given_by(
         "Size limit of --record-dir; the oldest data is deleted.",
@@ -92,6 +98,8 @@ class ServeOptions:
         own = {"--url": self.url, "--agent-dir": self.agent_dir}
         own |= {"--metrics-url": self.access.metrics_url, "--api-key": self.access.api_key}
         given = [name for name, value in own.items() if value is not None]
+        if self.allow_profile and self.agent_dir is None:
+            raise click.UsageError("--allow-profile needs --agent-dir, where the server's agents publish")
         if self.history.prometheus is None and self.history.match:
             raise click.UsageError("--match needs --prometheus")
         if self.history.prometheus is not None and given:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
@@ -34,6 +35,25 @@ class Profiled:
     process: str
     profile: MemoryProfile | None = None
     problem: str | None = None
+
+
+def chosen_processes(folder: ProfileFolder, directory: Path, role: str | None) -> Sequence[Publication]:
+    """The processes whose agents publish, or those with this role in their title, or this pid.
+
+    Raises:
+        KvdiagError: there is none, or there are too many to profile at once.
+    """
+    processes = list(folder.processes())
+    names = ", ".join(f"{one.title} {one.pid}" for one in processes)
+    if not processes:
+        raise KvdiagError(f"no agent publishes in {directory}: was the server started with it on its PYTHONPATH?")
+    if role is not None:
+        processes = [one for one in processes if role == str(one.pid) or role.lower() in one.title.lower()]
+        if not processes:
+            raise KvdiagError(f"no process {role!r} publishes in {directory}; those that do: {names}")
+    if len(processes) > MAX_PROFILED:
+        raise KvdiagError(f"{plural(len(processes), 'process', 'processes')} publish; choose by --process: {names}")
+    return processes
 
 
 async def profile_processes(

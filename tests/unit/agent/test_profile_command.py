@@ -2,12 +2,14 @@
 
 import signal
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from tests.integration.vllm.cli import finished, kvdiag
 from tests.integration.vllm.cli import started as command_started
 from tests.unit.agent.subject import environment
 from tests.unit.agent.test_memory_profile import KEEPS
 from tests.unit.agent.test_publishing import started, wait_for
+from tests.unit.commands.serve.test_serve import daemon, free_port
 
 
 def files(folder: Path) -> list[str]:
@@ -42,4 +44,21 @@ def test_profile_after_one_whose_command_was_killed(agent: Path, tmp_path: Path)
             process.wait()
         assert 3 == kvdiag(*profile).code
         wait_for(lambda: kvdiag(*profile).code == 0)
+    assert [] == files(tmp_path)
+
+
+def test_a_daemon_takes_profiles_where_they_are_allowed(agent: Path, tmp_path: Path) -> None:
+    """POST begins it, GET has the document of `agent profile`, and the daemon's end leaves no request behind."""
+    with started(KEEPS, environment(agent, tmp_path)):
+        wait_for(lambda: bool(list(tmp_path.glob("agent-*"))))
+        with daemon(f"http://127.0.0.1:{free_port()}", "--agent-dir", str(tmp_path), "--allow-profile") as serving:
+            asked = Request(f"{serving.address}/api/v1/profile?seconds=2", method="POST")
+            with urlopen(asked, timeout=10) as answer:
+                assert 202 == answer.status
+            wait_for(lambda: (serving.get("/api/v1/profile") or {}).get("state") == "done")
+            assert ["named"] == [one["answer"] for one in serving.get("/api/v1/profile")["processes"]]
+            with urlopen(Request(f"{serving.address}/api/v1/profile?seconds=300", method="POST"), timeout=10):
+                wait_for(lambda: bool(list(tmp_path.glob("profile-[0-9]*"))))
+            serving.process.terminate()
+            assert 0 == serving.process.wait(30)
     assert [] == files(tmp_path)

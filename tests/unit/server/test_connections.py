@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from kvdiag.server.answers import Answer
 from kvdiag.server.connections import MAX_UNSENT_BYTES, Access, WebServer
-from kvdiag.server.endpoints import Answer, Pages
+from kvdiag.server.endpoints import Pages
 from kvdiag.server.request import Request
 from tests.fixtures.hostile import eventually
 from tests.unit.outputs.test_metrics import snapshot
