@@ -34,7 +34,7 @@ def with_earlier_exits(findings: tuple[Finding, ...], ended: Iterable[Life], lim
         f"the server exited {plural(len(exited), 'time')} and was restarted{detail}; pass its log or the agent's black "
         "box to `kvdiag diagnose --postmortem`"
     )
-    count = Evidence("exits_before_this_start", len(exited), "times", "engine")
+    count = Evidence("earlier_exits", len(exited), "times", "engine")
     return tuple(
         replace(one, status="unknown", summary=summary, evidence=(*one.evidence, count))
         if one.id == ID and one.status in ("ok", "unknown")

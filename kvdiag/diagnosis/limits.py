@@ -130,6 +130,9 @@ class Limits:
     """When the replicas of one version, taken together, count as growing."""
 
     # fragmentation.kv_waste and the steps' blocks
+    requests_age_seconds: float = 180.0
+    """Of the agent's look at requests, which it takes once a minute."""
+
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
 

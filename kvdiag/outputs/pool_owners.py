@@ -20,12 +20,16 @@ WORDS: Mapping[str, str] = {
     "cached_free": "cached prefixes, free",
     "free": "free",
     "orphaned": "orphaned: no owner",
-    "unconfirmed": "no owner in the last count alone",
+    "unconfirmed": "no owner in the last count only",
 }
 """What each owner is."""
 
 OLD_SECONDS = 10.0
 """Age from which a count says how old it is: a pool with many blocks in use is counted over a minute."""
+
+
+LOOK_SECONDS = 180.0
+"""Age from which a look at the requests, which is taken once a minute, says nothing of now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def request_notes(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[str]:
     unit = facts.capabilities.unit
     for one in owners:
         held = one.held
-        if held is None or not held.requests or not one.usable_blocks:
+        if held is None or not held.requests or not one.usable_blocks or held.age_seconds > LOOK_SECONDS:
             continue
         engine = f"engine {one.engine[:8]}: " if len(owners) > 1 else ""
         longest = f"{plural(held.longest_blocks, unit)} ({format_ratio(held.longest_blocks / one.usable_blocks)})"

@@ -126,7 +126,7 @@ class Pages:
 
     def answer(self, request: Request) -> Answer:
         """The answer to a request: 404 for a path that there is not, 405 for a method that changes something."""
-        if request.path == PATH and self.profiles is not None and request.method in ("GET", "HEAD", "POST"):
+        if request.path == PATH and self.profiles is not None:
             return self.profiles.answer(request)
         if request.method not in ("GET", "HEAD"):
             return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported", ("Allow", "GET, HEAD"))

@@ -35,9 +35,12 @@ class ProfileDesk:
         """The answer to a GET, HEAD or POST."""
         if request.forwarded or not _is_local(request.address):
             return problem(HTTPStatus.FORBIDDEN, "profiles are for clients on this machine alone")
-        if request.method != "POST":
+        if request.method in ("GET", "HEAD"):
             return self._newest()
-        if request.origin:
+        if request.method != "POST":
+            allowed = ("Allow", "GET, HEAD, POST")
+            return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET, HEAD and POST are supported", allowed)
+        if request.from_page:
             return problem(HTTPStatus.FORBIDDEN, "a web page cannot ask for a profile")
         if self._task is not None and not self._task.done():
             return problem(HTTPStatus.CONFLICT, "a profile is being taken; GET this path for its answer")

@@ -21,6 +21,9 @@ MAX_KEPT_HEADS = 16
 OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_VERSION = "1.0.0"
 
+PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
+"""With those that begin with x-forwarded-."""
+
 NEVER = re.compile(r"q=0(\.0*)?")
 """The weight of a content type that the client refuses (RFC 9110, 12.4.2)."""
 
@@ -42,8 +45,8 @@ class Request:
     host: str = ""
     """The Host header: the address that the client has connected to, in its view; empty if there is none."""
     authorization: str = ""
-    origin: str = ""
-    """The Origin header, which a browser sends with a request that a page makes it send."""
+    from_page: bool = False
+    """Whether a browser sends it for a page: it says so by Origin or Sec-Fetch-Site."""
     forwarded: bool = False
     """Whether a proxy names another client than the one that is connected."""
     address: str = ""
@@ -94,8 +97,8 @@ def _parsed(head: bytes) -> Request:
         openmetrics=_takes(headers.get(b"accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
         host=headers.get(b"host", ""),
         authorization=headers.get(b"authorization", ""),
-        origin=headers.get(b"origin", ""),
-        forwarded=b"forwarded" in headers or b"x-forwarded-for" in headers,
+        from_page=b"origin" in headers or headers.get(b"sec-fetch-site", "none") != "none",
+        forwarded=any(name in PROXY_HEADERS or name.startswith(b"x-forwarded-") for name in headers),
         packed=_takes(headers.get(b"accept-encoding", ""), "gzip"),
         keeps=isinstance(end, h11.EndOfMessage) and connection.their_state is h11.DONE,
     )

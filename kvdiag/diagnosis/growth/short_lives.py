@@ -116,9 +116,9 @@ def _together(climbs: Sequence[_Climb], verdict: str, part: Part, limits: Growth
     evidence = (
         Evidence("holder", who, "holder", part.source),
         Evidence("short_lives", len(climbs), "lives", "engine"),
-        Evidence("lives_that_climb", len(climbing), "lives", part.source),
+        Evidence("growing_lives", len(climbing), "lives", part.source),
         Evidence("growth_per_hour", rate * HOUR_SECONDS, "bytes per hour", part.source),
-        Evidence("gain_of_a_life", median(climb.gain_bytes for climb in climbing), "bytes", part.source),
+        Evidence("growth_per_life", median(climb.gain_bytes for climb in climbing), "bytes", part.source),
         Evidence("later_half_ratio", ratio, "ratio", "computed"),
     )
     return Finding(verdict, "suspect", summary, evidence, holder=who, growth=GrowthFigures(bytes_per_second=rate))

@@ -64,8 +64,8 @@ def _judged(
     evidence = (
         Evidence("holder", who, "holder", part.source),
         Evidence("sleeps", len(sizes), "sleeps", "engine"),
-        Evidence("first_asleep_floor", sizes[0], "bytes", part.source),
-        Evidence("last_asleep_floor", sizes[-1], "bytes", part.source),
+        Evidence("first_sleep_min", sizes[0], "bytes", part.source),
+        Evidence("last_sleep_min", sizes[-1], "bytes", part.source),
         Evidence("growth_per_sleep", per_sleep, "bytes", part.source),
         Evidence("growth_per_hour", per_hour, "bytes per hour", part.source),
         Evidence("later_half_ratio", later / earlier if earlier > 0.0 else 1.0, "ratio", "computed"),

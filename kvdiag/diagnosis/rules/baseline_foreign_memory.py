@@ -86,9 +86,9 @@ def _beyond_budget(timeline: Timeline, facts: Facts, limits: Limits) -> Finding 
     raised, place = _largest_rise(sizes)
     evidence = (
         Evidence("gpu", device.index, "index", "nvml"),
-        Evidence("beyond_budget", beyond, "bytes", "computed"),
+        Evidence("over_budget", beyond, "bytes", "computed"),
         Evidence("budget", budget, "bytes", "computed"),
-        Evidence("raised_at_once", raised, "bytes", "nvml"),
+        Evidence("largest_step", raised, "bytes", "nvml"),
     )
     summary = f"GPU {device.index}: {format_bytes(beyond)} in use above the budget of the server"
     how = "run kvdiag in the host's PID namespace to see whose"

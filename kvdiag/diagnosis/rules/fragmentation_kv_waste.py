@@ -80,7 +80,11 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
 def _by_agent(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """By the unused slots of running requests, where all engines count them; empty where they decide nothing."""
     counts = [(one.held, facts.pool(one.engine)) for one in newest_owners(timeline, limits)]
-    looks = [(held, pool) for held, pool in counts if held is not None and held.requests and pool is not None]
+    looks = [
+        (held, pool)
+        for held, pool in counts
+        if held is not None and held.requests and held.age_seconds <= limits.requests_age_seconds and pool is not None
+    ]
     if not looks or len(looks) < len(counts) or len(looks) < len(facts.pools) or not grows_with_every_token(facts):
         return ()
     held, pool = max(looks, key=lambda look: (look[0].tail_tokens or 0) / look[0].requests)
@@ -99,7 +103,8 @@ def _by_agent(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding
         return (Finding(ID, "suspect", summary, evidence),)
     largest = [look[0].tail_largest_tokens or 0 for look in looks]
     if max(largest) <= allowed:
-        return (Finding(ID, "ok", f"{slots} of {plural(held.requests, 'request')} unused, as paging leaves", evidence),)
+        summary = f"{slots} of {plural(held.requests, 'request')} unused: normal for paging"
+        return (Finding(ID, "ok", summary, evidence),)
     return ()
 
 

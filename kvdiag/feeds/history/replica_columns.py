@@ -102,7 +102,8 @@ def _at_once(candidates: Iterable[Candidate]) -> set[str]:
     """The hosts that report one figure at the same time; none where each begins after the one before has ended."""
     spans: dict[str, tuple[float, float]] = {}
     for _, _, labels, points in candidates:
-        host = labels.get("instance", "").rpartition(":")[0]
+        instance = labels.get("instance", "")
+        host = instance.rpartition(":")[0] or instance
         first, last = spans.get(host, (points.times[0], points.times[-1]))
         spans[host] = min(first, points.times[0]), max(last, points.times[-1])
     in_order = sorted(spans, key=lambda host: spans[host])

@@ -52,7 +52,7 @@ def chosen_processes(folder: ProfileFolder, directory: Path, role: str | None) -
         if not processes:
             raise KvdiagError(f"no process {role!r} publishes in {directory}; those that do: {names}")
     if len(processes) > MAX_PROFILED:
-        raise KvdiagError(f"{plural(len(processes), 'process', 'processes')} publish; choose by --process: {names}")
+        raise KvdiagError(f"{plural(len(processes), 'process', 'processes')} publish; choose by `process`: {names}")
     return processes
 
 

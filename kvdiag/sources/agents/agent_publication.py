@@ -44,6 +44,7 @@ class Publication(Checked):
     block_owners: BlockOwners | None = None
     problems: tuple[str, ...] = ()
     census_problem: str | None = None
+    requests_problem: str | None = None
 
     MOST: ClassVar[Mapping[str, int]] = {"pid": 2**22, "period_seconds": MAX_PERIOD_SECONDS}
 
@@ -79,6 +80,7 @@ def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False
             "problems": [],
             "block_owners": None,
             "census_problem": None,
+            "requests_problem": None,
         },
         lenient=True,
     )
@@ -86,8 +88,7 @@ def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False
     if not isinstance(devices, list):
         raise ValueError("devices is not a list")  # noqa: TRY004 - one kind of error for one kind of mistake
     errors = dict(_part(reported, "errors"))
-    uncounted = errors.pop("kv_blocks", None)
-    unread = errors.pop("kv_requests", None)
+    uncounted, unread = errors.pop("kv_blocks", None), errors.pop("kv_requests", None)
     problems = [f"{name}: {reason}" for name, reason in islice(errors.items(), MAX_ERRORS)]
     allocators: dict[str, Allocator] = {}
     for device in devices[:MAX_DEVICES]:
@@ -120,7 +121,8 @@ def read_document(reported: Mapping[str, Any], *, show_request_ids: bool = False
         allocators=tuple(allocators.values()),
         block_owners=owners,
         problems=tuple(map(plain, problems)),
-        census_problem=None if uncounted is None and unread is None else plain(str(uncounted or unread)),
+        census_problem=None if uncounted is None else plain(str(uncounted)),
+        requests_problem=None if unread is None else plain(str(unread)),
     )
 
 

@@ -133,6 +133,10 @@ class TorchAllocatorSource:
             unverified = None if verified else True
             if publication.census_problem is not None:
                 gaps.append(Gap(CENSUS, "failed", f"{who}: {publication.census_problem}"))
+            if publication.requests_problem is not None:
+                gaps.append(
+                    Gap(CENSUS, "absent", f"{who}: requests were not looked at: {publication.requests_problem}")
+                )
             if (owned := publication.block_owners) is not None:
                 block_owners.append(replace(aged(owned, age_seconds), unverified=unverified))
             found += [

@@ -140,7 +140,7 @@ def test_a_server_that_keeps_exiting_is_never_ok() -> None:
     """Exits of earlier lives without a cause are counted, and leave the whole unknown."""
     found = exits(3)
     counted = {one.name: one.value for one in finding(found, "spike.activation").evidence}
-    assert ("unknown", 3) == (found.worst, counted["exits_before_this_start"])
+    assert ("unknown", 3) == (found.worst, counted["earlier_exits"])
 
 
 @pytest.mark.parametrize(

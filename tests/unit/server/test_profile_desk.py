@@ -112,7 +112,7 @@ def test_the_end_of_the_daemon_ends_a_profile() -> None:
         pytest.param(replace(ASKED, address=""), 403, id="no address"),
         pytest.param(replace(ASKED, address="::ffff:127.0.0.1"), 202, id="IPv4 in IPv6"),
         pytest.param(replace(ASKED, address="::1"), 202, id="IPv6"),
-        pytest.param(replace(ASKED, origin="http://localhost:8000"), 403, id="a web page"),
+        pytest.param(replace(ASKED, from_page=True), 403, id="a web page"),
         pytest.param(replace(ASKED, method="PUT"), 405, id="another method"),
         pytest.param(replace(ASKED, query={"seconds": ["nan"]}), 400, id="no number"),
         pytest.param(replace(ASKED, query={"seconds": ["1e9"]}), 400, id="too long"),

@@ -81,6 +81,6 @@ def test_lives_that_climb_to_their_end_are_suspect(lives: tuple[Bytes, ...], cal
     assert called is (leak.status == "suspect")
     if called:
         figures = {one.name: one.value for one in leak.evidence}
-        assert (len(lives), lives.count(climbing)) == (figures["short_lives"], figures["lives_that_climb"])
+        assert (len(lives), lives.count(climbing)) == (figures["short_lives"], figures["growing_lives"])
         assert leak.growth is not None
         assert pytest.approx(9.0 * GIB, rel=0.05) == leak.growth.bytes_per_second * 3600.0

@@ -46,8 +46,6 @@ def test_memory_asleep_that_rises_is_a_leak(floors: list[int], status: str) -> N
 def test_its_figures_are_those_of_the_sleeps() -> None:
     """The floors, the rise of a sleep, and the rate over the hours between them."""
     figures = {one.name: one.value for one in sleeps(*(GIB + 100 * MIB * step for step in range(6))).evidence}
-    assert (6, GIB, GIB + 500 * MIB) == tuple(
-        figures[name] for name in ("sleeps", "first_asleep_floor", "last_asleep_floor")
-    )
+    assert (6, GIB, GIB + 500 * MIB) == tuple(figures[name] for name in ("sleeps", "first_sleep_min", "last_sleep_min"))
     assert 100 * MIB == figures["growth_per_sleep"]
     assert pytest.approx(100 * MIB) == figures["growth_per_hour"]

@@ -360,4 +360,4 @@ def test_bytes_beyond_the_budget_are_anothers_where_they_came_at_once(
     found = beyond(*held)
     figures = {one.name: one.value for one in found.evidence}
     assert status == found.status
-    assert shown == (None if not figures else (figures["beyond_budget"], figures["raised_at_once"]))
+    assert shown == (None if not figures else (figures["over_budget"], figures["largest_step"]))

@@ -187,7 +187,8 @@ def test_hostile_requests_are_a_problem_and_the_owners_are_read(requests: Any) -
     reported = {**copy.deepcopy(PUBLICATION), "kv_blocks": CENSUS_PUBLICATION, "kv_requests": requests}
     found = read_document(reported, show_request_ids=True)
     assert OWNERS == found.block_owners
-    assert found.census_problem
+    assert found.requests_problem
+    assert found.census_problem is None
 
 
 def test_reason_for_no_requests_is_a_gap(tmp_path: Path) -> None:
@@ -196,4 +197,4 @@ def test_reason_for_no_requests_is_a_gap(tmp_path: Path) -> None:
     write(tmp_path, {**PUBLICATION, "kv_blocks": CENSUS_PUBLICATION, "errors": errors})
     _, gaps, owners = TorchAllocatorSource(tmp_path).read()
     assert owners is not None
-    assert [(CENSUS, True)] == [(gap.source, "num_computed_tokens" in gap.reason) for gap in gaps]
+    assert [(CENSUS, "absent", True)] == [(gap.source, gap.kind, "num_computed_tokens" in gap.reason) for gap in gaps]
