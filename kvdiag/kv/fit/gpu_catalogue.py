@@ -11,7 +11,8 @@ from kvdiag.kv.bounds import MAX_BYTES, check_range
 
 MIB = 1 << 20
 _TABLE: Mapping[str, Any] = json.loads(pkgutil.get_data(__package__, "gpus.json") or b"")
-# NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
+# NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some); "sources"
+# in the table says where a figure is from another source, or not verified.
 _MEMORY_MIB: Mapping[str, int] = _TABLE["memory_mib"]
 _ALIASES: Mapping[str, str] = _TABLE["aliases"]
 _CAPABILITY: Mapping[str, int] = {
@@ -23,7 +24,7 @@ _UNSUPPORTED: Mapping[str, Sequence[str]] = _TABLE["unsupported_levers"]
 _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE_WORD = re.compile(r"\d{1,4}gb")
-_BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|server|workstation|edition|max|q")
+_BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|server|workstation|edition|max|q|ac")
 """Words of a driver's name that do not depend on the memory size."""
 
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")

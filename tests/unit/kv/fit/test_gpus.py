@@ -1,5 +1,8 @@
 """GPU names and sizes."""
 
+import json
+import pkgutil
+
 import pytest
 
 from kvdiag.errors import KvModelError
@@ -90,6 +93,7 @@ def test_two_names_of_a_gpu_are_one(text: str, expected: str | None) -> None:
         ("NVIDIA A40", "a40", 46_068),
         ("NVIDIA L40", "L40", 46_068),
         ("NVIDIA B300 SXM6", "b300", 275_040),
+        ("NVIDIA B300 SXM6 AC", "b300", 275_040),
         ("NVIDIA GB200", "gb200", 189_471),
         ("NVIDIA GB300", "gb300", 284_208),
         ("NVIDIA GB10", "dgx-spark", 124_610),
@@ -238,3 +242,14 @@ def test_the_generation_of_a_gpu(name: str, expected: int | None) -> None:
 def test_every_nvidia_gpu_has_a_generation() -> None:
     """On which block sizes and cache formats depend."""
     assert {"mi300x", "mi325x", "mi355x"} == {name for name in GPU_NAMES if compute_capability(name) is None}
+
+
+def test_only_figures_that_were_read_have_no_source() -> None:
+    """An unread nvidia-smi is no source: the others say that it was published, or that nothing verifies them."""
+    sources = json.loads(pkgutil.get_data("kvdiag.kv.fit", "gpus.json") or b"")["sources"]
+
+    assert set(sources) <= set(GPU_NAMES)
+    assert {"a40", "l40", "rtx3080", "rtx4080"} == {name for name, text in sources.items() if text == "not verified"}
+    assert {"b300", "gb200", "gb300", "rtx5080"} == {
+        name for name, text in sources.items() if text.startswith("published nvidia-smi output")
+    }
