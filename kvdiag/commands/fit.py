@@ -27,6 +27,7 @@ from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, unsupported_levers
 from kvdiag.kv.fit.overheads import ESTIMATE, GENERIC_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome, Plan
 from kvdiag.kv.fit.scenario import (
+    BLOCKS_OPTION,
     DEMAND_LEVERS,
     Lever,
     Scenario,
@@ -37,7 +38,12 @@ from kvdiag.kv.fit.scenario import (
     scenario_plan,
 )
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.deployment import Deployment, default_batched_tokens, deployed_layout, processor_note
+from kvdiag.kv.layout.deployment import (
+    default_batched_tokens,
+    deployed_layout,
+    formats_note,
+    processor_note,
+)
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
@@ -120,10 +126,9 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
         terms = deployment.request_terms(architecture)
         context = fit_inputs.context_of(architecture, options)
         refused = refused_length(files, architecture, context, options.engine)
-        notes = filter(None, [refused, dropped_note(architecture.model_type), processor_note(architecture, deployment)])
+        dropped, formats = dropped_note(architecture.model_type), formats_note(architecture, deployment)
+        notes = filter(None, [refused, files.note, dropped, formats, processor_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
-    if deployment.blocks_override is not None:
-        capacity = replace(capacity, num_blocks=deployment.blocks_override)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options.output == "json":
         print_json(document)
@@ -223,7 +228,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
     combinations = () if fits else find_combinations(scenario, plan)
     notes = [
-        *filter(None, [refused, _override_note(plan, deployment)]),
+        *filter(None, [refused, _override_note(plan), files.note]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
@@ -232,6 +237,8 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             [
                 architecture_note(architecture) if profile is None else "",
                 "" if options.engine == GENERIC_ENGINE else dropped_note(architecture.model_type),
+                fit_inputs.drafter_note(options),
+                formats_note(architecture, deployment),
                 processor_note(architecture, deployment),
             ],
         ),
@@ -254,14 +261,16 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
     )
 
 
-def _override_note(plan: Plan, deployment: Deployment) -> str:
-    """Why --num-gpu-blocks-override does not fit; empty where it does."""
-    blocks, size, pool = deployment.blocks_override, plan.capacity.bytes_per_block, plan.budgets
-    stage = plan.limiting_stage
-    if blocks is None or blocks * size[stage] <= pool[stage].pool_bytes:
+def _override_note(plan: Plan) -> str:
+    """What --num-gpu-blocks-override makes of the pool; empty without it, or where weights do not fit."""
+    budget = plan.budgets[plan.limiting_stage]
+    if budget.override_bytes is None or budget.shortfall_bytes:
         return ""
-    needed, room = format_bytes(blocks * size[stage]), format_bytes(pool[stage].pool_bytes)
-    return f"--num-gpu-blocks-override {blocks} needs {needed} per GPU, and {room} are left for the pool: lower it"
+    needed, room = format_bytes(budget.override_bytes), format_bytes(budget.available_bytes)
+    option = f"{BLOCKS_OPTION} {plan.capacity.num_blocks}"
+    if budget.overrun_bytes:
+        return f"{option} needs {needed} per GPU, and {room} are left for the pool: lower it"
+    return f"{option} sets the pool to {needed} per GPU; {room} are available for it"
 
 
 def _show(fitted: Fitted, output: str) -> int:

@@ -48,13 +48,15 @@ _HEADER_LENGTH_BYTES = 8
 class ModelFiles:
     """What was found: the config, the headers of the tensor files where they are at hand, and from where.
 
-    `limits` are lengths of requests that files next to the config state, by their field (`context_limit`).
+    `limits` are lengths of requests that files next to the config state, by their field (`context_limit`). `note` is a
+    caution where the config is that of a similar model; empty otherwise.
     """
 
     origin: str
     config: Mapping[str, Any]
     headers: tuple[Mapping[str, Any], ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
 
 
 def catalogue() -> Catalogue:
@@ -102,7 +104,8 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
                 if entry is None:
                     raise
                 origin = f"catalogue entry {entry.name}, as the Hub cannot be reached for {model}"
-                return ModelFiles(origin=origin, config=entry.config)
+                note = f"config of {entry.name}, not of {model}: another publisher may have changed it"
+                return ModelFiles(origin=origin, config=entry.config, note=note)
             return ModelFiles(origin=url, config=_json(content, url))
     near = known.similar(model)
     hint = f"; similar names: {', '.join(near)}" if near else ""

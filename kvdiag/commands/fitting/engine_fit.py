@@ -166,16 +166,20 @@ def engine_planner(
             vocabulary=text.integer("vocab_size", "padded_vocab_size", default=0, low=0, high=1 << 26),
         )
         total = 0 if options.gpu is None else _weights(files, architecture, options)(1, 1, 1)[0]
-        return files.origin, lambda asked: _cell_plan(cells, total, asked, flags), weights
+        return files.origin, lambda asked: _noted(_cell_plan(cells, total, asked, flags), files), weights
     plan = _token_plan if options.engine == "sglang" else _share_plan
     limited = _limited(architecture, files, options)
 
     def planned(asked: FitOptions) -> EnginePlan:
         if asked.from_log is None and asked.calibrate is None:
             check_length(limited, asked.context)
-        return plan(files, limited, asked, flags)
+        return _noted(plan(files, limited, asked, flags), files)
 
     return files.origin, planned, weights
+
+
+def _noted(plan: EnginePlan, files: ModelFiles) -> EnginePlan:
+    return replace(plan, notes=(files.note, *plan.notes)) if files.note else plan
 
 
 def _limited(architecture: Architecture, files: ModelFiles, options: FitOptions) -> Architecture:

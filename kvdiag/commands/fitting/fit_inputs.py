@@ -80,6 +80,8 @@ def check_options(options: FitOptions) -> None:
     """
     if options.grid and options.kv_pool_bytes is not None:
         raise click.UsageError("pass --grid or --kv-pool-bytes, not both")
+    if options.num_gpu_blocks_override is not None and options.kv_pool_bytes is not None:
+        raise click.UsageError("pass --num-gpu-blocks-override or --kv-pool-bytes, not both")
     if options.kv_bytes_per_token is not None and options.kv_dtype != "auto":
         raise click.UsageError("pass --kv-dtype or --kv-bytes-per-token, not both")
     state_dtype = options.mamba_ssm_cache_dtype
@@ -111,6 +113,11 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
     given = options.kv_bytes_per_token is not None
     mode = options.mamba_cache_mode
     drafts, has_layers = _drafts(options)
+    if options.speculative_config is not None and has_layers and architecture and not architecture.draft_layers:
+        raise click.UsageError(
+            "--speculative-config names the model's own draft (MTP) layers, and none are known for this model: "
+            f"pass one of {', '.join(_LAYERLESS_DRAFTERS)}"
+        )
     in_flight, batched = options.max_in_flight_tokens, options.max_num_batched_tokens
     if batched is None:
         batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
@@ -146,6 +153,9 @@ def _drafts(options: FitOptions) -> tuple[int, bool]:
     method, tokens = given.get("method"), given.get("num_speculative_tokens")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise click.UsageError('--speculative-config needs "num_speculative_tokens", such as 3')
+    if method is None:
+        known = ", ".join(("mtp", *_LAYERLESS_DRAFTERS))
+        raise click.UsageError(f'--speculative-config names no method: add "method", one of {known}')
     if isinstance(method, str) and (method == "mtp" or method.endswith("_mtp")):
         return tokens, True
     if method not in _LAYERLESS_DRAFTERS:
@@ -154,6 +164,14 @@ def _drafts(options: FitOptions) -> tuple[int, bool]:
             f"the pool: pass mtp or one of {', '.join(_LAYERLESS_DRAFTERS)}"
         )
     return tokens, False
+
+
+def drafter_note(options: FitOptions) -> str:
+    """A drafter whose weights are left out of the plan; empty without one."""
+    if options.speculative_config is None:
+        return ""
+    method = parsed_object(options.speculative_config, "speculative-config").get("method")
+    return "the weights of the Medusa heads are not counted" if method == "medusa" else ""
 
 
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:

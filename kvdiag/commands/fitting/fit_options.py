@@ -76,11 +76,11 @@ class FitOptions:
         "Assume sliding-window layers free old blocks (the default).",
         "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
     )
-    disable_sliding_window: bool = given_by("Assume windows are off; requests are limited to them.")
+    disable_sliding_window: bool = given_by("Plan with --disable-sliding-window.")
     hf_overrides: str | None = given_by("JSON object that replaces fields of the model's config.")
     num_speculative_tokens: int = given_by("Draft tokens per step; above 0 adds the MTP layers.", default=0)
-    speculative_config: str | None = given_by("JSON of vLLM's option: method and num_speculative_tokens.")
-    num_gpu_blocks_override: int | None = given_by("Blocks of the pool, not as many as the memory holds.")
+    speculative_config: str | None = given_by("JSON as for vLLM, with method and num_speculative_tokens.")
+    num_gpu_blocks_override: int | None = given_by("Number of KV blocks, as vLLM's --num-gpu-blocks-override.")
     platform: str = given_by(
         "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"
     )

@@ -41,11 +41,15 @@ TIGHT_HEADROOM_RATIO = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Overheads):
-    """The memory of one GPU of one pipeline stage, in bytes, by use."""
+    """The memory of one GPU of one pipeline stage, in bytes, by use.
+
+    `override_bytes` is what --num-gpu-blocks-override makes of the pool, `None` without it.
+    """
 
     total_bytes: int
     memory_fraction_ratio: float
     weights_bytes: int
+    override_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_range("gpu", self.total_bytes, 1, MAX_BYTES)
@@ -71,8 +75,23 @@ class Budget(Overheads):
 
     @property
     def pool_bytes(self) -> int:
-        """What is left for the KV cache; 0 where the rest does not even fit."""
+        """The KV cache: what is left for it, or less with an override; 0 where the rest does not even fit."""
+        return self.available_bytes if self.override_bytes is None else min(self.available_bytes, self.override_bytes)
+
+    @property
+    def available_bytes(self) -> int:
+        """What is left for the KV cache, with an override or without."""
         return max(0, self._rest)
+
+    @property
+    def unused_bytes(self) -> int:
+        """What an override leaves of the memory available to the KV cache."""
+        return self.available_bytes - self.pool_bytes
+
+    @property
+    def overrun_bytes(self) -> int:
+        """What an override needs beyond the memory available to the KV cache; 0 where it fits."""
+        return max(0, (self.override_bytes or 0) - self.available_bytes)
 
     @property
     def _rest(self) -> int:
@@ -96,9 +115,8 @@ class Demand:
 class Plan:
     """What a deployment gives for a demand.
 
-    `pool_bytes` is the limiting stage's pool, less than its budget's only with --num-gpu-blocks-override.
     `max_requests` and `max_context_tokens` are what still fits with the other one as demanded. Headroom is of the stage
-    with the least, negative by what is missing.
+    with the least, negative by what is missing: for the demand, or for --num-gpu-blocks-override where that is more.
     """
 
     outcome: Outcome
@@ -110,7 +128,6 @@ class Plan:
     max_requests: int
     max_context_tokens: int
     limiting_stage: int
-    pool_bytes: int
 
     @property
     def keeps_cache(self) -> bool:
@@ -123,7 +140,7 @@ class Plan:
     def headroom_ratio(self) -> float:
         """Headroom as a share of the limiting stage's pool; without a cache, of what the engine may take."""
         budget = self.budgets[self.limiting_stage]
-        whole = self.pool_bytes if self.keeps_cache else budget.usable_bytes
+        whole = budget.pool_bytes if self.keeps_cache else budget.usable_bytes
         return self.headroom_bytes / whole if whole else -1.0
 
     @property
@@ -156,19 +173,20 @@ def make_plan(
         capacity = Capacity(
             num_blocks=0, bytes_per_block=(0,) * ranks, context_tokens=demand.context_tokens, blocks_per_request=0
         )
-    affordable, override = capacity.num_blocks, deployment.blocks_override
+    override = deployment.blocks_override
     if override is not None and layout.groups:
         capacity = replace(capacity, num_blocks=override)
-        pools = tuple(min(pool, override * size) for pool, size in zip(pools, capacity.bytes_per_block, strict=True))
+        sizes = [override * size for size in capacity.bytes_per_block]
+        budgets = [replace(one, override_bytes=size) for one, size in zip(budgets, sizes, strict=True)]
     needed = capacity.blocks_per_request * demand.requests
     # The stage with the least headroom: pool bytes less what the demand and the null block take.
     headroom, limiting = min(
-        (pool - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes, stage)
-        for stage, (budget, pool, block_bytes) in enumerate(zip(budgets, pools, capacity.bytes_per_block, strict=True))
+        (_headroom_bytes(one, (needed + NULL_BLOCKS) * size), stage)
+        for stage, (one, size) in enumerate(zip(budgets, capacity.bytes_per_block, strict=True))
     )
     usable = max(0, capacity.num_blocks - NULL_BLOCKS)
     # An override that the memory does not hold ends in an out-of-memory error when the pool is allocated.
-    loads = not any(budget.shortfall_bytes for budget in budgets) and capacity.num_blocks <= affordable
+    loads = not any(one.shortfall_bytes or one.overrun_bytes for one in budgets)
     served = most_context_tokens is None or demand.context_tokens <= most_context_tokens
     context = 0
     if usable and loads:
@@ -189,11 +207,17 @@ def make_plan(
         max_requests=capacity.whole_requests if loads and served else 0,
         max_context_tokens=context,
         limiting_stage=limiting,
-        pool_bytes=pools[limiting],
     )
     if plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
         return replace(plan, outcome=Outcome.TIGHT)
     return plan
+
+
+def _headroom_bytes(budget: Budget, needed_bytes: int) -> int:
+    room = budget.pool_bytes - needed_bytes
+    if budget.overrun_bytes:
+        room = min(room, -budget.overrun_bytes)
+    return room - budget.shortfall_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,8 @@ class Scenario:
         return max(self.gpus * factor for factor in (1, *_WIDER) if self.gpus * factor <= max(self.gpus, _MAX_GPUS))
 
 
-_EVICTION = "eviction-budget"
+BLOCKS_OPTION = "--num-gpu-blocks-override"
+_EVICTION, _BY_MEMORY = "eviction-budget", "no-blocks-override"
 FEWER, SHORTER, FRACTION, FP8, WIDER = (
     "fewer-sequences",
     "shorter-context",
@@ -204,6 +205,9 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
         return tuple(lever for one in shorter if (lever := _tried(scenario, plan, (one,))) is not None)
     changes = (*_cache_formats(scenario), *_demand_changes(scenario, plan), *_wider(scenario, 2))
     changes += tuple(_weight_formats(scenario))
+    if scenario.deployment.blocks_override is not None:
+        price = "vLLM then sizes the pool by the memory that is left for it"
+        changes += (_Change(_BY_MEMORY, f"without {BLOCKS_OPTION}", price, _served(blocks_override=None)),)
     if scenario.memory_fraction_ratio < (most := scenario.most_fraction_ratio):
         price = "leaves less room for spikes and other processes"
         change = f"--gpu-memory-utilization {most:g}"

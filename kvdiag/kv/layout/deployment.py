@@ -267,6 +267,16 @@ def processor_note(architecture: Architecture, deployment: Deployment) -> str:
     return f"assumes a CPU with AVX-512 BF16 (float32 states); for others pass --mamba-ssm-cache-dtype {min(own)}"
 
 
+def formats_note(architecture: Architecture, deployment: Deployment) -> str:
+    """A caution where latent attention gets Hopper's formats because the GPU's generation is not known; else empty."""
+    if deployment.platform is not Platform.CUDA or deployment.compute_capability is not None:
+        return ""
+    block_depends = architecture.uses_mla and deployment.block_size_tokens is None
+    if not (block_depends or is_indexed(architecture) or architecture.is_compressed):
+        return ""
+    return "formats of Hopper assumed: the GPU's compute capability is not known"
+
+
 def _coupled_block_tokens(context: _RankContext) -> int:
     """The block size once attention pages are as large as state pages
     (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.

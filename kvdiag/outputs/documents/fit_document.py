@@ -91,5 +91,5 @@ def _plan(plan: Plan) -> Json:
 
 
 def _budget(budget: Budget) -> Json:
-    names = ("total", "weights", "activation", "context", "graph", "overhead", "reserve", "shortfall")
+    names = ("total", "weights", "activation", "context", "graph", "overhead", "unused", "reserve", "shortfall")
     return fields_of(budget, *(f"{name}_bytes" for name in names), kv_pool_bytes="pool_bytes")

@@ -14,7 +14,7 @@ from rich.text import Text
 from kvdiag.formatting import format_bytes, format_count, format_number, format_ratio, plural
 from kvdiag.kv.fit.overheads import RULE_OF_THUMB
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
-from kvdiag.kv.fit.scenario import Lever, Scenario
+from kvdiag.kv.fit.scenario import BLOCKS_OPTION, Lever, Scenario
 from kvdiag.kv.pools.engine_plan import EnginePlan
 from kvdiag.outputs.terminal.cells import MEMORY, Kind, columns, grid, heading, indented, marked
 
@@ -99,8 +99,13 @@ def render_grid(rows: Sequence[Sequence[Plan | EnginePlan]]) -> RenderableType:
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {_LAYERS.get(kind, kind)}" for kind, count in scenario.architecture.kinds.items())
     per_gpu = "" if scenario.gpus == 1 else " per GPU"
-    headroom = f"{format_bytes(plan.headroom_bytes)}{per_gpu}"
-    if plan.keeps_cache:
+    headroom, budget = f"{format_bytes(plan.headroom_bytes)}{per_gpu}", plan.budgets[plan.limiting_stage]
+    if budget.overrun_bytes:
+        left = "no memory is" if budget.shortfall_bytes else f"{format_bytes(budget.available_bytes)} are"
+        headroom = (
+            f"none: {BLOCKS_OPTION} needs {format_bytes(budget.override_bytes or 0)}{per_gpu}, and {left} available"
+        )
+    elif plan.keeps_cache:
         need = "needs" if plan.demand.requests == 1 else "need"
         headroom += f"; {_demand(plan)} {need} {format_bytes(plan.needed_bytes)} of KV pool{per_gpu}"
     rows = [("model", f"{origin}: {kinds} layers"), ("KV headroom" if plan.keeps_cache else "headroom", headroom)]
@@ -112,8 +117,12 @@ def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: flo
 
 def _cache_figures(scenario: Scenario, plan: Plan) -> list[tuple[str, str]]:
     pool, requests = plan.capacity, plural(plan.demand.requests, "request")
-    if not pool.num_blocks:
+    budget = plan.budgets[plan.limiting_stage]
+    if budget.shortfall_bytes or not pool.num_blocks:
         return [("KV pool", "none: weights and overheads leave no memory for it, so the engine does not start")]
+    if budget.overrun_bytes:
+        asked = plural(pool.num_blocks, "block")
+        return [("KV pool", f"none: {asked} do not fit into the memory available, so the engine does not start")]
     concurrency = format_number(pool.max_concurrency)
     blocks = f"{plural(pool.num_blocks, 'block')}, one of them the null block"
     starts = pool.admits_one and scenario.overheads.source != RULE_OF_THUMB
@@ -139,10 +148,11 @@ def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
 def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
     table = columns("=", "=", ">", ">", header=False)
     # One figure for all three where they were measured together, else one for each.
-    unused = ("activation", "CUDA context, NCCL", "graphs") if budget.overhead_bytes else ("overhead",)
+    omitted = ["activation_bytes", "context_bytes", "graph_bytes"] if budget.overhead_bytes else ["overhead_bytes"]
+    omitted.append("unused_bytes")
     for field, part in _PARTS.items():
         share = getattr(budget, field)
-        if not share and part.title in unused:
+        if not share and field in omitted:
             continue
         shown = pool_name if part.title == "KV pool" else part.title
         if field == "reserve_bytes":

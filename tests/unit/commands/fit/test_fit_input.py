@@ -7,6 +7,7 @@ import pytest
 from kvdiag.commands import main
 from tests.unit.commands.fit.fitting import GIB, answer, refusal
 
+ANOTHERS = ("another/Llama-3.1-8B-Instruct", "--context", "8192")
 ON_AN_H100 = ("llama_70b", "--gpu", "h100")
 
 
@@ -168,8 +169,12 @@ def test_a_hub_that_cannot_be_reached_falls_back_to_the_catalogue(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
-    code, document = answer(capsys, "another/Llama-3.1-8B-Instruct", "--context", "8192")
+    code, document = answer(capsys, *ANOTHERS)
 
     assert 0 == code
     assert {"llama-3.1-8b", "another/Llama-3.1-8B-Instruct"} <= set(document["model"].replace(",", "").split())
+    note = document["notes"][0]
+    assert {"llama-3.1-8b,", "another/Llama-3.1-8B-Instruct:"} <= set(note.split())
+    assert note in answer(capsys, *ANOTHERS, "--kv-pool-bytes", "1GiB")[1]["notes"]
+    assert note in answer(capsys, *ANOTHERS, "--engine", "sglang")[1]["notes"]
     assert "cannot reach" in refusal(capsys, "another/a-model-of-tomorrow")

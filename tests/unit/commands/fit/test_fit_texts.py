@@ -10,11 +10,14 @@ from tests.unit.commands.fit.fitting import GIB
 
 LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
 GPU = ("--no-profile", "--gpu")
+BLOCKS = ("--num-gpu-blocks-override",)
 POOL = ("--tp", "8", "--kv-pool-bytes", str(10 * GIB), "--context", "8192")
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fits": (0, ("llama_70b", *GPU, "a100", "--tp", "8", "--context", "8192", "--concurrency", "32")),
     "tight": (1, ("qwen3-8b", *GPU, "l4", "--context", "9400", "--concurrency", "3")),
     "does_not_fit": (2, ("llama_70b", *GPU, "a100", "--context", "8192")),
+    "few_blocks": (2, ("llama-3-8b", *GPU, "h100", *BLOCKS, "256", "--context", "2048", "--concurrency", "8")),
+    "too_many_blocks": (2, ("llama-3-8b", *GPU, "h100", *BLOCKS, "90000000", "--context", "2048")),
     "generic": (0, ("llama_70b", *GPU, "h100", "--tp", "4", "--context", "8192", "--engine", "generic")),
     "grid": (0, ("llama-3.1-8b", *GPU, "h100", "--context", "8192", "--grid")),
     "stages": (0, ("nemotron-nano-9b-v2", *GPU, "80GB", "--pp", "2", "--context", "8192")),
