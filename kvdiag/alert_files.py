@@ -33,7 +33,9 @@ def runbooks_of(alert: str) -> list[str]:
         if linked:
             found.add(linked[1])
         else:
-            sign, ids = re.findall(r'\bid([=!]~?)"([^"]+)"', rest.replace(r"\\", "\\"))[0]
+            # An expression without ids is about every verdict.
+            chosen = re.search(r'\bid([=!]~?)"([^"]+)"', rest.replace(r"\\", "\\"))
+            sign, ids = chosen.groups() if chosen else ("=~", ".*")
             found |= {one for one in KNOWLEDGE if bool(re.fullmatch(ids, one)) == (sign != "!~")}
     return sorted(found)
 

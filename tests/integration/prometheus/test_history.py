@@ -83,7 +83,8 @@ def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None
     ("namespace", "expected"),
     [
         pytest.param("kv-leak", ["fault", "unknown", "unknown", "unknown"], id="a block stays held"),
-        pytest.param("own", ["ok", "fault", "ok", "suspect"], id="kvdiag's own names, torch and host grow"),
+        # No request asked the cache of media, which the engine counts: nothing else of the host may grow.
+        pytest.param("own", ["ok", "fault", "ok", "fault"], id="kvdiag's own names, torch and host grow"),
         pytest.param("mixed", ["ok", "fault", "unknown", "unknown"], id="intervals of 15 and 60 seconds"),
         pytest.param("restart", ["ok", "ok", "ok", "unknown"], id="a restart under another address"),
         pytest.param("twice", ["ok", "unknown", "unknown", "unknown"], id="two jobs scrape it"),
@@ -278,7 +279,7 @@ def test_llamacpp_shows_growth_of_memory(history: str, diagnose: Diagnose) -> No
     """Its metrics have no pool: a growing device is the server's, without torch; a growing host may be its cache."""
     found = {one["subject"]["pod"]: one for one in whole(diagnose, history, '{namespace="llamacpp"}')["replicas"]}
     assert [["unknown", "ok", "ok", "ok"]] == [statuses(found["llama-0"], *LEAKS)]
-    assert ["unknown", "ok", "ok", "unknown"] == statuses(found["llama-1"], *LEAKS)
+    assert ["unknown", "ok", "ok", "suspect"] == statuses(found["llama-1"], *LEAKS)
     assert ["unknown", "ok", "fault", "ok"] == statuses(found["llama-2"], *LEAKS)
     assert "kvdiag serve" in reasons(found["llama-0"])
 
