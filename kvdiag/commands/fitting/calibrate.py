@@ -41,13 +41,14 @@ from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, se
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, measure, model_key, with_profile
-from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
+from kvdiag.kv.fit.gpu_catalogue import compute_capability, gpu_bytes, gpu_name
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_weights, scenario_budgets
 from kvdiag.kv.layout.deployment import (
     Deployment,
     default_batched_tokens,
     deployed_layout,
+    formats_note,
 )
 from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
 from kvdiag.kv.layout.kernel_blocks import CPU_BLOCK_TOKENS, Platform
@@ -164,8 +165,8 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     batched = chosen.max_num_batched_tokens
     if batched is None and chosen.max_in_flight_tokens is None and total is not None:
         chosen = replace(chosen, max_num_batched_tokens=default_batched_tokens(total, name or ""))
-    deployment = _deployment(architecture, subject.report, chosen)
-    notes: list[str] = []
+    deployment = on_gpu(_deployment(architecture, subject.report, chosen), name)
+    notes = [note for note in (formats_note(architecture, deployment),) if note]
     if not _given("max_num_batched_tokens") and not _given("max_in_flight_tokens"):
         settled = settled_batches(architecture, deployment, subject.report)
         if settled is not None:
@@ -285,6 +286,13 @@ def _given(option: str) -> bool:
     context = click.get_current_context(silent=True)
     source = None if context is None else context.get_parameter_source(option)
     return source not in (None, ParameterSource.DEFAULT)
+
+
+def on_gpu(deployment: Deployment, name: str | None) -> Deployment:
+    """The deployment on the GPU of that name, unless --gpu names one."""
+    if deployment.compute_capability is not None or name is None:
+        return deployment
+    return replace(deployment, compute_capability=compute_capability(name))
 
 
 def _deployment(architecture: Architecture, report: EngineReport, chosen: FitOptions) -> Deployment:

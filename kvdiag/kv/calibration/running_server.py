@@ -3,14 +3,16 @@
 What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
 checked here: concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the number of blocks where the pool's
 bytes are reported. Settings that are not reported are tried, the usual ones first; the candidate with the least drift
-is taken, and if it has any, the tokens in flight are solved for. With drift left, or without the number of ranks, bytes
-are unknown rather than guessed. Results are cached, since every diagnosis asks for the same server.
+is taken, and if it has any, the tokens in flight are solved for. With drift left, without the number of ranks, or where
+the format depends on a GPU's generation that no figure shows, bytes are unknown rather than guessed. Results are
+cached, since every diagnosis asks for the same server.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.drift_reasons import explain
@@ -25,12 +27,15 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import CacheLayout
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, deployed_layout
-from kvdiag.kv.layout.kernel_blocks import Platform
-from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.kernel_blocks import Platform, is_indexed
+from kvdiag.kv.layout.layers import Architecture, CompressedLayer
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool, Provenance
 
 MAX_IN_FLIGHT_TOKENS = 1 << 20
+
+GENERATIONS = (90, 100, 120)
+"""Compute capabilities tried for a model whose cache format differs between them."""
 
 RANKS = (1, 2, 4, 8, 16)
 """Tensor-parallel sizes tried where they are not reported and the pool's bytes show them."""
@@ -38,7 +43,8 @@ RANKS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server's cache by its model's config. `block_bytes` is per rank, `None` where the ranks are not known.
+    """A server's cache by its model's config. `block_bytes` is per rank, `None` where the ranks are not known, or where
+    it depends on the GPU's generation, which no figure shows (`generation_open`).
 
     `planned_blocks` is what the engine plans for one request of max_model_len tokens. `assumed` names, for a person,
     the settings that no figure of the engine contradicts and none states.
@@ -51,6 +57,7 @@ class Served:
     planned_blocks: int
     figures: tuple[Comparison, ...]
     assumed: str
+    generation_open: bool = False
 
     def drift(self, most_ratio: float = DRIFT_LIMIT_RATIO) -> Comparison | None:
         """The figure that is furthest off, where one is off by more than `most_ratio`; the first of equals."""
@@ -119,8 +126,10 @@ def bytes_problem(facts: Facts) -> str | None:
             return f"the model's config predicts a different {drift.figure} than the engine reports; see `kvdiag audit`"
         if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
             return "block sizes differ between pipeline stages; see `kvdiag audit`"
+        given = "start the engine with its pool's size in --kv-cache-memory-bytes"
+        if model.generation_open:
+            return f"the GPU's generation, which decides the format of a block, is not reported; {given}"
         if model.block_bytes is None:
-            given = "start the engine with its pool's size in --kv-cache-memory-bytes"
             how = given if facts.server_pids else "run kvdiag in the server's PID namespace"
             return f"the tensor-parallel size is not reported by the server's processes; {how}"
     return None
@@ -133,6 +142,7 @@ def _served(facts: Facts) -> Served | str:
         architecture = parse_architecture(json.loads(facts.model_config or ""))
         candidates = _candidates(architecture, report, facts)
         best = min(candidates, key=_distance)
+        generation_open = _is_generation_open(best, candidates)
         if _distance(best) > 0:
             best = min(best, _solved(best, report, facts), key=_distance)
     except KvModelError as error:
@@ -142,17 +152,35 @@ def _served(facts: Facts) -> Served | str:
     explained = explain(
         Calibration(comparisons=best.figures), architecture, best.deployment, report, Expected(pool_source="estimate")
     )
-    return replace(best, figures=explained.comparisons)
+    size = None if generation_open else best.block_bytes
+    return replace(best, figures=explained.comparisons, block_bytes=size, generation_open=generation_open)
 
 
-def _deployments(facts: Facts, settings: EngineSettings) -> Iterator[Deployment]:
+def _is_generation_open(best: Served, candidates: Sequence[Served]) -> bool:
+    """Whether GPUs of several generations meet the engine's figures alike, with blocks of different sizes."""
+    alike = {
+        one.layout.bytes_per_block
+        for one in candidates
+        if _distance(one) == _distance(best)
+        and replace(one.deployment, compute_capability=best.deployment.compute_capability) == best.deployment
+    }
+    return len(alike) > 1
+
+
+def _generations(architecture: Architecture, platform: Platform) -> Sequence[int | None]:
+    ring = any(isinstance(layer, CompressedLayer) and layer.ring for layer in architecture.layers)
+    differ = ring or is_indexed(architecture)
+    return GENERATIONS if differ and platform is Platform.CUDA else (None,)
+
+
+def _deployments(architecture: Architecture, facts: Facts, settings: EngineSettings) -> Iterator[Deployment]:
     """The settings that an engine with this pool may have, the usual ones first."""
     (pool,) = facts.pools
     mode = None if settings.state_cache_mode is None else StateCacheMode(settings.state_cache_mode)
     reported = facts.tensor_parallel
     for ranks in (reported,) if reported is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
-            for batched in USUAL_BATCHED_TOKENS:
+            for batched, generation in product(USUAL_BATCHED_TOKENS, _generations(architecture, platform)):
                 yield Deployment(
                     tensor_parallel=ranks,
                     pipeline_parallel=facts.pipeline_parallel or 1,
@@ -163,6 +191,7 @@ def _deployments(facts: Facts, settings: EngineSettings) -> Iterator[Deployment]
                     prefix_caching=pool.prefix_caching is not False,
                     max_num_batched_tokens=batched,
                     platform=platform,
+                    compute_capability=generation,
                 )
 
 
@@ -174,7 +203,7 @@ def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) 
     """
     found: list[Served] = []
     refused: KvModelError | None = None
-    for one in _deployments(facts, report.settings):
+    for one in _deployments(architecture, facts, report.settings):
         try:
             found.append(_candidate(architecture, one, report, facts))
         except KvModelError as error:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
+from kvdiag.commands.fitting.calibrate import on_gpu
+from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sim.model_folder import ModelShape
 from tests.unit.commands.fit.fitting import answer, refusal
@@ -306,3 +308,33 @@ def test_a_fraction_that_the_log_does_not_tell_may_be_given(capsys: pytest.Captu
     overhead = round(46_068 * 2**20 * 0.9 - (14.25 + 13.1) * GIB)
     assert usual["measured"]["overhead_bytes"] == pytest.approx(overhead, abs=8)
     assert (round(0.24 * GIB), False) == (usual["measured"]["graph_bytes"], usual["measured"]["graphs_in_fraction"])
+
+
+SPARSE_START = """\
+INFO 03-27 06:01:30 [core.py:101] Initializing a V1 LLM engine (v0.32.0) with config: \
+model='deepseek-ai/DeepSeek-V3.2', dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size=8, kv_cache_dtype=fp8
+INFO 03-27 06:01:30 [gpu_worker.py:101] Available KV cache memory: 40.0 GiB
+INFO 03-27 06:01:30 [kv_cache_utils.py:826] GPU KV cache size: 893,504 tokens
+"""
+
+
+@pytest.mark.parametrize(("gpu", "assumed"), [((), True), (("--gpu", "h200"), False)])
+def test_a_format_that_is_assumed_for_a_log_is_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, gpu: tuple[str, ...], *, assumed: bool
+) -> None:
+    """Without --gpu a log does not show the GPU's generation."""
+    log = tmp_path / "start.log"
+    log.write_text(SPARSE_START)
+
+    _, document = answer(capsys, "deepseek-v3.2", "--from-log", str(log), "--no-profile", *gpu)
+
+    assert 0.0 == drifts(document)["capacity_tokens"]
+    assert assumed is any(note.startswith("formats of Hopper assumed") for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "expected"), [(None, "b200", 100), (90, "b200", 90), (None, None, None), (None, "mi300x", None)]
+)
+def test_the_servers_gpu_decides_the_generation(known: int | None, name: str | None, expected: int | None) -> None:
+    """As NVML names it, unless --gpu does."""
+    assert expected == on_gpu(Deployment(compute_capability=known), name).compute_capability

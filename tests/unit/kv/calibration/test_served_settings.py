@@ -27,9 +27,9 @@ DENSE = json.dumps({"model_type": "llama", **SHAPE})
 BLOCK = 131_072
 
 
-LLAMA, LATENT, FORTY_HEADS = (
+LLAMA, LATENT, SPARSE, FORTY_HEADS = (
     (DATA / "configs" / f"{name}.json").read_text(encoding="utf-8")
-    for name in ("Llama-3.1-8B", "DeepSeek-V3", "Qwen2.5-14B")
+    for name in ("Llama-3.1-8B", "DeepSeek-V3", "DeepSeek-V3.2-Exp", "Qwen2.5-14B")
 )
 
 
@@ -138,6 +138,38 @@ def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
 
     # 61 layers of 576 numbers of 16 bits for each of 64 tokens
     assert (64 * 61 * 576 * 2, "computed") == block_bytes(known, known.pools[0])
+
+
+def sparse(cache_dtype: str, **changes: Any) -> Facts:
+    """A server with sparse latent attention in blocks of 64 tokens, and that format."""
+    large = pool(block_tokens=64, max_concurrency=35.0, capacity_tokens=3500, cache_dtype=cache_dtype, **changes)
+    return facts(large, model_config=SPARSE)
+
+
+# 61 layers of 64 rows of 128 numbers of 8 bits and a scale for the indexer, next to 656 packed or 576 plain bytes.
+PACKED, PLAIN_FP8 = (61 * 64 * (132 + row) for row in (656, 576))
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "size"), [("auto", None), ("fp8", None), ("fp8_ds_mla", PACKED), ("bfloat16", 61 * 64 * 1284)]
+)
+def test_a_format_that_depends_on_the_generation_has_no_bytes(cache_dtype: str, size: int | None) -> None:
+    """Hopper and desktop Blackwell pack 8-bit rows, data-centre Blackwell does not; a format by name decides."""
+    known = sparse(cache_dtype)
+
+    assert (size, size is None) == (model(known).block_bytes, model(known).generation_open)
+    problem = bytes_problem(known)
+    assert problem is None if size is not None else "generation" in (problem or "")
+    assert model(known).drift() is None
+
+
+@pytest.mark.parametrize(("size", "generation"), [(PACKED, 90), (PLAIN_FP8, 100)])
+def test_the_bytes_of_a_pool_decide_the_generation(size: int, generation: int) -> None:
+    """The first whose format gives the reported number of blocks."""
+    known = sparse("fp8", pool_bytes=70 * size)
+
+    assert (generation, size) == (model(known).deployment.compute_capability, model(known).block_bytes)
+    assert (None, None) == (model(known).drift(), bytes_problem(known))
 
 
 def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
