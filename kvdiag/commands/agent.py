@@ -23,10 +23,9 @@ from kvdiag.engines import recognise
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.profiling import Profiled, chosen_processes, profile_processes
 from kvdiag.formatting import format_duration
-from kvdiag.model import ProfileKind
+from kvdiag.model import MAX_PROFILE_SECONDS, MIN_PROFILE_SECONDS, ProfileKind
 from kvdiag.outputs.documents.profile_document import profile_document
 from kvdiag.outputs.terminal.profile_text import render_profiles
-from kvdiag.server.profile_desk import MAX_SECONDS, MIN_SECONDS
 from kvdiag.sources.agents.agent_profiles import ProfileFolder
 from kvdiag.sources.agents.agent_publication import Publication
 from kvdiag.sources.http import HttpReader
@@ -77,7 +76,7 @@ def install(directory: Path) -> None:
 @server_access
 @click.option(
     "--seconds",
-    type=Within(MIN_SECONDS, MAX_SECONDS),
+    type=Within(MIN_PROFILE_SECONDS, MAX_PROFILE_SECONDS),
     default=60.0,
     show_default=True,
     help="How long to trace.",

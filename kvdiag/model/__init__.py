@@ -6,6 +6,8 @@ cannot be built, so that a source which reads one has to report a `Gap`.
 """
 
 from kvdiag.model.allocation_profile import (
+    MAX_PROFILE_SECONDS,
+    MIN_PROFILE_SECONDS,
     ConcludedProfile,
     Frame,
     MemoryProfile,

@@ -6,6 +6,9 @@ from typing import ClassVar, Literal
 
 from kvdiag.model.validation import MAX_COUNT, Checked
 
+MIN_PROFILE_SECONDS, MAX_PROFILE_SECONDS = 2.0, 600.0
+"""How long a profile may be asked to trace."""
+
 ProfileKind = Literal["host", "device"]
 ProfileAnswer = Literal["named", "partly", "native", "flat"]
 

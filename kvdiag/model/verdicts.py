@@ -207,11 +207,6 @@ class Finding:
         return self.id if self.or_id is None else f"{self.id} or {self.or_id}"
 
     @property
-    def is_undecided_leak(self) -> bool:
-        """Whether this is growth that stays unknown with all its evidence: then nothing is healthy."""
-        return self.id.startswith("leak.") and self.status == "unknown" and bool(self.evidence)
-
-    @property
     def is_unexplained(self) -> bool:
         """Whether growth, an exit or bytes were observed that stay unknown with all figures: nothing is healthy then.
 

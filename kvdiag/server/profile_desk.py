@@ -12,11 +12,11 @@ from http import HTTPStatus
 from typing import Any
 
 from kvdiag.errors import KvdiagError
+from kvdiag.model import MAX_PROFILE_SECONDS, MIN_PROFILE_SECONDS
 from kvdiag.server.answers import NOT_KEPT, Answer, json_answer, problem
 from kvdiag.server.request import Request
 
 PATH = "/api/v1/profile"
-MIN_SECONDS, MAX_SECONDS = 2.0, 600.0
 USUAL_SECONDS = "60"
 MAX_CHARACTERS = 64
 
@@ -83,8 +83,8 @@ def _asked(query: Mapping[str, Sequence[str]]) -> tuple[str, float, str | None]:
         number = float(seconds)
     except ValueError:
         number = 0.0
-    if not MIN_SECONDS <= number <= MAX_SECONDS:
-        raise ValueError(f"seconds is a number from {MIN_SECONDS:.0f} to {MAX_SECONDS:.0f}")
+    if not MIN_PROFILE_SECONDS <= number <= MAX_PROFILE_SECONDS:
+        raise ValueError(f"seconds is a number from {MIN_PROFILE_SECONDS:.0f} to {MAX_PROFILE_SECONDS:.0f}")
     return kind, number, next(iter(values["process"]), None)
 
 

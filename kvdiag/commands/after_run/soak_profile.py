@@ -29,7 +29,7 @@ def profiling(
     def begin(timeline: Timeline) -> Awaitable[tuple[MemoryProfile, ...]] | None:
         findings = diagnose(timeline, server.facts, limits).findings
         # Growth that a short soak leaves undecided is what its lines of code decide.
-        leaks = [one for one in findings if one.status in ("fault", "suspect") or one.is_undecided_leak]
+        leaks = [one for one in findings if one.status in ("fault", "suspect") or one.is_unexplained]
         grown = [one for one in leaks if one.id in PROFILED]
         return profiles(grown[0]) if grown else None
 

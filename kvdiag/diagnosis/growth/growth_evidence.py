@@ -110,7 +110,7 @@ class GrowthEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A series over every window that its history reaches, the shortest first, and how long that history is.
+    """A series over every window that its history reaches, and how long that history is.
 
     `burst` is growth over twenty minutes so fast that the room may be used up before the shortest window is full.
     """

@@ -84,7 +84,8 @@ class GrowthLimits:
     """p-values of so regular a rise in a random walk, for a suspect and for a fault."""
 
     certain_gain_bytes: float = 4 * GIB
-    """Growth from which a window that passes for a suspect is a fault: no drift or warm-up of reports took as much."""
+    """Growth from which a window that passes for a suspect is a fault: on the drawn servers of seeds 1 to 3 no drift or
+    warm-up took as much (tests/quality/worlds)."""
 
     past_quarters: int = 12
     """Quarters of earlier windows that gate 9 needs for its comparison: three windows."""
@@ -130,7 +131,7 @@ class GrowthLimits:
     three hours, which include most collections."""
 
     collected_bytes: float = 2 * GIB
-    """Growth beyond which it is no garbage that a collection has yet to return."""
+    """Growth beyond which it is no garbage that a collection has yet to return, on the same drawn servers."""
 
     visible_errors: float = 4.0
     """Standard errors of a slope that are the detection limit: four of five leaks of that rate are detected."""

@@ -241,8 +241,8 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
         load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
         work=tuple(accumulate(_worked(read))),
         asleep=tuple([sample.asleep for sample in read]),
-        # A counter that never moves says nothing.
         media=_media(read),
+        # A counter that never moves says nothing.
         fresh=bool(read) and read[0].total("generation_tokens_total") == 0 != read[-1].total("generation_tokens_total"),
     )
 

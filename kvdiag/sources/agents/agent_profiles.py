@@ -22,7 +22,7 @@ from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_duration
-from kvdiag.model import MemoryProfile, ProfileKind
+from kvdiag.model import MAX_PROFILE_SECONDS, MemoryProfile, ProfileKind
 from kvdiag.model.codec import from_plain
 from kvdiag.sources.agents.agent_folder import ENDED, FUTURE_SECONDS, MAX_NAMES, RefusedError, content, is_own
 from kvdiag.sources.agents.agent_publication import Publication, check_format, parse, plain
@@ -32,7 +32,6 @@ from kvdiag.sources.bounded_json import decode_object
 FORMAT = 1
 MAX_STACKS = 64
 MAX_FRAMES = 16
-MAX_SECONDS = 600.0
 ANSWER_SECONDS = 60.0
 """After the end of the tracing: sums are made in slices while the server works, and a full disk may be emptied."""
 
@@ -200,7 +199,7 @@ class ProfileFolder:
             return None
         if age_seconds < -FUTURE_SECONDS:
             return 0.0
-        seconds: Any = MAX_SECONDS
+        seconds: Any = MAX_PROFILE_SECONDS
         with contextlib.suppress(RefusedError):
             try:
                 request = decode_object(content(self._folder, name).text)
@@ -208,7 +207,7 @@ class ProfileFolder:
                 # Its author was killed before it was written.
                 return UNREAD_SECONDS - age_seconds
             given: Any = request.get("seconds")
-            if type(given) in (int, float) and 0 <= given <= MAX_SECONDS:
+            if type(given) in (int, float) and 0 <= given <= MAX_PROFILE_SECONDS:
                 seconds = given
             with contextlib.suppress(ValueError):
                 answer = content(self._folder, _answer(publication))

@@ -31,7 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             numbers = [place for place, one in numbered if chosen.only in f"{one.row} {one.name}"]
             outcomes[seed] = list(pool.map(partial(_judged, seed), numbers, chunksize=1))
     _print_table(outcomes)
-    _note([one for found in outcomes.values() for one in found])
+    # Seeds that may be looked at are what the diagnosis was changed by.
+    looked_at = any(seed <= SHOWN_UNTIL for seed in outcomes)
+    _note(
+        [one for found in outcomes.values() for one in found],
+        "drawn servers, tuned on" if looked_at else "drawn servers",
+    )
     for seed, found in outcomes.items():
         if seed <= SHOWN_UNTIL:
             _print_misses(seed, found)
@@ -65,7 +70,7 @@ def _print_table(outcomes: dict[int, list[Outcome]]) -> None:
         _say(f"{name:34}{right:8}{planted:6}{false:24}")
 
 
-def _note(outcomes: Sequence[Outcome]) -> None:
+def _note(outcomes: Sequence[Outcome], of: str) -> None:
     """The rows of the table of all benchmarks, next to the usual alert that finds most."""
     name, right, planted, false = max(alert_rows(outcomes), key=lambda row: row[1])
     rows = {row.name: row for row in table(outcomes)}
@@ -74,9 +79,9 @@ def _note(outcomes: Sequence[Outcome]) -> None:
         return
     accepted, called = rows["accepted"], sum(bool(one.called) for one in benign)
     share = 100.0 * accepted.count / (accepted.of or 1.0)
-    note("drawn servers: problems found", share, 100.0 * right / planted, than=name, unit="%")
+    note(f"{of}: problems found", share, 100.0 * right / planted, than=name, unit="%")
     note(
-        "drawn servers: healthy ones accused",
+        f"{of}: healthy ones accused",
         100.0 * called / len(benign),
         100.0 * false / len(benign),
         than=name,

@@ -167,7 +167,7 @@ def test_a_device_that_is_about_to_be_full_is_not_healthy() -> None:
         points = longer(points, point(sample))
     (left,) = [one.full_in_seconds for one in trends(points) if not one.is_pool]
     diagnosis = diagnose(Timeline(samples=tuple(seen)), known)
-    growth = next(one for one in diagnosis.findings if one.is_undecided_leak).growth
+    growth = next(one for one in diagnosis.findings if one.is_unexplained).growth
     now = current_verdict(well(diagnosis=diagnosis, newest=seen[-1], facts=known), NOW)
     assert growth is not None
     assert pytest.approx(60.0, abs=6.0) == left == pytest.approx(growth.exhaustion_seconds, abs=5.0)
