@@ -8,17 +8,15 @@ like another model's, since a wrong profile would spoil later plans. The arithme
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from kvdiag.commands.connect import connect, without_credentials
+from kvdiag.commands.fitting.calibration_subject import CalibrationSubject, subject_of_log, subject_of_server
 from kvdiag.commands.fitting.engine_calibration import calibrate_engine
 from kvdiag.commands.fitting.fit_inputs import (
     architecture_of,
@@ -31,14 +29,11 @@ from kvdiag.commands.fitting.fit_inputs import (
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import write_profiles
 from kvdiag.commands.printing import print_json, print_text
-from kvdiag.engines import read_startup_log
 from kvdiag.errors import KvdiagError, KvModelError
-from kvdiag.feeds.daemon.server_tracker import FoundServer
-from kvdiag.feeds.live.sampling import DRIVER_SECONDS
 from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.kv.calibration import profiles
 from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
-from kvdiag.kv.calibration.engine_report import EngineReport, page_report
+from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, measure, model_key, with_profile
 from kvdiag.kv.fit.gpu_catalogue import compute_capability, gpu_bytes, gpu_name
@@ -51,13 +46,11 @@ from kvdiag.kv.layout.deployment import (
     formats_note,
 )
 from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
-from kvdiag.kv.layout.kernel_blocks import CPU_BLOCK_TOKENS, Platform
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
-from kvdiag.model import Device
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles
-from kvdiag.sources.worker_thread import ReadTimeout
 
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
 _FIRST_WITH_ASYNC_SCHEDULING = (0, 14)
@@ -78,68 +71,6 @@ _REPORTED_SETTINGS: Mapping[str, str] = {
 """Options and the reported settings they must agree with where both are given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
-    """What is compared with: the engine's report, where it is from, its GPU and its model's files where known."""
-
-    report: EngineReport
-    origin: str
-    gpu_total_bytes: int | None = None
-    gpu_name: str | None = None
-    files: ModelFiles | None = None
-    checkpoint_bytes: int | None = None
-
-
-def _subject_of_log(path: Path) -> _Subject:
-    """The last start in a log; `-` is standard input."""
-    report = read_startup_log(path)
-    return _Subject(report=report, origin="the log from stdin" if str(path) == "-" else f"log {path}")
-
-
-async def _subject_of_server(options: FitOptions) -> _Subject:
-    """The running server at the URL of --calibrate."""
-    url = options.calibrate or ""
-    async with connect(url, options.access) as (_, server):
-        facts = server.facts
-        report = page_report(facts)
-        device, certain = await _server_gpu(server)
-        files = None
-        if facts.model_config is not None:
-            files = ModelFiles(origin=facts.model or "the server's model", config=json.loads(facts.model_config))
-        if facts.pools and options.dcp > 1:
-            # The endpoint reports the tokens of a block over all ranks that share a context.
-            tokens = max(1, (report.settings.block_size_tokens or 1) // options.dcp)
-            report = replace(report, settings=replace(report.settings, block_size_tokens=tokens))
-        if not certain and report.ranks and report.settings.block_size_tokens == CPU_BLOCK_TOKENS:
-            # Only platforms/cpu.py reports a pool in bytes with blocks of 128 tokens; no GPU does.
-            device = None
-            report = replace(report, settings=replace(report.settings, device="cpu"))
-        return _Subject(
-            report=report,
-            origin=f"server {without_credentials(facts.url or url)}",
-            gpu_total_bytes=None if device is None or device.memory is None else device.memory.total_bytes,
-            gpu_name=None if device is None else gpu_name(device.name),
-            files=files,
-            checkpoint_bytes=facts.weights_bytes,
-        )
-
-
-async def _server_gpu(server: FoundServer) -> tuple[Device | None, bool]:
-    """The GPU with the least memory that holds the server's processes; where those are not visible, what all GPUs here
-    are, if they are alike. And whether the server's processes were found on it.
-    """
-    try:
-        devices, _ = await server.nvml.ask(DRIVER_SECONDS * 5, processes=True)
-    except ReadTimeout:
-        return None, False
-    visible = [device for device in devices or () if device.memory is not None]
-    pids = set(server.facts.server_pids or ())
-    own = [device for device in visible if pids & {process.pid for process in device.processes or ()}]
-    least = min(own or visible, key=lambda device: device.memory.total_bytes if device.memory else 0, default=None)
-    alike = len({(device.name, device.memory.total_bytes) for device in visible if device.memory}) == 1
-    return (least if own or alike else None), bool(own)
-
-
 def calibrate(model: str | None, options: FitOptions) -> int:
     """Compare MODEL with the engine that the options name; print, keep the profile, and return the exit code.
 
@@ -153,7 +84,7 @@ def calibrate(model: str | None, options: FitOptions) -> int:
             "--calibrate and --from-log read the pool from the engine: omit --kv-pool-bytes and --grid"
         )
     subject = (
-        _subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(_subject_of_server(options))
+        subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(subject_of_server(options))
     )
     if subject.report.engine_name in ENGINE_FLAGS:
         return calibrate_engine(model, subject.report, subject.origin, options)
@@ -209,7 +140,7 @@ def calibrate(model: str | None, options: FitOptions) -> int:
     return 0 if calibration.within_limit else 1
 
 
-def _architecture(files: ModelFiles, subject: _Subject, options: FitOptions) -> Architecture:
+def _architecture(files: ModelFiles, subject: CalibrationSubject, options: FitOptions) -> Architecture:
     """MODEL's architecture, with the reported dtype.
 
     Raises:
@@ -234,7 +165,7 @@ def _kinds(architecture: Architecture) -> str:
     return f"{architecture.model_type} with {kinds} layers"
 
 
-def _files(model: str | None, subject: _Subject, options: FitOptions) -> ModelFiles:
+def _files(model: str | None, subject: CalibrationSubject, options: FitOptions) -> ModelFiles:
     if model is not None:
         return files_of(model, options)
     if subject.files is not None:
@@ -244,7 +175,7 @@ def _files(model: str | None, subject: _Subject, options: FitOptions) -> ModelFi
     raise KvdiagError(f"{subject.origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
 
 
-def _chosen(subject: _Subject, options: FitOptions) -> FitOptions:
+def _chosen(subject: CalibrationSubject, options: FitOptions) -> FitOptions:
     """The options with the reported settings; where the user gave one too, they must agree."""
     settings = subject.report.settings
     changes: dict[str, Any] = {}
@@ -270,7 +201,7 @@ def _chosen(subject: _Subject, options: FitOptions) -> FitOptions:
     return replace(options, **changes)
 
 
-def _completed(subject: _Subject, options: FitOptions) -> _Subject:
+def _completed(subject: CalibrationSubject, options: FitOptions) -> CalibrationSubject:
     """What the user gives and the engine does not report: the longest request, and the memory fraction."""
     report = subject.report
     settings = report.settings
@@ -308,7 +239,7 @@ def _deployment(architecture: Architecture, report: EngineReport, chosen: FitOpt
     return replace(deployment, async_scheduling=scheduling)
 
 
-def _gpu(subject: _Subject, options: FitOptions) -> tuple[int | None, str | None]:
+def _gpu(subject: CalibrationSubject, options: FitOptions) -> tuple[int | None, str | None]:
     """The device's memory and name: as the engine or NVML reports them, else as --gpu says."""
     if subject.report.settings.is_cpu:
         return None, None
@@ -328,7 +259,7 @@ def _expected(
     files: ModelFiles,
     architecture: Architecture,
     deployment: Deployment,
-    subject: _Subject,
+    subject: CalibrationSubject,
     chosen: FitOptions,
     *,
     total: int | None,
@@ -369,7 +300,7 @@ def _expected(
 def _profile(
     architecture: Architecture,
     deployment: Deployment,
-    subject: _Subject,
+    subject: CalibrationSubject,
     expected: Expected,
     key: ProfileQuery | None,
     calibration: Calibration,

@@ -25,11 +25,11 @@ The verdict of an idle interval stands while the engine works, until a later one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from kvdiag.diagnosis.blocks.busy_pool import busy_floor
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
+from kvdiag.diagnosis.blocks.late_frees import LateFree, held_idle, late_frees
 from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
@@ -57,7 +57,7 @@ from kvdiag.formatting import (
     format_ratio,
     plural,
 )
-from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Outcome, Sample, Timeline
+from kvdiag.model import Evidence, Facts, Finding, GrowthFigures, Outcome, Timeline
 
 ID = "leak.kv_blocks"
 _ON_COMPLETION = (
@@ -319,7 +319,7 @@ def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
     """How long blocks had been in use without a pause, with nothing running, at the end of an idle interval."""
     newest_first = reversed(timeline.between(timeline.samples[0].at_seconds, floor.at_seconds))
     read = (sample for sample in newest_first if sample.engines is not None)
-    held = [sample.at_seconds for sample in takewhile(lambda sample: _held_idle(sample, facts), read)]
+    held = [sample.at_seconds for sample in takewhile(lambda sample: held_idle(sample, facts), read)]
     return floor.at_seconds - min(held, default=floor.at_seconds)
 
 
@@ -360,46 +360,3 @@ def _finished(timeline: Timeline, at_seconds: float) -> int | None:
     """Requests that the engines counted as finished up to a moment; `None` where one does not count them."""
     last = next((one for one in reversed(timeline.between(0.0, at_seconds)) if one.engines), None)
     return None if last is None else last.total("requests_finished_total")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateFree:
-    """Blocks that stayed in use for so long at least, while nothing ran and nothing waited."""
-
-    seconds: float
-    blocks: int
-
-
-def late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
-    """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
-    key = ("late_frees", facts.pools, facts.capabilities, limits)
-    return timeline.once(key, lambda: _late_frees(timeline, facts, limits))
-
-
-def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
-    total = sum(pool.usable_blocks for pool in facts.pools)
-    holds: list[LateFree] = []
-    run: list[tuple[float, int]] = []
-    for sample in (*timeline.samples, None):
-        if sample is not None and sample.engines is None:
-            continue
-        held = None if sample is None else _held_idle(sample, facts)
-        if sample is not None and held:
-            if run and sample.at_seconds - run[-1][0] > limits.growth.reading_age_seconds:
-                run = []
-            run.append((sample.at_seconds, held))
-            continue
-        if run:
-            hold = LateFree(seconds=run[-1][0] - run[0][0], blocks=min(blocks for _, blocks in run))
-            if hold.seconds >= limits.late_blocks_seconds and hold.blocks >= limits.late_blocks_ratio * total:
-                holds.append(hold)
-        run = []
-    return tuple(holds)
-
-
-def _held_idle(sample: Sample, facts: Facts) -> int | None:
-    """Blocks held in a sample of idle engines; `None` where they work, or do not report it."""
-    # Most samples of a day are of a server that works, or that holds nothing.
-    if not any(engine.kv_usage_ratio for engine in sample.engines or ()) or sample.engines_idle is not True:
-        return None
-    return None if sample.load is not None and sample.load.requests else held_blocks(sample, facts)

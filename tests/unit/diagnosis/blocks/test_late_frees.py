@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.blocks.hit_collapse import Collapse, hit_collapse
+from kvdiag.diagnosis.blocks.late_frees import late_frees
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.leak_kv_blocks import late_frees
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
 from tests.builders.values import engine, holding, pool
 
