@@ -39,8 +39,9 @@ test: $(VENV)/.dev  ## Set up, then run the checks and the everyday tests, a rea
 everyday: $(VENV)/.dev
 	@$(PYTEST) -m "not long"
 
+# Two real servers at a time: a prompt of 16K tokens takes one of four on two cores longer than a step waits.
 test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)
-	@$(PYTEST) -m long
+	@$(PYTEST) -n 2 -m long
 
 bench: $(VENV)/.dev  ## Compare kvdiag with other tools: verdicts and cost, in one table (half an hour)
 	@$(BIN)/python -m tests.quality.bench.table $(BENCH)
