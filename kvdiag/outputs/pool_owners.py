@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
 from kvdiag.model import BlockOwners, Facts
@@ -24,12 +25,9 @@ WORDS: Mapping[str, str] = {
 }
 """What each owner is."""
 
+MAX_AGE_SECONDS = DEFAULT_LIMITS.requests_age_seconds
 OLD_SECONDS = 10.0
 """Age from which a count says how old it is: a pool with many blocks in use is counted over a minute."""
-
-
-LOOK_SECONDS = 180.0
-"""Age from which a look at the requests, which is taken once a minute, says nothing of now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def request_notes(owners: Sequence[BlockOwners], facts: Facts) -> Iterator[str]:
     unit = facts.capabilities.unit
     for one in owners:
         held = one.held
-        if held is None or not held.requests or not one.usable_blocks or held.age_seconds > LOOK_SECONDS:
+        if held is None or not held.requests or not one.usable_blocks or held.age_seconds > MAX_AGE_SECONDS:
             continue
         engine = f"engine {one.engine[:8]}: " if len(owners) > 1 else ""
         longest = f"{plural(held.longest_blocks, unit)} ({format_ratio(held.longest_blocks / one.usable_blocks)})"

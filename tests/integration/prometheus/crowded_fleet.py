@@ -4,8 +4,10 @@
 README's fleet section for it.
 """
 
+import contextlib
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -96,8 +98,9 @@ def main() -> int:
         with serving(Path(folder) / "data") as url:
             sys.stdout.write(f"{shlex.join(command(url))}\n")
             sys.stdout.flush()
-            while True:
-                time.sleep(3600.0)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0
 
 
 if __name__ == "__main__":
