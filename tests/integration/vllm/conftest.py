@@ -5,17 +5,20 @@ group, which one worker takes. `make test` starts one server alone, `meddling`: 
 the length of a test. Tests that want another server, such as `workers`, or take long on this one are `long`.
 """
 
+import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fixtures.require import require
 from tests.integration.vllm import engine_env, gauges
 from tests.integration.vllm.cli import Result, kvdiag
-from tests.integration.vllm.engine import PLUGINS, STARTS, Engine
+from tests.integration.vllm.engine import PLUGINS, STARTS, Engine, engine_environment
 from tests.integration.vllm.meddling import Meddling
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.integration.vllm.side_by_side import completion
@@ -50,6 +53,22 @@ class VllmHome:
             max_model_len_tokens=max_model_len_tokens,
             starts=starts,
         )
+
+    def answers(self, program: Path, *arguments: Path | str, limit_seconds: float) -> list[Any]:
+        """What a program in vLLM's Python prints as lines of JSON, between the lines that vLLM prints."""
+        quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+        done = subprocess.run(
+            [str(self.env / "bin" / "python"), str(program), *map(str, arguments)],
+            env=engine_environment(self.env, kv_space_gib=1) | quiet,
+            capture_output=True,
+            text=True,
+            timeout=limit_seconds,
+            check=False,
+        )
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "[{", '["'))]
+        if done.returncode:
+            raise RuntimeError(f"{program.name}, after {len(found)} answers: {done.stderr[-2000:]}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

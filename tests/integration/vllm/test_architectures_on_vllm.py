@@ -4,7 +4,6 @@ Every `architectures/*.json` is the config of a model of some kind, as small as 
 """
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.residency import decode_blocks
 from tests.integration.vllm.cli import kvdiag
 from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.engine import engine_environment
 
 pytestmark = pytest.mark.real_vllm
 
@@ -33,20 +31,7 @@ EngineReports = Callable[[Path], dict[str, Any]]
 @pytest.fixture(scope="module")
 def engine_reports(vllm: VllmHome) -> EngineReports:
     """What the engine reports of an architecture, from one run of `capacities.py` for all of them."""
-    environment = engine_environment(vllm.env, kv_space_gib=1)
-    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [str(vllm.env / "bin" / "python"), str(PROGRAM), *map(str, CONFIGS)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or len(told) != len(CONFIGS):
-        raise RuntimeError(f"{CONFIGS[len(told) % len(CONFIGS)].name}: {done.stderr[-2000:]}")
-    by_config = dict(zip(CONFIGS, told, strict=True))
+    by_config = dict(zip(CONFIGS, vllm.answers(PROGRAM, *CONFIGS, limit_seconds=LIMIT_SECONDS), strict=True))
     return lambda config: by_config[config]
 
 

@@ -1,7 +1,6 @@
 """The pool of DeepSeek-V4 and V4.1 against vLLM 0.32's own cache layers, grouping and capacity."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.engine import engine_environment
 
 pytestmark = pytest.mark.real_vllm
 
@@ -75,17 +73,7 @@ def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> 
     """The engine's figures for every case."""
     given = tmp_path_factory.mktemp("cases") / "cases.json"
     given.write_text(json.dumps(list(CASES.values())), encoding="utf-8")
-    done = subprocess.run(
-        [str(vllm.env / "bin" / "python"), str(PROGRAM), str(given)],
-        env=engine_environment(vllm.env, kv_space_gib=1) | {"VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    answers = vllm.answers(PROGRAM, given, limit_seconds=LIMIT_SECONDS)
     return dict(zip(CASES, answers, strict=True))
 
 

@@ -1,7 +1,6 @@
 """The longest request of a model against vLLM 0.32's own derivation: what it serves by default, and accepts at most."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from kvdiag.commands.fitting.request_length import parsed_object, refused_length
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.sources.model_files import ModelFiles, read_model
 from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.engine import engine_environment
 from tests.unit.kv.models import catalogue
 
 pytestmark = pytest.mark.real_vllm
@@ -128,17 +126,7 @@ def answers(vllm: VllmHome, cases: list[dict[str, Any]], folder: Path) -> list[d
     """The engine's answers, one for each case."""
     given = folder / "cases.json"
     given.write_text(json.dumps(cases), encoding="utf-8")
-    done = subprocess.run(
-        [str(vllm.env / "bin" / "python"), str(PROGRAM), str(given)],
-        env=engine_environment(vllm.env, kv_space_gib=1) | {"VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return vllm.answers(PROGRAM, given, limit_seconds=LIMIT_SECONDS)
 
 
 def test_limits_are_the_engines_own(vllm: VllmHome, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Block size and cache format of latent attention by GPU generation, against vLLM 0.32's own ranking of backends."""
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.dtypes import resolve_kv_dtype
 from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.engine import engine_environment
 
 pytestmark = pytest.mark.real_vllm
 
@@ -44,17 +41,7 @@ def modelled(case: dict[str, Any]) -> tuple[int, int] | None:
 
 def test_block_and_format_are_those_of_the_chosen_backend(vllm: VllmHome) -> None:
     """From Ampere to desktop Blackwell, in 16 and 8 bits, dense and sparse."""
-    done = subprocess.run(
-        [str(vllm.env / "bin" / "python"), str(PROGRAM)],
-        env=engine_environment(vllm.env, kv_space_gib=1) | {"VLLM_LOGGING_LEVEL": "CRITICAL"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    cases = vllm.answers(PROGRAM, limit_seconds=LIMIT_SECONDS)
     expected = {}
     for case in cases:
         name = f"{case['capability']} {case['kv_dtype']} {case['indexed']}"

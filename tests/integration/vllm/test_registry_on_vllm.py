@@ -1,7 +1,5 @@
 """Every class that vLLM registers is known, and those that can be built here have the layers that vLLM builds."""
 
-import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE, TYPE_OF_WRAPPER, UNMODELLED
 from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer, LayerKind, StateLayer
 from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.engine import engine_environment
 
 pytestmark = pytest.mark.real_vllm
 
@@ -31,20 +28,8 @@ SPECS = {
 @pytest.fixture(scope="module")
 def registered(vllm: VllmHome) -> tuple[list[str], list[dict[str, Any]]]:
     """The names that vLLM registers, and what it builds of their default configs."""
-    environment = engine_environment(vllm.env, kv_space_gib=1)
-    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "CRITICAL"}
-    done = subprocess.run(
-        [str(vllm.env / "bin" / "python"), str(PROGRAM)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
-    return lines[0], lines[1:]
+    names, *built = vllm.answers(PROGRAM, limit_seconds=LIMIT_SECONDS)
+    return names, built
 
 
 def expected(config: dict[str, Any]) -> Counter[tuple[Any, ...]]:
