@@ -11,32 +11,34 @@ it is not released before the server restarts. In this order:
 3. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
 4. The last counts know the request that held an orphan last; requests that ended within one count stay unknown.
 
-Steps are short, with a pause after `HOLD_SECONDS` of them, and a publication ends after `BUDGET_SECONDS`: a large pool
-is counted over several publications. The copy of the lists of blocks is one exception, because the engine must not work
-meanwhile: it is made once a publication at most, and given up once the free blocks have changed. Prompts and tokens are
-never read.
+Steps are short, with a pause after `HOLD_SECONDS` of them. The next count waits until the CPU time of the last one is
+spread thinly: one second for each `SHARE_SECONDS` that it took. Prompts and tokens are never read.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .block_count import STEP_BLOCKS, Count, Lists, Steps, pool_of, take
+from .block_count import Count, Counter, pool_of
+from .block_tables import Steps
 from .connector_pins import pinned_ids
 from .schedulers import VLLM
 
-BUDGET_SECONDS = 100e-6
-"""CPU time of one publication: 0.01 % of a core."""
+SHARE_SECONDS = 100e-6
+"""CPU time of a second: what a count takes is spread over the seconds after it."""
+
+MAX_WAIT_SECONDS = 15.0
 
 SEARCH_SECONDS = 1e-3
-"""The same while blocks are missing whose ids are not known."""
+"""The same while numbers do not add up: all blocks are looked at."""
 
-LEAST_BLOCKS = 400
-"""Looked at in each publication, however slow the machine is: a count of a few requests is complete at once."""
+LONGEST_SECONDS = 2e-3
+"""CPU time of one publication: a count that takes more is completed by the next ones."""
 
 HOLD_SECONDS = 20e-6
 RELEASE_SECONDS = 100e-6
@@ -48,15 +50,14 @@ CONFIRMED = 3
 UNSETTLED = 2
 """Counts in a row with more blocks unowned than known before the whole pool is looked at."""
 
-MAX_EARLIER = 3
-MAX_REQUESTS = 1024
-MAX_SUSPECTS = 4096
-MAX_ENDED = 2048
+MAX_SUSPECTS = 16_384
 MAX_LISTED = 64
+STEP_LOOK = 200
+STEP_SUSPECTS = 64
 MAX_TEXT_CHARACTERS = 128
 MAX_IMPOSSIBLE = 5
 
-COMPLETE = -1
+COMPLETE = True
 """Follows the last step of a count: no other begins in the same publication."""
 
 
@@ -75,19 +76,24 @@ class _Suspect:
 class Census:
     """Reads the scheduler of this process, if it has one."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         """Read nothing yet."""
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._begin(None)
 
     def _begin(self, scheduler: Any) -> None:
         self._of = id(scheduler)
-        self._work: Iterator[int] | None = None
+        self._due_seconds = float("-inf")
+        self._spent_seconds = 0.0
+        self._work: Iterator[bool | None] | None = None
         self._result: dict[str, Any] | None = None
-        self._alive: dict[str, Any] = {}
-        self._ended: collections.OrderedDict[str, dict[str, Any]] = collections.OrderedDict()
         self._finished_at: dict[str, float] = {}
         self._loading: set[str] = set()
-        self._earlier: collections.deque[list[Lists]] = collections.deque(maxlen=MAX_EARLIER)
+        self._counter = Counter()
+        self._looked_at = 0
         self._suspects: dict[int, _Suspect] = {}
         self._step: Any = None
         self._was_idle = False
@@ -103,11 +109,10 @@ class Census:
         scheduler = VLLM.newest()
         if self._of != id(scheduler):
             self._begin(scheduler)
-        if scheduler is None:
-            return None
+        if scheduler is None or self._clock() < self._due_seconds:
+            return self._result
+        del scheduler
         try:
-            self._note_ends(scheduler)
-            del scheduler
             self._continue()
         except BaseException:
             self._of = 0
@@ -115,38 +120,28 @@ class Census:
         return self._result
 
     def _continue(self) -> None:
-        """Work until a count is complete or the budget is spent."""
+        """Work until a count is complete; the next work is due when the CPU time of this one is spread thinly."""
         self._work = self._work or self._counts_without_end()
-        began_seconds, blocks = time.thread_time(), 0
-        budget_seconds = SEARCH_SECONDS if self._unsettled else BUDGET_SECONDS
-        while blocks < LEAST_BLOCKS or time.thread_time() - began_seconds < budget_seconds:
-            slice_seconds = time.perf_counter()
-            while time.perf_counter() - slice_seconds < HOLD_SECONDS:
-                looked_at = next(self._work)
-                if looked_at == COMPLETE:
-                    return
-                blocks += looked_at
-            time.sleep(RELEASE_SECONDS)
+        began_seconds = self._cpu_clock()
+        complete = False
+        while not complete and self._cpu_clock() - began_seconds < LONGEST_SECONDS:
+            complete = _worked(self._work)
+            if not complete:
+                time.sleep(RELEASE_SECONDS)
+        self._spent_seconds += self._cpu_clock() - began_seconds
+        if complete:
+            searches = self._unsettled or self._counter.is_searching or self._has_unconfirmed()
+            share_seconds = SEARCH_SECONDS if searches else SHARE_SECONDS
+            self._due_seconds = self._clock() + min(self._spent_seconds / share_seconds, MAX_WAIT_SECONDS) - 1.0
+            self._spent_seconds = 0.0
 
-    def _note_ends(self, scheduler: Any) -> None:
-        """Keep how requests ended that the scheduler has dropped since the last publication; release their objects."""
-        requests = scheduler.requests
-        # A long queue holds no blocks, and copying it would hold the interpreter.
-        alive = (
-            dict(requests)
-            if len(requests) <= MAX_REQUESTS
-            else {one.request_id: one for one in list(scheduler.running)}
-        )
-        for name in self._alive.keys() - alive.keys():
-            self._ended[name] = _about(self._alive[name])
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
-        self._alive = alive
+    def _has_unconfirmed(self) -> bool:
+        return any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
 
-    def _counts_without_end(self) -> Steps:
+    def _counts_without_end(self) -> Iterator[bool | None]:
         """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
         while (scheduler := VLLM.newest()) is not None:
-            steps = take(scheduler, list(self._suspects))
+            steps = self._counter.take(scheduler, list(self._suspects))
             pool, _ = pool_of(scheduler)
             del scheduler
             count: Count | None = yield from steps
@@ -164,25 +159,27 @@ class Census:
             if count.step is not self._step or (count.idle and self._was_idle):
                 yield from self._judge(count, pool)
             self._step, self._was_idle = count.step, count.idle
-            self._earlier.appendleft(count.lists)
             yield COMPLETE
             if self._unsettled >= UNSETTLED:
                 # A request that ended within one count was not observed to hold it.
-                yield from self._look(pool.blocks, count.held, None)
+                yield from self._look_at_all(pool.blocks, count.held)
                 self._unsettled = 0
 
     def _judge(self, count: Count, pool: Any) -> Steps:
-        for one in list(self._suspects):
+        for number, one in enumerate(list(self._suspects)):
             if one in count.referenced and not count.held[one]:
                 self._suspects[one].counts += 1
             else:
                 del self._suspects[one]
-        yield 0
+            if number % STEP_SUSPECTS == STEP_SUSPECTS - 1:
+                yield
         if count.unowned > len(self._suspects):
-            for lists in itertools.chain.from_iterable(self._earlier):
-                yield from self._look(lists.blocks, count.held, lists)
+            for name, blocks in itertools.chain.from_iterable(self._counter.left):
+                for start in range(0, len(blocks), STEP_LOOK):
+                    self._suspect(blocks[start : start + STEP_LOOK], count.held, name)
+                    yield
         self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
-        due = [one for one in self._suspects.values() if one.counts >= CONFIRMED - 1]
+        due = any(one.counts >= CONFIRMED - 1 for one in self._suspects.values())
         scheduler = VLLM.newest()
         connector = getattr(scheduler, "connector", None)
         if due and connector is not None:
@@ -194,23 +191,35 @@ class Census:
                 elif suspect.counts:
                     suspect.pinned = one in pinned
                     suspect.counts = 1 if suspect.pinned else suspect.counts
+        yield
         self._counts += 1
         self._loading.update(count.loading)
-        self._loading &= self._alive.keys() | self._ended.keys()
-        self._publish(count, scheduler, connector)
+        if self._loading:
+            self._loading &= self._counter.requests.keys() | self._counter.ended.keys()
+        yield
+        yield from self._publish(count, scheduler, connector)
 
-    def _look(self, blocks: list[Any], held: bytearray, lists: Lists | None) -> Steps:
-        """Suspect those of some blocks that have a reference and no owner; `lists` know who had them."""
-        for start in range(0, len(blocks), STEP_BLOCKS):
-            chunk = blocks[start : start + STEP_BLOCKS]
-            for place in [place for place, block in enumerate(chunk) if block.ref_cnt > 0]:
-                one = chunk[place].block_id
-                if not held[one] and one not in self._suspects and len(self._suspects) < MAX_SUSPECTS:
-                    self._suspects[one] = _Suspect(None if lists is None else lists.holder(start + place))
-            yield len(chunk)
+    def _look_at_all(self, blocks: list[Any], held: list[int]) -> Steps:
+        """Suspect those of all blocks that have a reference and no owner, from where the last look ended.
 
-    def _publish(self, count: Count, scheduler: Any, connector: Any) -> None:
-        now_seconds = time.monotonic()
+        The engine works meanwhile, and the next count clears blocks that it has taken since.
+        """
+        for _ in range(0, len(blocks), STEP_LOOK):
+            if len(self._suspects) >= MAX_SUSPECTS:
+                return
+            start = self._looked_at if self._looked_at < len(blocks) else 0
+            self._looked_at = start + STEP_LOOK
+            part = slice(start, self._looked_at)
+            self._suspect(itertools.compress(blocks[part], map(operator.not_, held[part])), held, None)
+            yield
+
+    def _suspect(self, blocks: Iterable[Any], held: list[int], holder: str | None) -> None:
+        for one in [block.block_id for block in blocks if block.ref_cnt > 0]:
+            if not held[one] and one not in self._suspects and len(self._suspects) < MAX_SUSPECTS:
+                self._suspects[one] = _Suspect(holder)
+
+    def _publish(self, count: Count, scheduler: Any, connector: Any) -> Steps:
+        now_seconds = self._clock()
         pinned = [one for one in self._suspects.values() if one.pinned]
         orphans = {
             one: suspect
@@ -218,11 +227,14 @@ class Census:
             if suspect.counts >= CONFIRMED and not suspect.pinned
         }
         unconfirmed = count.unowned - len(pinned) - len(orphans)
+        yield
         self._closed = 0 if unconfirmed else self._closed + 1
         self._finished_at = {name: self._finished_at.get(name, now_seconds) for name in count.finished}
         owners = {**count.owners, "pinned": count.owners["pinned"] + len(pinned)}
         parallel = getattr(scheduler, "parallel_config", None)
         rank = getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0))
+        culprits = self._culprits(orphans) if orphans else []
+        yield
         self._result = {
             "at_monotonic_seconds": now_seconds,
             "engine": str(rank)[:MAX_TEXT_CHARACTERS],
@@ -241,7 +253,7 @@ class Census:
             "connector_oldest_seconds": _age(now_seconds, self._finished_at.values()),
             "pinned_oldest_seconds": _age(now_seconds, [one.since_seconds for one in pinned]),
             "orphans": sorted(orphans)[-MAX_LISTED:],
-            "culprits": self._culprits(orphans),
+            "culprits": culprits,
         }
 
     def _culprits(self, orphans: dict[int, _Suspect]) -> list[dict[str, Any]]:
@@ -249,25 +261,30 @@ class Census:
         counts = collections.Counter(suspect.holder for suspect in orphans.values() if suspect.holder)
         found = []
         for name in list(counts)[-MAX_LISTED:]:
-            about = self._ended.get(name)
-            if about is None and name in self._alive:
-                about = _about(self._alive[name])
+            kept = self._counter.kept(name)
+            about = {} if kept is None else _about(*kept)
             loading = {"loading": True} if name in self._loading else {}
-            found.append({"id": name[:MAX_TEXT_CHARACTERS], "blocks": counts[name], **(about or {}), **loading})
+            found.append({"id": name[:MAX_TEXT_CHARACTERS], "blocks": counts[name], **about, **loading})
         return found
 
 
-def _about(request: Any) -> dict[str, Any]:
-    """A request's lengths, and how it ended; never its prompt or output."""
-    status = str(getattr(getattr(request, "status", None), "name", ""))
-    if status.startswith("FINISHED_"):
-        end = {"FINISHED_ABORTED": "aborted", "FINISHED_ERROR": "failed"}.get(status, "finished")
+def _worked(work: Iterator[bool | None]) -> bool:
+    """Do some steps of it, as long as the engine can wait; whether a count is complete."""
+    began_seconds = time.perf_counter()
+    while time.perf_counter() - began_seconds < HOLD_SECONDS:
+        if next(work, COMPLETE) is COMPLETE:
+            return True
+    return False
+
+
+def _about(status: Any, preemptions: Any, prompt_tokens: Any, output_tokens: Any) -> dict[str, Any]:
+    """How a request ended, and its lengths."""
+    name = str(getattr(status, "name", ""))
+    if name.startswith("FINISHED_"):
+        end = {"FINISHED_ABORTED": "aborted", "FINISHED_ERROR": "failed"}.get(name, "finished")
     else:
-        end = "preempted" if getattr(request, "num_preemptions", 0) else "running"
-    lengths = {
-        name: getattr(request, attribute, None)
-        for name, attribute in (("prompt_tokens", "num_prompt_tokens"), ("output_tokens", "num_output_tokens"))
-    }
+        end = "preempted" if preemptions else "running"
+    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     return {**{name: value for name, value in lengths.items() if type(value) is int}, "end": end}
 
 

@@ -1,60 +1,56 @@
 """One count of a vLLM scheduler's blocks: who holds the blocks of its pool at one moment, in short steps.
 
-The lists of blocks are copied first, those of some requests in one step. The engine may work between two steps, so the
-copy counts only if the pool's free list is the same before and after. The rest is counted from the copy, without haste.
+Which lists there are, and how long they are, is read first. The engine may work between two steps, so this counts only
+if the pool's free list is the same before and after. What changed since the last count is then followed without haste:
+lists grow at their ends, and a list that the engine has dropped stays as it was.
 """
 
 from __future__ import annotations
 
-import bisect
+import collections
 import operator
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
-OWNERS = ("running", "waiting", "connector", "deferred", "pinned")
-"""Owners of blocks with a reference, in the order in which a block that several of them share is counted."""
+from .block_tables import (
+    CONNECTOR,
+    DEFERRED,
+    OWNERS,
+    PINNED,
+    RUNNING,
+    STEP_BLOCKS,
+    STEP_FIRST,
+    STEP_REQUESTS,
+    WAITING,
+    Group,
+    Left,
+    Now,
+    References,
+    Steps,
+    parts,
+)
 
-STEP_BLOCKS = 200
-STEP_COPIED = 2000
-STEP_REQUESTS = 32
-MAX_UNHASHED = 64
+KEPT_COUNTS = 3
+"""Counts for which the blocks are kept that requests have let go of."""
 
-_request_id = operator.attrgetter("request_id")
+STEP_ASKED = 200
 
-Steps = Generator[int, None, Any]
-"""Short steps of work, each with the number of blocks that it looked at."""
+MAX_ENDED = 2048
+KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
 
+MAX_TORN = 3
+"""Moments in a row that the engine disturbed before it has to wait for one."""
 
-class Lists:
-    """The lists of blocks of several requests, one after the other: few objects, which the collector must visit."""
-
-    __slots__ = ("blocks", "ends", "group", "names", "owner")
-
-    def __init__(self, owner: str, group: int) -> None:
-        """Begin empty."""
-        self.owner = owner
-        self.group = group
-        self.names: list[str] = []
-        self.ends: list[int] = []
-        self.blocks: list[Any] = []
-
-    def end(self, name: str) -> None:
-        """What was added since the last end belongs to this request."""
-        self.names.append(name)
-        self.ends.append(len(self.blocks))
-
-    def holder(self, place: int) -> str | None:
-        """The request that had the block at a place; `None` for blocks of no request."""
-        request = bisect.bisect_right(self.ends, place)
-        return self.names[request] if request < len(self.names) else None
+MAX_UNEXPLAINED = 3
+"""Counts in a row that do not add up before all blocks are looked at, if the engine works meanwhile."""
 
 
 class Count(NamedTuple):
     """Blocks of one pool at one moment: `usable`, `free`, of them `cached_free`, and by owner.
 
-    `held` has a byte for each block, 1 where it has an owner, `lists` the blocks by request, `groups` counts each
-    KV-cache group's. `referenced` are the blocks asked about that had a reference. `step` is another object after each
-    step of the engine. `finished` are requests whose blocks the connector holds, `loading` those that wait for it.
+    `held` has a number for each block, 0 where it has no owner; it is complete unless every block has one. `groups`
+    counts each KV-cache group's. `referenced` are the blocks asked about that had a reference. `step` is another object
+    after each step of the engine. `finished` are requests whose blocks the connector holds, `loading` those that wait
+    for it.
     """
 
     usable: int
@@ -62,8 +58,7 @@ class Count(NamedTuple):
     cached_free: int
     owners: dict[str, int]
     groups: list[int]
-    held: bytearray
-    lists: list[Lists]
+    held: list[int]
     referenced: set[int]
     step: Any
     idle: bool
@@ -76,55 +71,262 @@ class Count(NamedTuple):
         return self.usable - self.free - sum(self.owners.values())
 
 
-def take(scheduler: Any, asked: list[int]) -> Steps:
-    """A `Count`, or `None` where the engine was at work meanwhile; yields after each short step.
+class _Moment:
+    """What the engine has at one moment, read in short steps; `torn` where it worked meanwhile."""
 
-    Raises:
-        AttributeError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
-    """
-    pool, managers = pool_of(scheduler)
-    size = _whole(pool.num_gpu_blocks, "num_gpu_blocks")
-    null = getattr(pool, "null_block", None)
-    before = _free_list(pool)
-    lists: list[Lists] = []
-    finished: list[str] = []
-    loading: list[str] = []
-    for _ in _copy(scheduler, managers, lists, finished, loading):
-        yield 0
-        # What is copied for nothing costs the engine the same.
-        if not _is_same(before, _free_list(pool)):
+    def __init__(self) -> None:
+        self.groups: list[Now] = []
+        self.finished: list[str] = []
+        self.loading: list[str] = []
+        self.without_request: list[tuple[int, list[Any]]] = []
+        self.referenced: set[int] = set()
+        self.unhashed = 0
+        self.free_list: tuple[Any, ...] = ()
+        self.free = self.cached = 0
+        self.step: Any = None
+        self.idle = False
+        self.torn = False
+
+
+class Counter:
+    """Counts one scheduler's blocks, again and again."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self._references = References()
+        self._groups: list[Group] = []
+        self._gone: list[tuple[str, Any]] = []
+        self._running: Any = None
+        self._passing: list[tuple[int, list[Any]]] = []
+        self._unexplained = 0
+        self.left: collections.deque[Left] = collections.deque()
+        """What requests have let go of, the newest count first."""
+        self.requests: dict[str, Any] = {}
+        """Requests that hold blocks."""
+        self.ended: collections.OrderedDict[str, tuple[Any, ...]] = collections.OrderedDict()
+        """What is kept of those that do not any more."""
+
+    def take(self, scheduler: Any, asked: list[int]) -> Steps:
+        """A `Count`, or `None` where the engine was at work meanwhile; yields after each short step.
+
+        Raises:
+            AttributeError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
+        """
+        pool, managers = pool_of(scheduler)
+        size = _whole(pool.num_gpu_blocks, "num_gpu_blocks")
+        null = getattr(pool, "null_block", None)
+        yield
+        if len(self._references.by_block) != size or len(self._groups) != len(managers):
+            self._references = References()
+            self._groups = [Group(self._references, null) for _ in managers]
+            yield from self._references.begin(size, null)
+        yield
+        moment = yield from self._moment(scheduler, managers, pool, asked)
+        if moment.torn:
             return None
-    referenced = {one for one in asked if pool.blocks[one].ref_cnt > 0}
-    idle = not scheduler.requests
-    # A new set in every step (Scheduler._update_after_schedule).
-    step = scheduler.finished_req_ids
-    if not _is_same(before, _free_list(pool)):
-        return None
-    free = _whole(before[0], "free blocks")
-    cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
-    # A large pool takes seconds to count: meanwhile its scheduler may be given up.
-    del scheduler
-    # A byte for each block: a set of all ids would hold the interpreter whenever it grows.
-    held, nulls, unhashed = bytearray(size), 0, 0
-    if null is not None:
-        held[null.block_id] = nulls = 1
-    owners, groups = dict.fromkeys(OWNERS, 0), [0] * len(managers)
-    for each in lists:
-        for start in range(0, len(each.blocks), STEP_BLOCKS):
-            count = 0
-            for block in each.blocks[start : start + STEP_BLOCKS]:
-                one = block.block_id
-                if not held[one]:
-                    held[one] = 1
-                    count += 1
-            owners[each.owner] += count
-            groups[each.group] += count
-            yield STEP_BLOCKS
-        if cached:
-            unhashed += yield from _unhashed(each)
-    cached_free = min(max(cached - (sum(owners.values()) - unhashed), 0), free)
-    usable = size - nulls
-    return Count(usable, free, cached_free, owners, groups, held, lists, referenced, step, idle, finished, loading)
+        yield from self._rank(scheduler, managers, moment)
+        # A large pool takes seconds to count at first: meanwhile its scheduler may be given up.
+        del scheduler
+        if len(self.left) == KEPT_COUNTS:
+            yield from _released(self.left.pop())
+        left: Left = []
+        self.left.appendleft(left)
+        yield from self._pass_on([])
+        for group, now in zip(self._groups, moment.groups, strict=True):
+            yield from group.forget(now, left)
+        yield from self._part(moment, left)
+        for group in self._groups:
+            yield from group.follow()
+        yield from self._pass_on(moment.without_request)
+        yield
+        usable = size - (null is not None)
+        count = self._counted(usable, moment)
+        yield
+        if _is_explained(count):
+            self._unexplained = 0
+            while self._gone:
+                del self._gone[-STEP_FIRST:]
+                yield
+            return count
+        yield from self._note_ends()
+        self._unexplained += 1
+        # Blocks that were shared at the moment may not be any more: the next count starts over.
+        if self._unexplained < MAX_UNEXPLAINED and not _is_same(moment.free_list, _free_list(pool)):
+            return None
+        for group in self._groups:
+            yield from group.look_at_all()
+        count = self._counted(usable, moment)
+        if _is_explained(count):
+            self._unexplained = 0
+            return count
+        replaced = 0
+        for group in self._groups:
+            replaced += yield from group.compare()
+        # What has been replaced since the moment was in use then.
+        return None if replaced and not _is_same(moment.free_list, _free_list(pool)) else self._counted(usable, moment)
+
+    def _part(self, moment: _Moment, left: Left) -> Steps:
+        """Set requests aside that hold no blocks any more."""
+        for number, (name, _) in enumerate(left):
+            if name in self.requests and not any(name in now.lists for now in moment.groups):
+                self._gone.append((name, self.requests.pop(name)))
+            if number % STEP_REQUESTS == STEP_REQUESTS - 1:
+                yield
+
+    def _note_ends(self) -> Steps:
+        """Keep how those requests ended: some may have left blocks behind. Release their objects."""
+        while self._gone:
+            for name, request in self._gone[-STEP_FIRST:]:
+                self.ended[name] = _kept(request)
+                if len(self.ended) > MAX_ENDED:
+                    self.ended.popitem(last=False)
+            del self._gone[-STEP_FIRST:]
+            yield
+
+    def kept(self, name: str) -> tuple[Any, ...] | None:
+        """`KEPT_OF_REQUESTS` of a request that holds blocks, or did; `None` where it is not known."""
+        return _kept(self.requests[name]) if name in self.requests else self.ended.get(name)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the numbers did not add up, so that the next count is due soon."""
+        return self._unexplained > 0 or not self._groups
+
+    def _pass_on(self, passing: list[tuple[int, list[Any]]]) -> Steps:
+        """Count blocks that belong to no request and will not for long, in place of those of the last count."""
+        for change, each in ((self._references.remove, self._passing), (self._references.add, passing)):
+            for rank, blocks in each:
+                for start in range(0, len(blocks), STEP_BLOCKS):
+                    change([block.block_id for block in blocks[start : start + STEP_BLOCKS]], rank)
+                    yield
+        self._passing = passing
+
+    def _counted(self, usable: int, moment: _Moment) -> Count:
+        blocks = [
+            sum(each) for each in zip(self._references.blocks, *(group.alone for group in self._groups), strict=True)
+        ]
+        cached_free = min(max(moment.cached - max(sum(blocks) - moment.unhashed, 0), 0), moment.free)
+        return Count(
+            usable=usable,
+            free=moment.free,
+            cached_free=cached_free,
+            owners=dict(zip(OWNERS, blocks, strict=True)),
+            groups=[group.blocks for group in self._groups],
+            held=self._references.by_block,
+            referenced=moment.referenced,
+            step=moment.step,
+            idle=moment.idle,
+            finished=moment.finished,
+            loading=moment.loading,
+        )
+
+    def _moment(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int]) -> Steps:
+        """What the engine has at one moment, in short steps if it does not work between them."""
+        for _ in range(MAX_TORN):
+            moment = _Moment()
+            try:
+                yield from self._read(scheduler, managers, pool, asked, moment)
+            except RuntimeError:
+                # A table grew while it was copied.
+                continue
+            yield
+            if not moment.torn:
+                return moment
+        moment = _Moment()
+        collections.deque(self._read(scheduler, managers, pool, asked, moment), maxlen=0)
+        yield
+        return moment
+
+    def _read(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int], moment: _Moment) -> Steps:
+        """Read what has to be of one moment: the free blocks are the same before and after."""
+        moment.free_list = _free_list(pool)
+        yield
+        null = getattr(pool, "null_block", None)
+        for group, manager in zip(self._groups, managers, strict=True):
+            lists: dict[str, list[Any]] = {}
+            sizes: dict[str, int] = {}
+            for part in parts(manager.req_to_blocks.items()):
+                lists.update(part)
+                sizes.update((name, len(blocks)) for name, blocks in part)
+                yield
+            nulls: dict[str, int] | None = None
+            if null is not None and type(manager).__name__ != "FullAttentionManager":
+                nulls = {}
+                for number, (name, blocks) in enumerate(lists.items()):
+                    nulls[name] = _leading(blocks, null, group.nulls_of(name))
+                    if number % STEP_REQUESTS == STEP_REQUESTS - 1:
+                        yield
+            moment.groups.append(Now(lists, sizes, nulls, {}))
+            # Both ends of a copy of a block in flight.
+            moment.without_request += [
+                (PINNED, list(pair)) for pair in list(getattr(manager, "_pending_cow_copies", ()))
+            ]
+        for _, blocks in list(getattr(scheduler, "deferred_frees", ())):
+            # Those of another pool, in the host's memory, have the same ids.
+            own = [one for one in blocks if getattr(one, "pool", None) in (None, pool)]
+            moment.without_request.append((DEFERRED, own))
+        for start in range(0, len(asked), STEP_ASKED):
+            looked_at = asked[start : start + STEP_ASKED]
+            moment.referenced.update(one for one in looked_at if pool.blocks[one].ref_cnt > 0)
+            yield
+        moment.free = _whole(moment.free_list[0], "free blocks")
+        moment.cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
+        moment.idle = not scheduler.requests
+        # A new set in every step (Scheduler._update_after_schedule).
+        moment.step = scheduler.finished_req_ids
+        moment.torn = not _is_same(moment.free_list, _free_list(pool))
+
+    def _rank(self, scheduler: Any, managers: list[Any], moment: _Moment) -> Steps:
+        """Find out the owners of lists whose request does not run."""
+        ranks: dict[str, int | None] = {}
+        for now, manager in zip(moment.groups, managers, strict=True):
+            others: list[str] = []
+            for part in parts(now.lists):
+                for name, request in zip(part, map(scheduler.requests.get, part), strict=True):
+                    if request is not None:
+                        self.requests[name] = request
+                    if request is None or request.status is not self._running:
+                        others.append(name)
+                yield
+            for number, name in enumerate(others):
+                if name not in ranks:
+                    ranks[name] = self._rank_of(name, scheduler, moment)
+                rank = ranks[name]
+                if rank is not None:
+                    if rank != RUNNING:
+                        now.ranks[name] = rank
+                elif manager.req_to_blocks.get(name) is now.lists[name]:
+                    # The blocks of a request that the scheduler has dropped are never released.
+                    for each in (now.lists, now.sizes, now.nulls or {}):
+                        each.pop(name, None)
+                if number % STEP_REQUESTS == STEP_REQUESTS - 1:
+                    yield
+            cached = getattr(manager, "num_cached_block", None)
+            # The last block of each is not full.
+            if not isinstance(cached, dict):
+                moment.unhashed += len(now.sizes)
+                continue
+            unhashed = 0
+            for sizes in parts(now.sizes.items()):
+                unhashed += sum(size - cached.get(name, 0) for name, size in sizes)
+                yield
+            moment.unhashed += max(unhashed, 0)
+
+    def _rank_of(self, name: str, scheduler: Any, moment: _Moment) -> int | None:
+        """The owner of a request's blocks; `None` where the scheduler does not know it any more."""
+        request = scheduler.requests.get(name)
+        if request is None:
+            return None
+        if request.is_finished():
+            moment.finished.append(name)
+            return CONNECTOR
+        status = getattr(request.status, "name", None)
+        if status == "RUNNING":
+            self._running = request.status
+            return RUNNING
+        if status == "WAITING_FOR_REMOTE_KVS":
+            moment.loading.append(name)
+        return WAITING
 
 
 def pool_of(scheduler: Any) -> tuple[Any, list[Any]]:
@@ -143,8 +345,13 @@ def pool_of(scheduler: Any) -> tuple[Any, list[Any]]:
 def _free_list(pool: Any) -> tuple[Any, ...]:
     """How many blocks are free, and the first and the last of them: another one whenever blocks come or go."""
     queue = pool.free_block_queue
-    first = getattr(getattr(queue, "fake_free_list_head", None), "next_free_block", None)
-    last = getattr(getattr(queue, "fake_free_list_tail", None), "prev_free_block", None)
+    # Until vLLM 0.9 the list has no ends of its own.
+    first = getattr(
+        getattr(queue, "fake_free_list_head", None), "next_free_block", getattr(queue, "free_list_head", None)
+    )
+    last = getattr(
+        getattr(queue, "fake_free_list_tail", None), "prev_free_block", getattr(queue, "free_list_tail", None)
+    )
     return pool.get_num_free_blocks(), first, last
 
 
@@ -152,63 +359,30 @@ def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     return bool(before[0] == after[0]) and all(map(operator.is_, before[1:], after[1:]))
 
 
-def _copy(scheduler: Any, managers: list[Any], lists: list[Lists], finished: list[str], loading: list[str]) -> Steps:
-    """Copy the lists of all owners, and the names of requests that are finished, or wait for a connector."""
-    running = set(map(_request_id, list(scheduler.running)))
-    copied = {owner: [Lists(owner, group) for group in range(len(managers))] for owner in OWNERS}
-    pool = scheduler.kv_cache_manager.block_pool
-    since = 0
-    for group, manager in enumerate(managers):
-        for name in list(manager.req_to_blocks):
-            owner = "running" if name in running else _owner(name, scheduler, finished, loading)
-            # The blocks of a request that the scheduler has dropped are never released.
-            blocks = manager.req_to_blocks.get(name) if owner else None
-            if owner and blocks:
-                into = copied[owner][group]
-                for start in range(0, len(blocks), STEP_COPIED):
-                    into.blocks += blocks[start : start + STEP_COPIED]
-                    if start:
-                        yield 0
-                into.end(name)
-                since += len(blocks) % STEP_COPIED
-            since += STEP_COPIED // STEP_REQUESTS
-            if since >= STEP_COPIED:
-                since = 0
-                yield 0
-        # Both ends of a copy of a block in flight.
-        for pair in list(getattr(manager, "_pending_cow_copies", ())):
-            copied["pinned"][group].blocks += pair
-    for _, blocks in list(getattr(scheduler, "deferred_frees", ())):
-        # Those of another pool, in the host's memory, have the same ids.
-        copied["deferred"][0].blocks += [one for one in blocks if getattr(one, "pool", None) in (None, pool)]
-    lists += [each for owner in OWNERS for each in copied[owner] if each.blocks]
+def _is_explained(count: Count) -> bool:
+    """Whether all blocks without an owner are among those asked about."""
+    return count.unowned == sum(not count.held[one] for one in count.referenced)
 
 
-def _owner(name: str, scheduler: Any, finished: list[str], loading: list[str]) -> str | None:
-    request = scheduler.requests.get(name)
-    if request is None:
-        return None
-    if request.is_finished():
-        finished.append(name)
-        return "connector"
-    if getattr(request.status, "name", None) == "WAITING_FOR_REMOTE_KVS":
-        loading.append(name)
-    return "waiting"
+def _released(left: Left) -> Steps:
+    """Give up lists, one after the other: each lets go of all its blocks at once."""
+    while left:
+        left.pop()
+        yield
 
 
-def _unhashed(lists: Lists) -> Steps:
-    """Blocks at the ends of requests that are not in the prefix cache: partly filled ones."""
-    count, start = 0, 0
-    for number, end in enumerate(lists.ends):
-        for place in range(end - 1, max(start, end - MAX_UNHASHED) - 1, -1):
-            block = lists.blocks[place]
-            if block.block_hash is not None:
-                break
-            count += not block.is_null
-        start = end
-        if number % STEP_REQUESTS == STEP_REQUESTS - 1:
-            yield STEP_REQUESTS
-    return count
+def _kept(request: Any) -> tuple[Any, ...]:
+    """A request's status, preemptions and lengths; never its prompt or output."""
+    return tuple(getattr(request, name, None) for name in KEPT_OF_REQUESTS)
+
+
+def _leading(blocks: list[Any], null: Any, known: int) -> int:
+    """How many leading blocks are the null block; `known` were."""
+    if known and (known > len(blocks) or blocks[known - 1] is not null):
+        known = 0
+    while known < len(blocks) and blocks[known] is null:
+        known += 1
+    return known
 
 
 def _whole(value: Any, name: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from .block_count import Steps
+from .block_tables import Steps
 
 STEP_OBJECTS = 100
 MAX_OBJECTS = 20_000
@@ -39,7 +39,7 @@ def pinned_ids(connector: Any, scheduler: Any, pool: Any) -> Steps:
         if not left:
             return found
         if number % STEP_OBJECTS == STEP_OBJECTS - 1:
-            yield STEP_OBJECTS
+            yield
         one, blocks, depth = left.pop()
         if type(one) is int:
             if blocks:

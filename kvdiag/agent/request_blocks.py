@@ -20,14 +20,15 @@ from collections.abc import Callable
 from typing import Any
 
 from .block_count import pool_of
+from .block_tables import parts
 from .schedulers import VLLM
 
 SHARE_SECONDS = 20e-6
 """CPU time of a second."""
 
 MAX_WAIT_SECONDS = 60.0
-STEP_REQUESTS = 12
-STEP_BLOCKS = 200
+STEP_REQUESTS = 8
+STEP_BLOCKS = 64
 RELEASE_SECONDS = 100e-6
 LONGEST = 10
 STALLED_SECONDS = 60.0
@@ -94,13 +95,18 @@ class RequestBlocks:
         tables = [one.req_to_blocks for one in managers]
         sized = [(one.req_to_blocks, one.block_size) for one in managers if type(one).__name__ in POSITIONAL]
         holding: dict[str, None] = {}
+        time.sleep(RELEASE_SECONDS)
         for table in tables:
-            holding.update(dict.fromkeys(list(table)))
-            time.sleep(RELEASE_SECONDS)
+            for part in parts(table):
+                holding.update(dict.fromkeys(part))
+                time.sleep(RELEASE_SECONDS)
         names = list(holding)
         if len(names) > MAX_REQUESTS:
             raise ValueError(f"{len(names)} requests hold blocks, at most {MAX_REQUESTS} are looked at")
-        requests, running = scheduler.requests, set(map(_request_id, list(scheduler.running)))
+        requests, running = scheduler.requests, set[str]()
+        for those in parts(list(scheduler.running)):
+            running.update(map(_request_id, those))
+            time.sleep(RELEASE_SECONDS)
         slacks: list[int] = []
         lengths: list[tuple[int, str]] = []
         since: dict[str, tuple[int, float]] = {}
@@ -128,23 +134,29 @@ class RequestBlocks:
         time.sleep(RELEASE_SECONDS)
         self._since = since
         now_seconds = self._clock()
-        stalled = {
-            name: since_seconds
-            for name, (_, since_seconds) in since.items()
-            if now_seconds - since_seconds >= STALLED_SECONDS and not _waits_for_input(scheduler, name)
-        }
+        stalled: dict[str, float] = {}
+        for some in parts(since.items()):
+            stalled.update(
+                (name, since_seconds)
+                for name, (_, since_seconds) in some
+                if now_seconds - since_seconds >= STALLED_SECONDS and not _waits_for_input(scheduler, name)
+            )
+            time.sleep(RELEASE_SECONDS)
         # Without progress they take no further block.
         if stalled != self._stalled:
             self._stalled, self._stalled_blocks = stalled, _distinct(pool, tables, list(stalled))
         time.sleep(RELEASE_SECONDS)
         longest = [name for _, name in heapq.nlargest(LONGEST, lengths)]
+        longest_blocks = _distinct(pool, tables, longest)
+        slots = (sum(slacks), max(slacks, default=0)) if sized else (None, None)
+        time.sleep(RELEASE_SECONDS)
         return {
             "at_monotonic_seconds": now_seconds,
             "requests": len(lengths),
-            "tail_tokens": sum(slacks) if sized else None,
-            "tail_largest_tokens": max(slacks, default=0) if sized else None,
+            "tail_tokens": slots[0],
+            "tail_largest_tokens": slots[1],
             "longest_requests": len(longest),
-            "longest_blocks": _distinct(pool, tables, longest),
+            "longest_blocks": longest_blocks,
             "stalled_requests": len(stalled),
             "stalled_blocks": self._stalled_blocks,
             "stalled_oldest_seconds": now_seconds - min(stalled.values()) if stalled else None,

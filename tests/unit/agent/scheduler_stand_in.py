@@ -18,6 +18,8 @@ class Status(enum.Enum):
 class Block:
     """vllm.v1.core.kv_cache_utils.KVCacheBlock."""
 
+    __slots__ = ("block_hash", "block_id", "is_null", "next_free_block", "prev_free_block", "ref_cnt")
+
     def __init__(self, block_id: int) -> None:
         """A free block."""
         self.block_id = block_id
@@ -101,8 +103,10 @@ class Request:
         return self.status.name.startswith("FINISHED_")
 
 
-class Manager:
-    """A manager of one KV-cache group."""
+class FullAttentionManager:
+    """A manager of one KV-cache group, whose n-th block holds the n-th tokens of a request."""
+
+    block_size = 16
 
     def __init__(self, pool: Pool) -> None:
         """Without requests."""
@@ -113,7 +117,7 @@ class Manager:
 class Coordinator:
     """The managers of all groups."""
 
-    def __init__(self, managers: list[Manager]) -> None:
+    def __init__(self, managers: list[FullAttentionManager]) -> None:
         """Of some groups."""
         self.single_type_managers = managers
 
@@ -124,7 +128,7 @@ class CacheManager:
     def __init__(self, blocks: int, groups: int) -> None:
         """One pool for all groups."""
         self.block_pool = Pool(blocks)
-        self.coordinator = Coordinator([Manager(self.block_pool) for _ in range(groups)])
+        self.coordinator = Coordinator([FullAttentionManager(self.block_pool) for _ in range(groups)])
 
 
 class Scheduler:
@@ -159,10 +163,21 @@ class Scheduler:
         manager.req_to_blocks[request_id] = [*(shared or []), *self.pool.get_new_blocks(blocks)]
         return request
 
+    def grow(self, request_id: str, blocks: int = 1, group: int = 0) -> None:
+        """Give a running request more blocks."""
+        self.held(request_id, group).extend(self.pool.get_new_blocks(blocks))
+
+    def preempt(self, request_id: str) -> None:
+        """Take all blocks from a request, which waits for others."""
+        self.running.remove(self.requests[request_id])
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            self.pool.free_blocks(manager.req_to_blocks.pop(request_id, []))
+
     def end(self, request_id: str, status: Status = Status.FINISHED_STOPPED, lost: int = 0) -> None:
         """End a request whose last blocks keep a reference."""
         request = self.requests.pop(request_id)
-        self.running.remove(request)
+        if request in self.running:
+            self.running.remove(request)
         request.status = status
         for manager in self.kv_cache_manager.coordinator.single_type_managers:
             blocks = manager.req_to_blocks.pop(request_id, [])

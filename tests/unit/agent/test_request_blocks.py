@@ -12,17 +12,12 @@ from kvdiag.agent import request_blocks
 from kvdiag.agent.request_blocks import RequestBlocks
 from kvdiag.agent.schedulers import VLLM
 from tests.unit.agent import scheduler_stand_in as stand_in
+from tests.unit.agent.scheduler_stand_in import FullAttentionManager
 
-SIZE = 16
-
-
-class FullAttentionManager(stand_in.Manager):
-    """One whose n-th block holds the n-th tokens."""
-
-    block_size = SIZE
+SIZE = FullAttentionManager.block_size
 
 
-class MambaManager(stand_in.Manager):
+class MambaManager(FullAttentionManager):
     """One that holds states of a fixed size."""
 
     block_size = 8192
@@ -31,7 +26,7 @@ class MambaManager(stand_in.Manager):
 class Vllm(stand_in.Scheduler):
     """The class whose constructor is wrapped."""
 
-    def __init__(self, blocks: int = 1001, *managers: type[stand_in.Manager]) -> None:
+    def __init__(self, blocks: int = 1001, *managers: type[FullAttentionManager]) -> None:
         """Idle, with managers of some kinds."""
         super().__init__(blocks)
         kinds = managers or (FullAttentionManager,)
