@@ -14,10 +14,11 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.fitting import fit_inputs
+from kvdiag.commands.fitting import fit_inputs, vllm_settings
 from kvdiag.commands.fitting.engine_flags import EngineCommand
 from kvdiag.commands.fitting.fit_options import FitOptions, fit_options
 from kvdiag.commands.fitting.request_length import refused_length
+from kvdiag.commands.fitting.vllm_command import estimated_note
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, format_number, plural
@@ -39,7 +40,6 @@ from kvdiag.kv.fit.scenario import (
 )
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import (
-    default_batched_tokens,
     deployed_layout,
     formats_note,
     processor_note,
@@ -53,6 +53,7 @@ from kvdiag.sources.model_files import ModelFiles, catalogue
 
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
 TRAFFIC = "Demand at this rate: {} or fewer at once, 99 % of the time"
+POOL_OPTION = "--kv-cache-memory-bytes"
 MEASURE = "; --calibrate URL measures them on a running server"
 
 
@@ -92,6 +93,8 @@ def command(model: str | None, options: FitOptions) -> int:
         engine_fit = importlib.import_module("kvdiag.commands.fitting.engine_fit")
         code: int = engine_fit.engine_fit(model, options)
         return code
+    if options.kv_cache_memory_bytes is not None and options.gpu is None:
+        options = replace(options, kv_pool_bytes=options.kv_cache_memory_bytes)
     if options.kv_pool_bytes is not None:
         return _capacity(fit_inputs.files_of(model, options), options)
     if options.gpu is None:
@@ -119,7 +122,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
     else:
         architecture = fit_inputs.architecture_of(files, options)
         deployment = fit_inputs.deployment_of(architecture, options)
-        fit_inputs.check_settings(architecture, deployment, options)
+        fit_inputs.check_settings(architecture, deployment, options, files.config)
         layout = deployed_layout(architecture, deployment)
         if not layout.groups:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
@@ -198,10 +201,9 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
     profile = fit_inputs.profile_of(files, architecture, asked, options, gpu)
     if chosen.max_num_batched_tokens is None and chosen.max_in_flight_tokens is None:
         measured_with = None if profile is None else profile.max_num_batched_tokens
-        batched = measured_with or default_batched_tokens(total, gpu)
-        chosen = replace(options, max_num_batched_tokens=batched)
+        chosen = replace(options, gpu=gpu, max_num_batched_tokens=measured_with)
     deployment = fit_inputs.deployment_of(architecture, chosen)
-    fit_inputs.check_settings(architecture, deployment, options)
+    fit_inputs.check_settings(architecture, deployment, options, files.config)
     fraction = options.memory_fraction
     if fraction is None:
         fraction = 1.0 if options.engine == GENERIC_ENGINE else DEFAULT_MEMORY_FRACTION
@@ -215,6 +217,8 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         overheads=overheads,
         estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
         demand=fit_inputs.demand_of(architecture, options),
+        pool_bytes=options.kv_cache_memory_bytes,
+        host_weights_bytes=int(options.cpu_offload_gb * 2**30),
         unsupported_levers=unsupported_levers(gpu),
         most_context_tokens=architecture.accepted_context_tokens,
     )
@@ -228,7 +232,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
     combinations = () if fits else find_combinations(scenario, plan)
     notes = [
-        *filter(None, [refused, _override_note(plan), files.note]),
+        *filter(None, [refused, _override_note(plan, options), files.note]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
@@ -237,7 +241,8 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             [
                 architecture_note(architecture) if profile is None else "",
                 "" if options.engine == GENERIC_ENGINE else dropped_note(architecture.model_type),
-                fit_inputs.drafter_note(options),
+                vllm_settings.drafter_note(options),
+                estimated_note(),
                 formats_note(architecture, deployment),
                 processor_note(architecture, deployment),
             ],
@@ -261,13 +266,15 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
     )
 
 
-def _override_note(plan: Plan) -> str:
-    """What --num-gpu-blocks-override makes of the pool; empty without it, or where weights do not fit."""
+def _override_note(plan: Plan, options: FitOptions) -> str:
+    """What a pool that is set by hand comes to; empty without one, or where weights do not fit."""
     budget = plan.budgets[plan.limiting_stage]
     if budget.override_bytes is None or budget.shortfall_bytes:
         return ""
     needed, room = format_bytes(budget.override_bytes), format_bytes(budget.available_bytes)
     option = f"{BLOCKS_OPTION} {plan.capacity.num_blocks}"
+    if options.kv_cache_memory_bytes is not None:
+        option = f"{POOL_OPTION} {options.kv_cache_memory_bytes}"
     if budget.overrun_bytes:
         return f"{option} needs {needed} per GPU, and {room} are left for the pool: lower it"
     return f"{option} sets the pool to {needed} per GPU; {room} are available for it"

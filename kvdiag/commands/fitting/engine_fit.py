@@ -28,6 +28,7 @@ from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.fit.scenario import CountedWeights, Scenario, rank_weights
+from kvdiag.kv.fit.vllm_flags import VLLM_OPTIONS
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.pools.cell_cache import CellSettings, plan_cells, size_cells
@@ -47,22 +48,6 @@ from kvdiag.sources.gguf_file import is_gguf, read_gguf
 from kvdiag.sources.model_files import ModelFiles, read_model
 
 EXIT_CODES: Mapping[Outcome | None, int] = {None: 0, Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
-_UNUSED = (
-    "dcp",
-    "kv_bytes_per_token",
-    "max_in_flight_tokens",
-    "mamba_cache_mode",
-    "hybrid_kv_cache_manager",
-    "disable_sliding_window",
-    "hf_overrides",
-    "speculative_config",
-    "num_gpu_blocks_override",
-    "platform",
-    "calibrate",
-    "profile",
-)
-"""Options about vLLM's block manager, its profiles and its metrics."""
-
 _DECODING: Mapping[str, Any] = {"architectures": [], "is_causal": True, "use_bidirectional_attention": False}
 _ALIKE: Mapping[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 _KINDS = ("layer_types", "sliding_window")
@@ -80,7 +65,7 @@ def engine_fit(model: str, options: FitOptions) -> int:
     Raises:
         KvdiagError: the model or a flag cannot be used with this engine.
     """
-    for name in _UNUSED:
+    for name in VLLM_OPTIONS:
         if is_given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} does not apply to --engine {options.engine}")
     if options.grid and (options.gpu is None or options.kv_pool_bytes is not None):

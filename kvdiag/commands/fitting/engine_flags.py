@@ -12,7 +12,10 @@ from typing import Any
 
 import click
 
+from kvdiag.commands.fitting import vllm_command
+from kvdiag.commands.fitting.vllm_command import NOTED_KEY
 from kvdiag.commands.options.common import TOKEN_UNITS, TOKENS
+from kvdiag.engine_memory import modelled_engines
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS, PLAIN_FLAGS, POWER_OF_TWO, allowed, check_flag
 
 META_KEY = "kvdiag.engine_settings"
@@ -28,6 +31,8 @@ class EngineCommand(click.Command):
         ctx.meta[_ENGINE_KEY] = engine = _engine(ctx, args)
         taken, rest = _taken(engine, args)
         ctx.meta[META_KEY] = taken
+        if engine in ("", *modelled_engines()):
+            rest, ctx.meta[NOTED_KEY] = vllm_command.taken(rest)
         return super().parse_args(ctx, rest)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,16 +6,20 @@ config; a request's length from --context, then from the model. An option withou
 because it would seem to be part of the plan.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from kvdiag.commands.fitting import vllm_settings
 from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.fitting.profile_file import default_path, read_profiles
 from kvdiag.commands.fitting.request_length import parsed_object, with_overrides
+from kvdiag.commands.fitting.vllm_command import is_on
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
+from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
@@ -23,7 +27,7 @@ from kvdiag.kv.fit.gpu_catalogue import MIB, compute_capability, gpu_bytes, gpu_
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
-from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, check_block_size
+from kvdiag.kv.layout.deployment import Deployment, check_block_size
 from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
@@ -41,8 +45,8 @@ MAX_LENGTHS_VALUES = 1_000_000
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
 MAX_BYTES_PER_TOKEN = 1 << 24
-_LAYERLESS_DRAFTERS = ("ngram", "ngram_gpu", "suffix", "medusa")
-"""Methods of config/speculative.py whose drafters keep no KV cache."""
+GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+"""Where it is 0, CUDA graphs are captured outside the memory fraction."""
 
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 """config/cache.py::MambaDType"""
@@ -66,7 +70,8 @@ def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
         windows = not options.disable_sliding_window
         by_vllm = options.engine not in ENGINE_FLAGS
         architecture = parse_architecture(files.config, beside=files.limits, sliding_window=windows, by_vllm=by_vllm)
-        return architecture if windows else architecture.without_windows()
+        architecture = architecture if windows else architecture.without_windows()
+        return vllm_settings.as_run(architecture, text_fields(files.config), options) if by_vllm else architecture
     if not 1 <= per_token <= MAX_BYTES_PER_TOKEN:
         raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MAX_BYTES_PER_TOKEN:,}")
     return given_architecture(bytes_per_token=per_token)
@@ -82,16 +87,27 @@ def check_options(options: FitOptions) -> None:
         raise click.UsageError("pass --grid or --kv-pool-bytes, not both")
     if options.num_gpu_blocks_override is not None and options.kv_pool_bytes is not None:
         raise click.UsageError("pass --num-gpu-blocks-override or --kv-pool-bytes, not both")
+    if options.kv_cache_memory_bytes is not None:
+        for name in ("num_gpu_blocks_override", "kv_pool_bytes"):
+            if getattr(options, name) is not None:
+                raise click.UsageError(f"pass --kv-cache-memory-bytes or --{name.replace('_', '-')}, not both")
+    if not 0 <= options.cpu_offload_gb <= MAX_BYTES >> 30:
+        raise click.UsageError(f"--cpu-offload-gb is {options.cpu_offload_gb:g}: it must be 0 or more")
+    for name in ("data_parallel_size", "max_num_seqs", "spec_tokens"):
+        check_range(name, 1 if (value := getattr(options, name)) is None else value, 1, MAX_TOKENS)
     if options.kv_bytes_per_token is not None and options.kv_dtype != "auto":
         raise click.UsageError("pass --kv-dtype or --kv-bytes-per-token, not both")
-    state_dtype = options.mamba_ssm_cache_dtype
-    if state_dtype is not None and state_dtype not in STATE_DTYPES:
-        raise click.UsageError(
-            f"unknown --mamba-ssm-cache-dtype {state_dtype[:40]!r}: pass one of {', '.join(STATE_DTYPES)}"
-        )
+    for name in ("mamba_ssm_cache_dtype", "mamba_cache_dtype"):
+        state_dtype = getattr(options, name)
+        if state_dtype is not None and state_dtype not in STATE_DTYPES:
+            raise click.UsageError(
+                f"unknown --{name.replace('_', '-')} {state_dtype[:40]!r}: pass one of {', '.join(STATE_DTYPES)}"
+            )
 
 
-def check_settings(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
+def check_settings(
+    architecture: Architecture, deployment: Deployment, options: FitOptions, config: Mapping[str, object]
+) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
@@ -100,6 +116,7 @@ def check_settings(architecture: Architecture, deployment: Deployment, options: 
     """
     if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
+        vllm_settings.check_flags(architecture, config, options)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:
         raise click.UsageError("--mamba-ssm-cache-dtype does not apply: this model has no recurrent states")
     if options.grid and all(isinstance(layer, CachelessLayer) for layer in architecture.layers):
@@ -112,66 +129,40 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
         raise click.UsageError("pass --max-num-batched-tokens or --max-in-flight-tokens, not both")
     given = options.kv_bytes_per_token is not None
     mode = options.mamba_cache_mode
-    drafts, has_layers = _drafts(options)
-    if options.speculative_config is not None and has_layers and architecture and not architecture.draft_layers:
-        raise click.UsageError(
-            "--speculative-config names the model's own draft (MTP) layers, and none are known for this model: "
-            f"pass one of {', '.join(_LAYERLESS_DRAFTERS)}"
-        )
+    drafts = vllm_settings.drafts_of(architecture, options)
     in_flight, batched = options.max_in_flight_tokens, options.max_num_batched_tokens
     if batched is None:
-        batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
+        context = context_of(architecture, options)
+        batched = vllm_settings.batched_tokens(options, context) if in_flight is None else in_flight
     return Deployment(
         tensor_parallel=options.tp,
         pipeline_parallel=options.pp,
         decode_context_parallel=options.dcp,
         block_size_tokens=16 if given and options.block_size is None else options.block_size,
         kv_dtype="fp8" if given else options.kv_dtype,
-        state_dtype=None if options.mamba_ssm_cache_dtype == "auto" else options.mamba_ssm_cache_dtype,
+        skip_layers=frozenset(filter(None, (options.kv_cache_dtype_skip_layers or "").replace(" ", ",").split(","))),
+        state_dtype=_state_dtype(options),
+        conv_dtype=None if options.mamba_cache_dtype == "auto" else options.mamba_cache_dtype,
         max_num_batched_tokens=batched,
         max_in_flight_tokens=in_flight,
+        async_scheduling=options.async_scheduling,
         prefix_caching=not options.no_prefix_caching,
         state_cache_mode=None if mode is None else StateCacheMode(mode),
-        hybrid_manager=options.hybrid_kv_cache_manager,
-        speculative_tokens=drafts,
-        draft_layers=architecture.draft_layers if architecture is not None and has_layers else (),
+        hybrid_manager=vllm_settings.hybrid_manager(architecture, options),
+        speculative_tokens=drafts.tokens,
+        draft_layers=drafts.layers,
+        draft_modules=drafts.modules,
+        stage_layers=vllm_settings.stage_layers(),
         blocks_override=options.num_gpu_blocks_override,
         platform=Platform(options.platform),
         compute_capability=None if options.gpu is None else compute_capability(options.gpu),
     )
 
 
-def _drafts(options: FitOptions) -> tuple[int, bool]:
-    """Draft tokens of a step, and whether the model's own draft layers make them; click.UsageError for a drafter with
-    layers of its own.
-    """
-    if options.speculative_config is None:
-        return options.num_speculative_tokens, options.num_speculative_tokens > 0
-    if options.num_speculative_tokens:
-        raise click.UsageError("pass --speculative-config or --num-speculative-tokens, not both")
-    given = parsed_object(options.speculative_config, "speculative-config")
-    method, tokens = given.get("method"), given.get("num_speculative_tokens")
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise click.UsageError('--speculative-config needs "num_speculative_tokens", such as 3')
-    if method is None:
-        known = ", ".join(("mtp", *_LAYERLESS_DRAFTERS))
-        raise click.UsageError(f'--speculative-config names no method: add "method", one of {known}')
-    if isinstance(method, str) and (method == "mtp" or method.endswith("_mtp")):
-        return tokens, True
-    if method not in _LAYERLESS_DRAFTERS:
-        raise click.UsageError(
-            f"--speculative-config with method {str(method)[:40]!a} is not modelled, since that drafter's layers share "
-            f"the pool: pass mtp or one of {', '.join(_LAYERLESS_DRAFTERS)}"
-        )
-    return tokens, False
-
-
-def drafter_note(options: FitOptions) -> str:
-    """A drafter whose weights are left out of the plan; empty without one."""
-    if options.speculative_config is None:
-        return ""
-    method = parsed_object(options.speculative_config, "speculative-config").get("method")
-    return "the weights of the Medusa heads are not counted" if method == "medusa" else ""
+def _state_dtype(options: FitOptions) -> str | None:
+    """The format of recurrent states: its own, else that of all states (MambaStateDtypeCalculator)."""
+    asked = [one for one in (options.mamba_ssm_cache_dtype, options.mamba_cache_dtype) if one not in (None, "auto")]
+    return asked[0] if asked else None
 
 
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
@@ -198,6 +189,7 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
     if options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return generic_overheads()
     text = text_fields(files.config)
+    graphs = graphs and not options.enforce_eager and is_on(GRAPHS_VARIABLE, default=True)
     hidden = text.integer(*WIDTH_NAMES)
     width = text.integer("intermediate_size", "moe_intermediate_size", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
     return vllm_overheads(
@@ -210,18 +202,19 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
     )
 
 
-def context_of(architecture: Architecture, options: FitOptions) -> int:
+def context_of(architecture: Architecture | None, options: FitOptions) -> int:
     """The tokens of one request: as --context says, else the longest that the model supports."""
     if options.context is not None:
         return options.context
-    return architecture.max_context_tokens or DEFAULT_CONTEXT_TOKENS
+    longest = None if architecture is None else architecture.max_context_tokens
+    return longest or DEFAULT_CONTEXT_TOKENS
 
 
 def demand_of(architecture: Architecture, options: FitOptions) -> Demand:
     """A point, or the requests and lengths that traffic comes to: 99 % of the time not more, each at its longest."""
     traffic = _traffic(options)
     if traffic is None:
-        requests = options.concurrency
+        requests = options.max_num_seqs if options.concurrency is None else options.concurrency
         return Demand(context_tokens=context_of(architecture, options), requests=1 if requests is None else requests)
     if options.concurrency is not None:
         raise click.UsageError("pass --concurrency or --request-rate, not both")

@@ -43,7 +43,7 @@ TIGHT_HEADROOM_RATIO = 0.10
 class Budget(Overheads):
     """The memory of one GPU of one pipeline stage, in bytes, by use.
 
-    `override_bytes` is what --num-gpu-blocks-override makes of the pool, `None` without it.
+    `override_bytes` is the pool that --num-gpu-blocks-override or --kv-cache-memory-bytes sets, `None` without them.
     """
 
     total_bytes: int
@@ -116,7 +116,7 @@ class Plan:
     """What a deployment gives for a demand.
 
     `max_requests` and `max_context_tokens` are what still fits with the other one as demanded. Headroom is of the stage
-    with the least, negative by what is missing: for the demand, or for --num-gpu-blocks-override where that is more.
+    with the least, negative by what is missing: for the demand, or for a pool set by hand where that is more.
     """
 
     outcome: Outcome
@@ -165,7 +165,7 @@ def make_plan(
     if len(budgets) != ranks:
         raise KvModelError(f"{len(budgets)} budgets for {ranks} pipeline stages", "pipeline_parallel")
     terms = deployment.request_terms(architecture)
-    pools = tuple(budget.pool_bytes for budget in budgets)
+    pools = tuple(one.pool_bytes if one.override_bytes is None else one.override_bytes for one in budgets)
     if layout.groups:
         capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)
     else:

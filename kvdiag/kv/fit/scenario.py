@@ -69,6 +69,10 @@ class Scenario:
     weights: WeightsSource
     overheads: Overheads
     demand: Demand
+    pool_bytes: int | None = None
+    """The pool of each GPU where --kv-cache-memory-bytes sets it in place of the memory fraction."""
+    host_weights_bytes: int = 0
+    """Weights of each GPU that --cpu-offload-gb keeps in host memory."""
     most_context_tokens: int | None = None
     most_fraction_ratio: float = HIGHEST_FRACTION_RATIO
     unsupported_levers: frozenset[str] = frozenset()
@@ -155,8 +159,9 @@ def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
     return tuple(
         Budget(
             total_bytes=scenario.gpu_bytes,
-            memory_fraction_ratio=scenario.memory_fraction_ratio,
-            weights_bytes=weights_bytes,
+            memory_fraction_ratio=1.0 if scenario.pool_bytes is not None else scenario.memory_fraction_ratio,
+            weights_bytes=max(0, weights_bytes - scenario.host_weights_bytes),
+            override_bytes=scenario.pool_bytes,
             **asdict(scenario.overheads),
         )
         for weights_bytes in rank_weights(scenario)
@@ -208,7 +213,7 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
     if scenario.deployment.blocks_override is not None:
         price = "vLLM then sizes the pool by the memory that is left for it"
         changes += (_Change(_BY_MEMORY, f"without {BLOCKS_OPTION}", price, _served(blocks_override=None)),)
-    if scenario.memory_fraction_ratio < (most := scenario.most_fraction_ratio):
+    if scenario.pool_bytes is None and scenario.memory_fraction_ratio < (most := scenario.most_fraction_ratio):
         price = "leaves less room for spikes and other processes"
         change = f"--gpu-memory-utilization {most:g}"
         changes += (_Change(FRACTION, change, price, _with(memory_fraction_ratio=most)),)

@@ -13,8 +13,7 @@ from itertools import accumulate
 from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_DRAFT_TOKENS, MAX_RANKS, MAX_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
-from kvdiag.kv.layout.compressed_pages import compressed_pages, compressed_rows
-from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes
+from kvdiag.kv.layout.dtypes import KvDtype
 from kvdiag.kv.layout.kernel_blocks import (
     CPU_BLOCK_TOKENS,
     DEFAULT_BLOCK_TOKENS,
@@ -24,20 +23,18 @@ from kvdiag.kv.layout.kernel_blocks import (
     default_block_tokens,
     is_indexed,
 )
+from kvdiag.kv.layout.layer_pages import RankContext, coupled_block_tokens, layer_pages, shared_pages
 from kvdiag.kv.layout.layers import (
     Architecture,
     AttentionLayer,
-    CompressedLayer,
     LatentLayer,
     Layer,
     LayerKind,
     StateLayer,
 )
-from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
+from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 
 _MAX_BLOCK_TOKENS = 1 << 20
-# MLA and states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
-_LATENT_STATE_ALIGNMENT_TOKENS = 128
 # What `vllm serve` batches by default: on GPUs below 70 GiB, from 70 GiB on except A100, and from 160 GiB on
 # (engine/arg_utils.py::EngineArgs.get_batch_defaults).
 DEFAULT_BATCHED_TOKENS = 2_048
@@ -45,11 +42,6 @@ _LARGE_GPU_BYTES, _LARGE_BATCHED_TOKENS = 70 << 30, 8_192
 _HUGE_GPU_BYTES, _HUGE_BATCHED_TOKENS = 160 << 30, 16_384
 USUAL_BATCHED_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 1_024)
 """Values of max_num_batched_tokens to try where no metric reports it, likeliest first."""
-
-
-# The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
-# get_supported_kernel_block_sizes.
-_KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
 
 
 def default_batched_tokens(gpu_bytes: int, gpu: str) -> int:
@@ -65,7 +57,10 @@ class Deployment:
     """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU.
 
     `compute_capability` is the GPU's (90 for Hopper); None stands for one whose formats are Hopper's. `blocks_override`
-    is --num-gpu-blocks-override: the pool has so many blocks, not as many as the memory holds.
+    is --num-gpu-blocks-override: the pool has so many blocks, not as many as the memory holds. `skip_layers` keep the
+    model's own format (--kv-cache-dtype-skip-layers: numbers, or sliding_window). `draft_layers` are the drafter's,
+    `draft_modules` where they draft one after the other (MTP). `stage_layers` are the layers of each pipeline stage
+    where VLLM_PP_LAYER_PARTITION gives them.
     """
 
     tensor_parallel: int = 1
@@ -73,7 +68,9 @@ class Deployment:
     decode_context_parallel: int = 1
     block_size_tokens: int | None = None
     kv_dtype: str = "auto"
+    skip_layers: frozenset[str] = frozenset()
     state_dtype: str | None = None
+    conv_dtype: str | None = None
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     max_in_flight_tokens: int | None = None
     async_scheduling: bool | None = None
@@ -82,6 +79,8 @@ class Deployment:
     hybrid_manager: bool | None = None
     speculative_tokens: int = 0
     draft_layers: tuple[Layer, ...] = ()
+    draft_modules: bool = True
+    stage_layers: tuple[int, ...] | None = None
     platform: Platform = Platform.CUDA
     compute_capability: int | None = None
     blocks_override: int | None = None
@@ -153,25 +152,15 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
     kv_dtype, block = deployment.resolved_kv_dtype(architecture), deployment.block_size_tokens
     if block is None:
         block = default_block_tokens(architecture, kv_dtype, deployment.platform, deployment.compute_capability)
-    context = _RankContext(architecture=architecture, deployment=deployment, kv_dtype=kv_dtype, block_tokens=block)
-    context = replace(context, block_tokens=_coupled_block_tokens(context))
-    pages = [(page, stage) for layer, stage in placed for page in _layer_pages(layer, context)]
+    context = RankContext(architecture=architecture, deployment=deployment, kv_dtype=kv_dtype, block_tokens=block)
+    context = shared_pages(replace(context, block_tokens=coupled_block_tokens(context)))
+    pages = [(page, stage) for layer, stage in placed for page in layer_pages(layer, context)]
     return plan_layout(
         [page for page, _ in pages],
         stages=[stage for _, stage in pages],
         hybrid_manager=_hybrid_manager(architecture, deployment),
         packed=architecture.is_compressed,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RankContext:
-    """What the pages of one rank depend on besides the layer."""
-
-    architecture: Architecture
-    deployment: Deployment
-    kv_dtype: KvDtype
-    block_tokens: int
 
 
 def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
@@ -239,9 +228,17 @@ def check_block_size(architecture: Architecture, deployment: Deployment) -> None
 
 def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
     """The first layer beyond each stage (distributed/utils.py::get_pp_indices: what does not divide goes to the stages
-    before the last, from the back).
+    before the last, from the back). Raises KvModelError where `stage_layers` are not those of the model.
     """
-    stages = deployment.pipeline_parallel
+    stages, given = deployment.pipeline_parallel, deployment.stage_layers
+    if given is not None:
+        if len(given) != stages or sum(given) != depth or min(given) < 0:
+            raise KvModelError(
+                f"VLLM_PP_LAYER_PARTITION has {len(given)} stages of {sum(given)} layers: the model's {depth} layers "
+                f"are divided over {stages}",
+                "pipeline_parallel",
+            )
+        return tuple(accumulate(given))
     sizes = [depth // stages] * stages
     for place in range(2, depth % stages + 2):
         sizes[-place] += 1
@@ -275,120 +272,3 @@ def formats_note(architecture: Architecture, deployment: Deployment) -> str:
     if not (block_depends or is_indexed(architecture) or architecture.is_compressed):
         return ""
     return "formats of Hopper assumed: the GPU's compute capability is not known"
-
-
-def _coupled_block_tokens(context: _RankContext) -> int:
-    """The block size once attention pages are as large as state pages
-    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.
-    """
-    block = context.block_tokens
-    states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
-    attention = [layer for layer in context.architecture.layers if isinstance(layer, AttentionLayer | LatentLayer)]
-    if not states or not attention:
-        return block
-    row_bytes = _layer_pages(attention[0], replace(context, block_tokens=1))[0].page_bytes
-    kernel = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
-    align = max(kernel, block)
-    if context.architecture.uses_mla:
-        align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
-    state_bytes = max(_state_page(layer, context).page_bytes for layer in states)
-    coupled = ceil_div(ceil_div(state_bytes, align * row_bytes) * align, kernel) * kernel
-    return max(block, coupled)
-
-
-def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
-    match layer:
-        case AttentionLayer():
-            return (_attention_page(layer, context),)
-        case LatentLayer():
-            return _latent_pages(layer, context)
-        case StateLayer():
-            return (_state_page(layer, context),)
-        case CompressedLayer():
-            return _compressed_pages(layer, context)
-        case _:
-            return ()
-
-
-def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
-    kv_dtype = context.kv_dtype
-    ranks = context.deployment.tensor_parallel
-    if layer.kv_heads % ranks and ranks % layer.kv_heads:
-        raise KvModelError(
-            f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
-            "tensor_parallel",
-        )
-    retained = _retained_tokens(context) if layer.kind is LayerKind.SLIDING else 0
-    return PageSpec(
-        kind=PageKind(layer.kind),
-        block_size_tokens=context.block_tokens,
-        # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
-        heads=max(1, layer.kv_heads // ranks),
-        row_bytes=kv_dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v),
-        variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
-        window_tokens=layer.window_tokens,
-        chunk_tokens=layer.chunk_tokens,
-        retained_tokens=retained,
-    )
-
-
-def _retained_tokens(context: _RankContext) -> int:
-    """Tokens below a window that several draft modules read again
-    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
-    """
-    drafts = context.deployment.speculative_tokens
-    return drafts - 1 if min(len(context.deployment.draft_layers), drafts) > 1 else 0
-
-
-def _compressed_pages(layer: CompressedLayer, context: _RankContext) -> tuple[PageSpec, ...]:
-    deployment = context.deployment
-    rows = compressed_rows(deployment.kv_dtype, ring=layer.ring, compute_capability=deployment.compute_capability)
-    return tuple(
-        compressed_pages(
-            layer,
-            rows,
-            block_tokens=context.block_tokens,
-            drafts=deployment.speculative_tokens,
-            retained_tokens=_retained_tokens(context),
-        )
-    )
-
-
-def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:
-    kv_dtype = context.kv_dtype
-    page = PageSpec(
-        kind=PageKind.MLA,
-        block_size_tokens=context.block_tokens,
-        heads=1,
-        row_bytes=kv_dtype.latent_bytes(latent_size=layer.latent_size),
-        variant=f"{kv_dtype.name} {layer.latent_size} {bool(layer.indexer_row_bytes)}",
-    )
-    if layer.indexer_row_bytes is None:
-        return (page,)
-    indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer")
-    return (page, indexer)
-
-
-def _state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
-    architecture, deployment = context.architecture, context.deployment
-    element = model_dtype_bytes(architecture.dtype)
-    recurrent = deployment.state_dtype or layer.state.recurrent_dtype or architecture.state_dtype
-    if deployment.state_dtype is None and deployment.platform is Platform.CPU:
-        # platforms/cpu.py::CpuPlatform.check_and_update_config, on every CPU that has AVX512-BF16.
-        recurrent = "float32"
-    size = layer.state.rank_bytes(
-        tensor_parallel=deployment.tensor_parallel,
-        speculative_tokens=deployment.speculative_tokens,
-        conv_element_bytes=element,
-        recurrent_element_bytes=element if recurrent is None else model_dtype_bytes(recurrent),
-    )
-    return PageSpec(
-        kind=PageKind.STATE,
-        block_size_tokens=context.block_tokens,
-        heads=1,
-        row_bytes=size,
-        variant=f"{layer.kind}",
-        speculative_blocks=deployment.speculative_tokens,
-        checkpoint_blocks=layer.state.prefill_checkpoints,
-        dcp_sharded=False,
-    )
