@@ -145,6 +145,31 @@ def whisper(text: Fields) -> ModelLayers:
     return ModelLayers(attention_heads, tuple(layers))
 
 
+def cohere_asr(text: Fields) -> ModelLayers:
+    """Cohere ASR (cohere_asr.py): Whisper's layers, with the decoder's sizes in transf_decoder.config_dict."""
+    decoder = text.child("transf_decoder")
+    sizes = None if decoder is None else decoder.child("config_dict")
+    if sizes is None:
+        raise text.error("transf_decoder", "is missing: its config_dict has the decoder's sizes")
+    depth = sizes.integer("num_layers", high=1024)
+    return whisper(sizes.filled({"decoder_layers": depth}, override=True))
+
+
+def minimax_m3(text: Fields) -> ModelLayers:
+    """MiniMax-M3 (minimax_m3/nvidia/model.py): index keys in 16 bits where sparse_attention_freq is not 0."""
+    depth, heads = read_depth(text), read_heads(text)
+    sparse = text.child("sparse_attention_config")
+    if sparse is None:
+        raise text.error("sparse_attention_config", "is missing: it says which layers keep index keys")
+    frequencies = sparse.integers("sparse_attention_freq", low=0, high=MAX_LAYERS) or ()
+    layers = list(full_layers(depth, heads))
+    for index, frequency in enumerate(frequencies[:depth]):
+        if frequency:
+            row_bytes = 2 * sparse.integer("sparse_index_dim", high=1 << 14)
+            layers[index] = replace(layers[index], index_row_bytes=row_bytes)
+    return ModelLayers(heads.attention_heads, tuple(layers))
+
+
 def encoder_only(text: Fields) -> ModelLayers:
     """BERT-like models (encoder_only_attention.py): no layer keeps anything between requests."""
     return ModelLayers(

@@ -18,6 +18,7 @@ from kvdiag.kv.layout.kernel_blocks import (
     CPU_BLOCK_TOKENS,
     DEFAULT_BLOCK_TOKENS,
     INDEXED_BLOCK_TOKENS,
+    SELECTED_BLOCK_TOKENS,
     Platform,
     chosen_kv_dtype,
     default_block_tokens,
@@ -219,6 +220,8 @@ def check_block_size(architecture: Architecture, deployment: Deployment) -> None
         return
     indexed = is_indexed(architecture) and deployment.platform is Platform.CUDA
     unit = INDEXED_BLOCK_TOKENS if indexed else DEFAULT_BLOCK_TOKENS
+    if architecture.selects_blocks:
+        unit = SELECTED_BLOCK_TOKENS
     if block % unit:
         raise KvModelError(
             f"block_size is {block}: kernels for this model on {deployment.platform} need a multiple of {unit}",

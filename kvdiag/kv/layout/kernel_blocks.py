@@ -20,6 +20,9 @@ CPU_BLOCK_TOKENS = 128
 INDEXED_BLOCK_TOKENS = 64
 """The indexer's kernels read pages of 64 tokens (mla/indexer.py)."""
 
+SELECTED_BLOCK_TOKENS = 128
+"""Block-sparse attention selects pages (minimax_m3/common/sparse_attention.py)."""
+
 _FLASH_MLA_BLOCK_TOKENS = 64
 _FLASHINFER_MLA_BLOCK_TOKENS = 32
 _HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL = 9, 10, 12
@@ -85,6 +88,8 @@ def default_block_tokens(
         return COMPRESSED_BLOCK_TOKENS
     if platform is Platform.CPU:
         return CPU_BLOCK_TOKENS
+    if architecture.selects_blocks:
+        return SELECTED_BLOCK_TOKENS
     if not architecture.uses_mla:
         return DEFAULT_BLOCK_TOKENS
     if is_indexed(architecture):

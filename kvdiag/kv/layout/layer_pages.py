@@ -81,7 +81,7 @@ def layer_pages(layer: Layer, context: RankContext) -> tuple[PageSpec, ...]:
     """The pages of one layer: none without a cache, several where it keeps caches of several kinds."""
     match layer:
         case AttentionLayer():
-            return (_attention_page(layer, context),)
+            return _attention_pages(layer, context)
         case LatentLayer():
             return _latent_pages(layer, context)
         case StateLayer():
@@ -125,6 +125,14 @@ def shared_pages(context: RankContext) -> RankContext:
         )
     block = max(context.block_tokens, align * ceil_div(needed, align * quantized))
     return replace(context, block_tokens=block, shared_page_bytes=block * quantized)
+
+
+def _attention_pages(layer: AttentionLayer, context: RankContext) -> tuple[PageSpec, ...]:
+    page = _attention_page(layer, context)
+    if layer.index_row_bytes is None:
+        return (page,)
+    # minimax_m3/common/indexer.py::MiniMaxM3IndexerCache.get_kv_cache_spec
+    return (page, replace(page, kind=PageKind.MLA, heads=1, row_bytes=layer.index_row_bytes, variant="index keys"))
 
 
 def _is_window(layer: Layer) -> bool:

@@ -37,7 +37,11 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """A layer that keeps K and V per head and token."""
+    """A layer that keeps K and V per head and token.
+
+    `index_row_bytes` are the keys by which block-sparse attention selects blocks (MiniMax-M3): one row for all heads,
+    the same on every rank and in any format of the cache.
+    """
 
     index: int
     kind: LayerKind
@@ -46,6 +50,7 @@ class AttentionLayer:
     head_size_v: int
     window_tokens: int | None = None
     chunk_tokens: int | None = None
+    index_row_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,11 @@ class Architecture:
     def is_compressed(self) -> bool:
         """Whether the layers are DeepSeek-V4's, whose pages of several sizes share a block."""
         return any(isinstance(layer, CompressedLayer) for layer in self.layers)
+
+    @property
+    def selects_blocks(self) -> bool:
+        """Whether layers with K and V keep index keys besides, by which they select blocks."""
+        return any(isinstance(layer, AttentionLayer) and layer.index_row_bytes for layer in self.layers)
 
     @property
     def uses_mla(self) -> bool:

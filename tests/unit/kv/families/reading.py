@@ -34,7 +34,8 @@ def letters(config: dict[str, Any]) -> str:
 
 def layer_in_words(layer: Layer) -> str:
     """A letter for its kind, and its other fields, or its state's, in their order."""
-    sizes = [getattr(layer, one.name) for one in fields(layer) if one.name not in ("index", "kind", "unshared")]
+    names = [one.name for one in fields(layer) if one.name not in ("index", "kind", "unshared")]
+    sizes = [getattr(layer, name) for name in names if name != "index_row_bytes" or getattr(layer, name)]
     if isinstance(layer, StateLayer):
         sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
     return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])

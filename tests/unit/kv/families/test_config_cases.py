@@ -31,7 +31,9 @@ OF_NAME = {"full_attention": "F", "sliding_attention": "W", "chunked_attention":
 # Which the class works out of what a config that is served states: vLLM's own class or file decides.
 NOT_OF_THE_CLASS = {
     # Its published configs name the layers in hybrid_layer_pattern, which is asked for.
-    "mimo_v2_flash"
+    "mimo_v2_flash",
+    # Its published config names the layers with index keys in sparse_attention_config, which is asked for.
+    "minimax_m3_vl_text",
 }
 PATTERNED = sorted(
     name

@@ -36,7 +36,7 @@ FULL = """
     qwen2 qwen3 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text dots_ocr Keye KeyeVL1_5 kimi_audio
     mimo minicpmo minicpmv qwen2_moe qwen3_moe qwen3_omni_moe_text falcon RefinedWeb RefinedWebModel gpt_bigcode dbrx
     minicpm3 step1 step3_text laguna hrm_text qwen3_asr_text qwen2_audio interns1_pro interns1_pro_text
-    cohere_compass_text mellum
+    cohere_compass_text mellum minimax_m3_text minimax_m3_vl_text
 """
 OF_PATTERN = {
     "WWWWWWWWW": ALIKE,
@@ -70,7 +70,7 @@ OF_PATTERN = {
     "kkkLkkkLk": "kimi_linear",
     "lllLlllLl": "bailing_hybrid bailing_moe_v3",
     "FllFllFll": "minicpm_sala",
-    "FxFxFxFxFxFxFxFxFx": "whisper",
+    "FxFxFxFxFxFxFxFxFx": "whisper cohere_asr",
     "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte openai_privacy_filter"
     " siglip_text_model siglip2_text_model",
 }

@@ -1,0 +1,107 @@
+"""Models that vLLM 0.32 serves from its own files: their layers as those files build them."""
+
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.deployment import Deployment, check_block_size, deployed_layout
+from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from tests.unit.kv.refused import refused
+
+COHERE_ASR: dict[str, Any] = {
+    "model_type": "cohere_asr",
+    "architectures": ["CohereAsrForConditionalGeneration"],
+    "encoder": {"n_heads": 8},
+    "transf_decoder": {
+        "config_dict": {"num_layers": 3, "hidden_size": 1024, "num_attention_heads": 8, "max_sequence_length": 1024}
+    },
+}
+NEMOTRON_PARSE: dict[str, Any] = {
+    "model_type": "nemotron_parse",
+    "architectures": ["NemotronParseForConditionalGeneration"],
+    "decoder": {"model_type": "mbart", "d_model": 1024, "decoder_layers": 10, "decoder_attention_heads": 16},
+}
+MINIMAX_M3: dict[str, Any] = {
+    "model_type": "minimax_m3_text",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 1], "sparse_index_dim": 128},
+}
+
+
+@pytest.mark.parametrize(("config", "layers", "heads"), [(COHERE_ASR, 3, (8, 128)), (NEMOTRON_PARSE, 10, (16, 64))])
+def test_decoders_of_an_encoder_have_both_kinds_of_attention(
+    config: dict[str, Any], layers: int, heads: tuple[int, int]
+) -> None:
+    """cohere_asr.py, nemotron_parse.py: self-attention and cross-attention in each decoder layer."""
+    architecture = parse_architecture(config)
+
+    assert {LayerKind.FULL: layers, LayerKind.CROSS_ATTENTION: layers} == dict(architecture.kinds)
+    sizes = {(one.kv_heads, one.head_size) for one in architecture.layers if isinstance(one, AttentionLayer)}
+    assert {heads} == sizes
+
+
+def test_index_keys_are_whole_on_every_rank() -> None:
+    """MiniMax-M3: 2 bytes of each of 128 sizes, with the rank's heads, in blocks of 128 tokens."""
+    architecture = parse_architecture(MINIMAX_M3)
+    layout = deployed_layout(architecture, Deployment(tensor_parallel=4, kv_dtype="fp8"))
+
+    assert 128 * (4 * 2 * 128 + 3 * 2 * 128) == layout.bytes_per_block[0]
+    assert 128 == layout.block_size_tokens
+
+
+def test_a_selected_block_is_a_page() -> None:
+    """No kernel selects parts of a page."""
+    with refused("block_size"):
+        check_block_size(parse_architecture(MINIMAX_M3), Deployment(block_size_tokens=64))
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({**MINIMAX_M3, "sparse_attention_config": None}, "sparse_attention_config"),
+        ({**COHERE_ASR, "transf_decoder": {}}, "transf_decoder"),
+    ],
+)
+def test_layers_that_a_config_leaves_out_are_refused(config: dict[str, Any], field: str) -> None:
+    """The error names the field."""
+    with refused(field):
+        parse_architecture(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("FunASRForConditionalGeneration", "qwen3"), ("FireRedASR2ForConditionalGeneration", "qwen2")],
+)
+def test_speech_models_have_their_language_model_s_layers(name: str, model_type: str) -> None:
+    """funasr.py, fireredasr2.py: their config class is that of the language model."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    plain = parse_architecture({"model_type": model_type, **sizes})
+
+    assert plain.layers == parse_architecture({"model_type": "a", "architectures": [name], **sizes}).layers
+
+
+def test_kimi_k3_has_kimi_linear_s_layers() -> None:
+    """kimi_k3/nvidia/model.py builds both."""
+    linear = {
+        "kda_layers": [1, 2],
+        "full_attn_layers": [3],
+        "num_heads": 4,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    }
+    text = {
+        "num_hidden_layers": 3,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "linear_attn_config": linear | {"gate_lower_bound": -5.0},
+    }
+    whole = {"model_type": "kimi_k3", "architectures": ["KimiK3ForConditionalGeneration"], "text_config": text}
+
+    assert parse_architecture({"model_type": "kimi_linear", **text}).layers == parse_architecture(whole).layers
