@@ -234,6 +234,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
     notes = [
         *filter(None, [refused, _override_note(plan, options), files.note]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
+        *_band_notes(plan),
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
         *_profile_notes(profile),
         *filter(
@@ -264,6 +265,14 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         block_waste_ratio=waste,
         rows=tuple(rows),
     )
+
+
+def _band_notes(plan: Plan) -> Iterator[str]:
+    """How far the pool may be off; nothing where it was measured, or where there is none."""
+    budget = plan.budgets[plan.limiting_stage]
+    low, high = budget.pool_range_bytes
+    if plan.keeps_cache and low != high:
+        yield f"KV pool per GPU: {format_bytes(low)} to {format_bytes(high)} by the range of published logs"
 
 
 def _override_note(plan: Plan, options: FitOptions) -> str:

@@ -199,6 +199,7 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
         tensor_parallel=deployment.tensor_parallel,
         batched_tokens=deployment.max_num_batched_tokens,
         graphs=graphs,
+        whole_context=options.engine in ENGINE_FLAGS,
     )
 
 

@@ -2,9 +2,10 @@
 
 In this order: the budget of each stage's GPU, its pool, the blocks that the demand needs, the headroom of the worst
 stage, then the most requests and the longest context that fit with the other one as demanded. A demand fits, fits
-tightly (under a tenth of the pool free) or does not. The budget follows vLLM
-v1/worker/gpu_worker.py::determine_available_memory: a fraction of the device's total, less weights, context, activation
-and graphs, is the KV pool. Everything is per GPU and of its pipeline stage; a plan is as good as its worst stage.
+tightly or does not; tightly means with under a tenth of the pool free, or not with the most that estimated overheads
+may come to. The budget follows vLLM v1/worker/gpu_worker.py::determine_available_memory: a fraction of the device's
+total, less weights, context, activation and graphs, is the KV pool. Everything is per GPU and of its pipeline stage; a
+plan is as good as its worst stage.
 """
 
 import math
@@ -82,6 +83,13 @@ class Budget(Overheads):
     def available_bytes(self) -> int:
         """What is left for the KV cache, with an override or without."""
         return max(0, self._rest)
+
+    @property
+    def pool_range_bytes(self) -> tuple[int, int]:
+        """The pool with the most and with the least that the overheads may come to; a pool set by hand stays."""
+        if self.override_bytes is not None:
+            return self.pool_bytes, self.pool_bytes
+        return max(0, self._rest - self.more_bytes), max(0, self._rest + self.less_bytes)
 
     @property
     def unused_bytes(self) -> int:
@@ -208,9 +216,16 @@ def make_plan(
         max_context_tokens=context,
         limiting_stage=limiting,
     )
-    if plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
-        return replace(plan, outcome=Outcome.TIGHT)
-    return plan
+    if plan.outcome is not Outcome.FITS:
+        return plan
+    tight = plan.headroom_ratio < TIGHT_HEADROOM_RATIO
+    if not tight and any(one.more_bytes for one in budgets):
+        most = [replace(one, overhead_bytes=one.overhead_bytes + one.more_bytes, more_bytes=0) for one in budgets]
+        worst = make_plan(
+            architecture, deployment, budgets=most, demand=demand, most_context_tokens=most_context_tokens
+        )
+        tight = worst.outcome is Outcome.DOES_NOT_FIT
+    return replace(plan, outcome=Outcome.TIGHT) if tight else plan
 
 
 def _headroom_bytes(budget: Budget, needed_bytes: int) -> int:

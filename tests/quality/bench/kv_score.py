@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.quality.bench.table import note
 from tests.unit.kv.dataset import DATA, GIB, Check, checks, config_of, rows, textbook_range, with_range
+from tests.unit.kv.pool_errors import pool_error_summary, pool_errors
 
 Ranges = Callable[[dict[str, Any], str], tuple[float, float]]
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for what, strict in (("no setting adjusted", True), ("usual settings adjusted", False)):
             shares = (100 * share(checked, strict=strict) for checked in (found, theirs))
             note(f"fit: published figures reproduced, {what}", *shares, than=name, unit="%")
+    print_line("KV pool by estimated overheads", pool_error_summary(pool_errors()))
     for check in found:
         if verbose or not check.inside:
             mark = "inside" if check.inside else f"{check.miss_ratio:+.2%}"

@@ -1,11 +1,13 @@
 """What a GPU needs besides weights and cache, where no measurement exists."""
 
+from statistics import median
 from typing import Any
 
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.overheads import architecture_note, generic_overheads, vllm_overheads
+from tests.unit.kv.pool_errors import pool_error_summary, pool_errors
 
 GIB = 2**30
 # Llama 3.1 8B.
@@ -40,10 +42,39 @@ def test_the_activation_is_the_larger_of_a_layer_and_sampling(terms: dict[str, A
 
 @pytest.mark.parametrize(("ranks", "doublings"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
 def test_ranks_that_talk_need_more_context(ranks: int, doublings: int) -> None:
-    """NCCL's buffers grow with each doubling of the ranks."""
-    overheads = vllm_overheads(**SHAPE, tensor_parallel=ranks, batched_tokens=8192)
+    """NCCL's buffers grow with each doubling of the ranks, for engines that count from an empty device."""
+    overheads = vllm_overheads(**SHAPE, tensor_parallel=ranks, batched_tokens=8192, whole_context=True)
 
     assert CONTEXT + doublings * NCCL == overheads.context_bytes
+
+
+@pytest.mark.parametrize(("ranks", "outside_bytes"), [(1, GIB // 10), (2, GIB // 4), (16, GIB // 4)])
+def test_memory_outside_torch_is_that_of_published_logs(ranks: int, outside_bytes: int) -> None:
+    """VLLM counts what is taken after its first look at the device: 0.09 GiB, and 0.2 to 0.25 GiB on several GPUs."""
+    assert outside_bytes == vllm_overheads(**SHAPE, tensor_parallel=ranks, batched_tokens=8192).context_bytes
+
+
+def test_the_band_is_of_independent_parts() -> None:
+    """Each part's deviation is squared: without graphs it is narrower, on several GPUs wider."""
+    usual = vllm_overheads(**SHAPE, tensor_parallel=1, batched_tokens=8192)
+    eager = vllm_overheads(**SHAPE, tensor_parallel=1, batched_tokens=8192, graphs=False)
+    several = vllm_overheads(**SHAPE, tensor_parallel=2, batched_tokens=8192)
+
+    activation = usual.activation_bytes
+    assert abs(0.7 * activation - eager.less_bytes) < 0.01 * activation
+    assert abs(1.5 * activation - eager.more_bytes) < 0.05 * activation
+    assert eager.more_bytes < usual.more_bytes < several.more_bytes + several.activation_bytes
+    assert (0, 0) == (generic_overheads().less_bytes, generic_overheads().more_bytes)
+
+
+def test_estimated_pools_are_near_those_of_published_logs() -> None:
+    """The median is right to 5 %, and most pools lie in the band."""
+    found = pool_errors()
+
+    assert len(found) >= 20
+    assert 0.95 <= median(one.ratio for one in found) <= 1.05
+    assert sum(one.inside for one in found) / len(found) >= 0.8
+    assert "in the band" in pool_error_summary(found)
 
 
 def test_graphs_take_half_a_gib_unless_there_are_none() -> None:

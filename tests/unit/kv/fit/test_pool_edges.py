@@ -200,3 +200,15 @@ def test_a_budget_of_the_default_fraction_is_what_vllm_asks_for() -> None:
     usable = replace(budget(total_bytes - 1123), memory_fraction_ratio=DEFAULT_MEMORY_FRACTION).usable_bytes
 
     assert pytest.approx(72.85 * 2**30, rel=1e-4) == usable
+
+
+@pytest.mark.parametrize(("more_blocks", "outcome"), [(0, Outcome.FITS), (9, Outcome.FITS), (10, Outcome.TIGHT)])
+def test_a_demand_fits_only_where_the_whole_band_does(more_blocks: int, outcome: Outcome) -> None:
+    """A pool of 20 blocks, of which 10 tokens' blocks and the null block are needed: with the most that the overheads
+    may come to, 11 must be left, else it fits tightly.
+    """
+    band = replace(budget(20 * BLOCK), less_bytes=BLOCK, more_bytes=more_blocks * BLOCK)
+    plan = make_plan(MODEL, Deployment(), budgets=[band], demand=Demand(context_tokens=160, requests=1))
+
+    assert outcome is plan.outcome
+    assert ((20 - more_blocks) * BLOCK, 21 * BLOCK) == plan.budgets[0].pool_range_bytes
