@@ -18,8 +18,10 @@ from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.files import opened
+from kvdiag.kv.families.mistral_params import config_of_params
 from kvdiag.kv.fit.model_catalogue import Catalogue, parse_catalogue
 from kvdiag.sources.bounded_json import TooManyValuesError, decode, decode_object, most_values
+from kvdiag.sources.gguf_file import is_gguf
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json (a quantized 400B model that lists every layer) has 6 MB."""
@@ -37,6 +39,9 @@ MAX_HEADERS_VALUES = 2_000_000
 MAX_FILES = 2000
 MAX_LENGTH_TOKENS = 1 << 40
 """Tokenizers without a limit state 1e30."""
+
+PARAMS = "params.json"
+"""Mistral's own form of a config."""
 
 _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -79,7 +84,12 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
     if folder:
         return _folder(path)
     if file:
-        return ModelFiles(origin=str(path), config=_json_file(path))
+        if is_gguf(path):
+            raise KvdiagError(
+                f"{path} is a GGUF file: for vLLM pass the config.json of the model that it was made of, with "
+                f"--weights {path.stat().st_size}; for llama.cpp pass --engine llamacpp"
+            )
+        return ModelFiles(origin=str(path), config=_config_file(path))
     if model.startswith((".", "/", "~")):
         raise KvdiagError(
             f"no such folder or file {model[:120]!a}: "
@@ -115,8 +125,17 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
     )
 
 
+def _config_file(path: Path) -> Mapping[str, Any]:
+    """A config.json, or what vLLM makes of Mistral's own params.json."""
+    content = _json_file(path)
+    return config_of_params(content) if path.name == PARAMS else content
+
+
 def _folder(path: Path) -> ModelFiles:
-    config = dict(_json_file(path / "config.json"))
+    own = path / PARAMS
+    hub = path / "config.json"
+    # config/model.py: the Hub's format counts first.
+    config = dict(_config_file(own if own.is_file() and not hub.is_file() else hub))
     separate = path / "hf_quant_config.json"
     if "quantization_config" not in config and separate.is_file():
         # ModelOpt writes its format next to the config; vLLM merges it (transformers_utils/config.py).

@@ -75,6 +75,7 @@ def served(facts: Facts, pool: KvPool) -> Served | str:
     return _served(
         Facts(
             model_config=facts.model_config,
+            engine_name=facts.engine_name,
             engine_version=facts.engine_version,
             max_model_len_tokens=facts.max_model_len_tokens,
             tensor_parallel=facts.tensor_parallel,
@@ -139,7 +140,7 @@ def bytes_problem(facts: Facts) -> str | None:
 def _served(facts: Facts) -> Served | str:
     report = page_report(facts)
     try:
-        architecture = parse_architecture(json.loads(facts.model_config or ""))
+        architecture = _architecture(facts)
         candidates = _candidates(architecture, report, facts)
         best = min(candidates, key=_distance)
         generation_open = _is_generation_open(best, candidates)
@@ -154,6 +155,20 @@ def _served(facts: Facts) -> Served | str:
     )
     size = None if generation_open else best.block_bytes
     return replace(best, figures=explained.comparisons, block_bytes=size, generation_open=generation_open)
+
+
+def _architecture(facts: Facts) -> Architecture:
+    """The model's layers. Some classes are not modelled as vLLM keeps their cache, and are as other engines do."""
+    config = json.loads(facts.model_config or "")
+    try:
+        return parse_architecture(config)
+    except KvModelError as error:
+        # Imported for the few servers that need it: the table of flags takes the daemon's memory.
+        from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS  # noqa: PLC0415
+
+        if error.field != "architectures" or facts.engine_name not in ENGINE_FLAGS:
+            raise
+        return parse_architecture(config, by_vllm=False)
 
 
 def _is_generation_open(best: Served, candidates: Sequence[Served]) -> bool:

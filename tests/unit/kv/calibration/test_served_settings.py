@@ -349,3 +349,12 @@ def test_what_nothing_explains_stays_a_drift() -> None:
     assert "max_num_batched_tokens 2048, cuda kernels" == found.assumed
     assert "capacity_tokens" in (bytes_problem(known) or "")
     assert block_bytes(known, known.pools[0]) is None
+
+
+@pytest.mark.parametrize(("engine", "refused"), [("vllm", True), (None, True), ("sglang", False)])
+def test_classes_that_vllm_alone_keeps_in_another_way(engine: str | None, *, refused: bool) -> None:
+    """A server of another engine is not refused for the class of its model."""
+    config = json.dumps({"model_type": "llama", "architectures": ["CLIPModel"], **SHAPE})
+    facts = Facts(model_config=config, max_model_len_tokens=100, tensor_parallel=1, engine_name=engine, pools=(pool(),))
+
+    assert refused is isinstance(served(facts, facts.pools[0]), str)
