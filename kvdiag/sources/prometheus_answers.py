@@ -3,6 +3,10 @@
 No answer is trusted. The number of values is limited before decoding, every sample is checked for order, range and
 finiteness, and each error is sorted by what to do about it: ask for less (`TooMuchError`), ask again (`Unreadable`), or
 stop asking (`RefusedError`). Pure.
+
+A day of a fleet has a hundred million samples. All servers write them without spaces, so that a series' samples are cut
+out of the text and split as a whole, once for the times of all series of one scrape; the rest of the answer is decoded
+as JSON. An answer that is written otherwise is decoded as JSON throughout, with the same result.
 """
 
 from __future__ import annotations
@@ -10,15 +14,15 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import lt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 
-from kvdiag.sources.bounded_json import TooManyValuesError, decode
+from kvdiag.sources.bounded_json import TooManyValuesError, decode, most_values
 from kvdiag.sources.http import TooMuchError, Unreadable
 
 SOURCE = "prometheus"
@@ -52,7 +56,10 @@ class RefusedError(Unreadable):
 
 @dataclass(slots=True)
 class Points:
-    """Samples of one series in ascending Unix time, without duplicate times."""
+    """Samples of one series in ascending Unix time, without duplicate times.
+
+    The arrays are replaced and never changed, since series of one scrape share their times.
+    """
 
     times: array[float] = field(default_factory=lambda: array("d"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -62,20 +69,27 @@ class Points:
     def __len__(self) -> int:
         return len(self.times)
 
-    def add(self, times: array[float], values: array[float]) -> None:
-        """Append samples; those not later than the last one are left out."""
+    def add(self, times: array[float], values: array[float], *, ascending: bool = False) -> None:
+        """Append samples; those not later than the last one are left out. `ascending`: the times are known to be."""
         last = self.times[-1] if self.times else -math.inf
-        if times[0] > last and all(map(lt, times, times[1:])) and math.isfinite(sum(values)):
-            self.times.extend(times)
-            self.values.extend(values)
+        if times[0] > last and (ascending or ascends(times)) and math.isfinite(sum(values)):
+            self.times = self.times + times if self.times else times
+            self.values = self.values + values if self.values else values
             return
+        kept_times, kept_values = self.times[:], self.values[:]
         for moment, value in zip(times, values, strict=True):
             if math.isinf(value):
                 self.refused += 1
             elif not math.isnan(value) and moment > last:
-                self.times.append(moment)
-                self.values.append(value)
+                kept_times.append(moment)
+                kept_values.append(value)
                 last = moment
+        self.times, self.values = kept_times, kept_values
+
+
+def ascends(times: array[float]) -> bool:
+    """Whether each time is later than the one before."""
+    return all(map(lt, times, times[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +117,13 @@ class History:
 
 
 def decoded_answer(body: bytes | bytearray, path: str) -> dict[str, Any] | None:
-    """The JSON object of an answer, `None` if it is not one.
+    """The JSON object of an answer, `None` if it is not one; samples as `SampleColumns` where written without spaces.
 
     Raises:
         TooMuchError: it has too many values.
     """
+    if most_values(body) <= MAX_ANSWER_VALUES and (answer := _by_columns(body)) is not None:
+        return answer
     try:
         value = decode(body, max_values=MAX_ANSWER_VALUES)
     except TooManyValuesError as error:
@@ -115,6 +131,62 @@ def decoded_answer(body: bytes | bytearray, path: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+class SampleColumns(NamedTuple):
+    """The samples of one series: times and values of equal number."""
+
+    times: array[float]
+    values: array[float]
+    ascending: bool
+    """Whether each time is later than the one before."""
+
+
+_BEGIN, _END = b'"values":[[', b'"]]'
+"""Around a series' samples. Within a text of JSON its quotes would be escaped."""
+
+
+def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
+    """The answer with the samples of each series as columns; `None` if any are not written as expected."""
+    rest: list[bytes | bytearray] = []
+    found: list[SampleColumns] = []
+    known: dict[tuple[str, str, int], tuple[list[str], array[float], bool]] = {}
+    place = 0
+    try:
+        while (begin := body.find(_BEGIN, place)) >= 0:
+            end = body.index(_END, begin)
+            # Times and values alternate: 1795132800.5,"1"],[1795132830.5,"2
+            texts = body[begin + len(_BEGIN) : end].decode("ascii").replace('"],[', ',"').split(',"')
+            moments, numbers = texts[::2], texts[1::2]
+            same = (moments[0], moments[-1], len(moments))
+            if same not in known or known[same][0] != moments:
+                times = array("d", map(float, moments))
+                known[same] = moments, times, ascends(times)
+            _, times, ascending = known[same]
+            found.append(SampleColumns(times, _floats(numbers), ascending))
+            rest += (body[place : begin + len(_BEGIN) - 2], b"%d" % (len(found) - 1))
+            place = end + len(_END)
+        if not found:
+            return None
+        answer = decode(b"".join((*rest, body[place:])), max_values=MAX_ANSWER_VALUES)
+        result = answer["data"]["result"]
+        if [one["values"] for one in result if "values" in one] != list(range(len(found))):
+            return None
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
+        return None
+    for one in result:
+        if "values" in one:
+            one["values"] = found[one["values"]]
+    return answer if all(len(one.times) == len(one.values) for one in found) else None
+
+
+def _floats(texts: Sequence[str]) -> array[float]:
+    """The numbers; of a figure that seldom changes each text is read once."""
+    distinct = set(texts)
+    if len(distinct) > len(texts) // 4:
+        return array("d", map(float, texts))
+    known = {text: float(text) for text in distinct}
+    return array("d", map(known.__getitem__, texts))
 
 
 def not_json_error(status: int, path: str, body: bytearray) -> Unreadable:
@@ -184,21 +256,26 @@ def add_samples(
     count = 0
     for one in result:
         values = one.get("values", [one["value"]] if "value" in one else []) if isinstance(one, dict) else None
-        if not isinstance(values, list):
+        if not isinstance(values, list | SampleColumns):
             raise Unreadable("failed", "a series of the answer has no values")
         key = series_labels(one.get("metric"), names)
         if not values:
             continue
         try:
-            moments, texts = zip(*values, strict=True)
-            times, numbers = array("d", moments), array("d", map(float, texts))
+            columns = values if isinstance(values, SampleColumns) else _columns(values)
         except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable("failed", f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
         # A sample outside the requested interval would be counted in the next one too.
-        if not (start_seconds - 1.0 <= times[0] and times[-1] <= end_seconds + 1.0):
+        if not (start_seconds - 1.0 <= columns.times[0] and columns.times[-1] <= end_seconds + 1.0):
             raise Unreadable("failed", "samples lie outside the requested interval")
-        into.series.setdefault(key, Points()).add(times, numbers)
-        count += len(times)
+        into.series.setdefault(key, Points()).add(columns.times, columns.values, ascending=columns.ascending)
+        count += len(columns.times)
         if into.is_full:
             raise TooMuchError("failed", f"more than {MAX_POINTS:,} samples: shorten --window")
     return count
+
+
+def _columns(pairs: Sequence[Any]) -> SampleColumns:
+    moments, texts = zip(*pairs, strict=True)
+    times = array("d", moments)
+    return SampleColumns(times, array("d", map(float, texts)), ascends(times))

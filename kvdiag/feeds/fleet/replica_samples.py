@@ -61,7 +61,7 @@ class ReplicaSamples:
             mine = self.series.setdefault(series_id, Points())
             if not other.lost:
                 place = bisect_left(mine.times, start_seconds)
-                del mine.times[place:], mine.values[place:]
+                mine.times, mine.values = mine.times[:place], mine.values[:place]
             if points.times:
                 mine.add(points.times, points.values)
             mine.refused += points.refused
@@ -77,14 +77,15 @@ class ReplicaSamples:
             if place == len(points.times):
                 del self.series[series_id]
             elif place:
-                del points.times[:place], points.values[:place]
+                points.times, points.values = points.times[place:], points.values[place:]
         self.lost = [one for one in self.lost if one.end_seconds > start_seconds]
 
     def drop_after(self, end_seconds: float) -> None:
         """Forget samples that are newer than a moment."""
         for points in self.series.values():
             place = bisect_right(points.times, end_seconds)
-            del points.times[place:], points.values[place:]
+            if place < len(points.times):
+                points.times, points.values = points.times[:place], points.values[:place]
 
     def keep_only(self, series: Sequence[Labels]) -> None:
         """Forget series that are no longer the replica's."""
@@ -199,8 +200,7 @@ def _parsed(packed: bytes) -> tuple[ReplicaSamples, float, dict[str, Any]]:
         times = columns[column]
         values = array("d", body[place : place + 8 * len(times)])
         place += 8 * len(times)
-        # Each series has times of its own: merging changes them.
-        samples.series[_labels(flat)] = Points(times=times[:], values=values, refused=int(refused))
+        samples.series[_labels(flat)] = Points(times=times, values=values, refused=int(refused))
     if place != len(body):
         raise DamagedError("samples are missing")
     samples.once = {_labels(flat): float(value) for flat, value in head["once"]}

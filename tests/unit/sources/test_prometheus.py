@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+from array import array
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.prometheus_answers import History, Points, add_samples
+from kvdiag.sources.prometheus_answers import History, Points, add_samples, decoded_answer
 from kvdiag.sources.prometheus_api import MAX_ANSWER_BYTES, MAX_SERIES, PrometheusSource, any_of, named, selector
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
@@ -292,6 +293,73 @@ def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: li
     assert sorted(set(kept.times)) == list(kept.times)
     assert all(value in (1.0, 0.5) for value in kept.values)
     assert len(kept) <= len(first) + len(second)
+
+
+LABEL_TEXTS = st.sampled_from(["a", '"values":[[1,"2"]]', '"]]', "\\", ',"', "\u00e9"])
+COMPACT = st.lists(
+    st.tuples(
+        LABEL_TEXTS,
+        st.lists(
+            st.tuples(st.floats(START, END), st.sampled_from(["1", "0.25", "NaN", "+Inf", "x", "1_0"])), max_size=9
+        ),
+    ),
+    max_size=5,
+)
+
+
+@given(COMPACT, st.booleans())
+def test_written_without_spaces_an_answer_is_the_same(some: list[tuple[str, list[Any]]], ascii_only: bool) -> None:
+    """Samples cut out of the text are those that JSON has, with any text in the labels; so are errors."""
+    result = [
+        {"metric": {"__name__": "up", "pod": text}, "values": [list(point) for point in points]}
+        for text, points in some
+    ]
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+    def kept(text: str) -> object:
+        history = History()
+        try:
+            count = add_samples(decoded_answer(text.encode(), "x") or {}, START, END, history)
+        except Unreadable as error:
+            return str(error)
+        return count, {key: (list(one.times), list(one.values), one.refused) for key, one in history.series.items()}
+
+    compact = json.dumps(answer, separators=(",", ":"), ensure_ascii=ascii_only)
+    assert kept(json.dumps(answer)) == kept(compact)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":{"result":[{"metric":{},"values":0}]}}',
+        b'{"data":{"result":[{"metric":{},"values":0},{"metric":{},"values":[[1,"2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"]],"values":[[3,"4"]]}]}}',
+        b'{"data":{"result":[{"metric":{"values":[[1,"2"]]}}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[3,"4",5,"6"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"]',
+        b'{"data":[{"values":[[1,"2"]]}]}',
+    ],
+)
+def test_an_answer_that_is_not_a_matrix_is_decoded_as_json(body: bytes) -> None:
+    """Of a server that writes something else nothing is taken for samples."""
+    try:
+        expected = json.loads(body)
+    except ValueError:
+        expected = None
+    assert expected == decoded_answer(body, "x")
+
+
+def test_series_of_one_scrape_share_their_times() -> None:
+    """A later answer replaces them and leaves the other series' as they were."""
+    answer = matrix((START, "1"), (START + 30.0, "2"))
+    result = answer["data"]["result"]
+    result.append({**result[0], "metric": {**NAME, "pod": "b"}})
+    history = History()
+    add_samples(decoded_answer(json.dumps(answer, separators=(",", ":")).encode(), "x") or {}, START, END, history)
+    first, second = history.series.values()
+    assert first.times is second.times
+    first.add(array("d", [START + 60.0]), array("d", [3.0]))
+    assert (3, 2) == (len(first), len(second))
 
 
 def test_matchers_hold_any_value() -> None:
