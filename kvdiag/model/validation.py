@@ -1,10 +1,12 @@
 """Range checks of every figure: the range follows from the unit in its name, and impossible values are refused."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from functools import cache
+from itertools import repeat
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is an error."""
@@ -52,6 +54,29 @@ class Checked:
                     raise ValueError(f"{kind.__name__}: {name} is {figure}, not within {least}..{most}")
         if (problem := self._problem()) is not None:
             raise ValueError(f"{kind.__name__}: {problem}")
+
+    @classmethod
+    def of_columns(cls, count: int, **columns: Sequence[Any]) -> list[Self]:
+        """So many values, whose fields are the rows of the columns; other fields have their defaults.
+
+        As if each were built by itself, at a tenth of the time: a column's range is checked as a whole.
+        """
+        _, figures = _figures(cls)  # type: ignore[arg-type]  # mypy takes a class for unhashable
+        for name, least, most in figures:
+            known = [value for value in columns.get(name, ()) if value is not None]
+            if known and not (type(known[0]) is not tuple and least <= min(known) and max(known) <= most):
+                # A row is at fault, or is a tuple of figures.
+                return [cls(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        made = [cls.__new__(cls) for _ in range(count)]
+        for field in fields(cls):  # type: ignore[arg-type]  # every subclass is a dataclass
+            if field.name not in columns and field.default is MISSING:
+                raise TypeError(f"{cls.__name__}: no column for {field.name}")
+            values = columns.get(field.name, repeat(field.default, count))
+            deque(map(getattr(cls, field.name).__set__, made, values), maxlen=0)
+        if cls._problem is not Checked._problem:
+            for one in made:
+                one.__post_init__()
+        return made
 
     def _problem(self) -> str | None:
         """What is impossible about the combination of figures; `None` if nothing is."""

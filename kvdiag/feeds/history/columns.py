@@ -11,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import accumulate, compress
+from operator import ne
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -104,20 +105,41 @@ def rows_of(parts: Mapping[Key, Mapping[str, Column]]) -> tuple[Sequence[float],
 
 
 def readings(
-    times: Sequence[float], rows: Mapping[Key, Rows], make: Callable[[Key, Mapping[str, float]], T | None]
+    times: Sequence[float], rows: Mapping[Key, Rows], make: Callable[[Key, int, Rows], Sequence[T | None]]
 ) -> dict[float, tuple[T, ...]]:
-    """By time, what `make` returns for the figures that each key has there; a time without any is left out."""
-    found: dict[float, list[T]] = defaultdict(list)
+    """By time, what `make` returns for the figures that each key has there; a time without any is left out.
+
+    `make` gets the number of rows and the columns, without rows that repeat the one before: figures often stay the
+    same for hours, and what is made of them is then the same object.
+    """
+    found: dict[float, tuple[T, ...]] = {}
     for key, fields in rows.items():
-        # Figures often stay the same for hours.
+        table = list(zip(*fields.values(), strict=True))
+        fresh = [True, *map(ne, table, table[1:])] if table else []
+        columns = {name: list(compress(values, fresh)) for name, values in fields.items()}
+        alone = [() if one is None else (one,) for one in make(key, sum(fresh), columns)]
+        place = accumulate(fresh, initial=-1)
+        next(place)
+        for moment, at in zip(times, place, strict=True):
+            if made := alone[at]:
+                found[moment] = found[moment] + made if moment in found else made
+    return found
+
+
+def by_row(make: Callable[[Key, Mapping[str, float]], T | None]) -> Callable[[Key, int, Rows], Sequence[T | None]]:
+    """Makes each row by itself, of the figures that it has, and equal rows once."""
+
+    def made(key: Key, _: int, columns: Rows) -> Sequence[T | None]:
         known: dict[tuple[float | None, ...], T | None] = {}
-        for moment, row in zip(times, zip(*fields.values(), strict=True), strict=True):
+        found = []
+        for row in zip(*columns.values(), strict=True):
             if row not in known:
-                figures = {name: value for name, value in zip(fields, row, strict=True) if value is not None}
+                figures = {name: value for name, value in zip(columns, row, strict=True) if value is not None}
                 known[row] = make(key, figures) if figures else None
-            if (made := known[row]) is not None:
-                found[moment].append(made)
-    return {moment: tuple(made) for moment, made in found.items()}
+            found.append(known[row])
+        return found
+
+    return made
 
 
 def _lonely(moment: float, times: array[float], tolerance_seconds: float) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import add, sub
 
 from kvdiag.engines import is_server_title
-from kvdiag.feeds.history.columns import Column, Rows, Values, readings, rows_of
+from kvdiag.feeds.history.columns import Column, Rows, Values, by_row, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key
 from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
@@ -91,7 +91,7 @@ def devices_of(
         return replace(card, memory=memory, processes=processes or None)
 
     order = sorted(rows, key=lambda uuid: (cards[uuid].index, uuid))
-    found = readings(times, {uuid: _with_memory(rows[uuid], len(times)) for uuid in order}, made)
+    found = readings(times, {uuid: _with_memory(rows[uuid], len(times)) for uuid in order}, by_row(made))
     sized = {device.uuid for devices in found.values() for device in devices if device.memory is not None}
     gaps = []
     for uuid in order:
@@ -169,7 +169,7 @@ def allocators_of(
             problems[str(error)] += 1
             return None
 
-    found = readings(*rows_of(parts), made)
+    found = readings(*rows_of(parts), by_row(made))
     return found, [
         Gap("torch_allocator", "failed", f"{count} impossible samples ({text}); check its exporter")
         for text, count in problems.most_common(1)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history import replica_facts
-from kvdiag.feeds.history.columns import JOIN_SECONDS, in_turn, readings, rows_of
+from kvdiag.feeds.history.columns import JOIN_SECONDS, Rows, Values, in_turn, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key, sort_out
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
@@ -103,7 +103,7 @@ def _samples(
     # Of tokens in use without a pool nothing is left.
     shown = [(key, fields) for key, fields in columns.of("engine").items() if fields]
     parts = sorted(shown, key=lambda part: (len(part[0][0]), part[0]))
-    engines = readings(*rows_of(dict(parts)), _engine)
+    engines = readings(*rows_of(dict(parts)), _engines)
     devices, device_gaps = devices_of(columns, cards, names)
     torch, torch_gaps = allocators_of(columns, cards, names, _born(columns))
     host = _host(columns, names, container)
@@ -113,18 +113,17 @@ def _samples(
         for moment, up in zip(fields["up"].times, fields["up"].values, strict=True)
         if not up and moment not in engines
     }
-    samples = tuple(
-        Sample(
-            at_seconds=moment,
-            engines=engines.get(moment),
-            devices=devices.get(moment),
-            allocators=torch.get(moment),
-            host=host.get(moment),
-            gaps=(SCRAPE_FAILED,) if moment in failed else (),
-        )
-        for moment in sorted(failed.union(engines, devices, torch, host))
+    moments = sorted(failed.union(engines, devices, torch, host))
+    samples = Sample.of_columns(
+        len(moments),
+        at_seconds=moments,
+        engines=list(map(engines.get, moments)),
+        devices=list(map(devices.get, moments)),
+        allocators=list(map(torch.get, moments)),
+        host=list(map(host.get, moments)),
+        gaps=[(SCRAPE_FAILED,) if moment in failed else () for moment in moments],
     )
-    return samples, device_gaps + torch_gaps
+    return tuple(samples), device_gaps + torch_gaps
 
 
 def _count_usage(columns: Columns, pools: replica_facts.Pools) -> None:
@@ -148,15 +147,27 @@ def _count_usage(columns: Columns, pools: replica_facts.Pools) -> None:
             fields["kv_usage_ratio"], _ = in_turn([counted, *others])
 
 
-def _engine(key: Key, figures: Mapping[str, float]) -> Engine | None:
-    if figures.keys() <= {"awake"}:
-        return None
-    return Engine(
-        engine=key[0],
-        kv_usage_ratio=figures.get("kv_usage_ratio"),
-        asleep=figures["awake"] == 0 if "awake" in figures else None,
-        **{name: round(figures[name]) for name in ENGINE_COUNTS if name in figures},
+def _engines(key: Key, count: int, columns: Rows) -> Sequence[Engine | None]:
+    awake = columns.get("awake")
+    known = {name: values for name, values in columns.items() if name != "awake"}
+    made = Engine.of_columns(
+        count,
+        engine=[key[0]] * count,
+        kv_usage_ratio=columns.get("kv_usage_ratio", [None] * count),
+        asleep=[None] * count if awake is None else [None if one is None else one == 0 for one in awake],
+        **{name: _rounded(columns[name]) for name in ENGINE_COUNTS if name in columns},
     )
+    if not any(None not in values for values in known.values()):
+        # In some rows nothing may be known but that it sleeps.
+        reported = (
+            [False] * count if not known else [row.count(None) < len(row) for row in zip(*known.values(), strict=True)]
+        )
+        return [one if reports else None for one, reports in zip(made, reported, strict=True)]
+    return made
+
+
+def _rounded(values: Values) -> Sequence[int | None]:
+    return [None if value is None else round(value) for value in values]
 
 
 def _host(columns: Columns, names: Names, container: str | None) -> dict[float, tuple[HostProcess, ...]]:
@@ -176,14 +187,21 @@ def _host(columns: Columns, names: Names, container: str | None) -> dict[float, 
         }
         if "" in processes and not named:
             reported[FIRST_LIFE, API_SERVER] = processes[""]
-    return readings(*rows_of(reported), _process)
+    return readings(*rows_of(reported), _processes)
 
 
-def _process(who: tuple[int, str], figures: Mapping[str, float]) -> HostProcess:
-    sizes = {name: round(value) for name, value in figures.items()}
-    anonymous_bytes = sizes.get("anonymous_bytes")
-    resident_bytes = sizes.get("resident_bytes", anonymous_bytes or 0)
-    return HostProcess(pid=who[0], name=who[1], resident_bytes=resident_bytes, anonymous_bytes=anonymous_bytes)
+def _processes(who: tuple[int, str], count: int, columns: Rows) -> Sequence[HostProcess | None]:
+    anonymous = _rounded(columns.get("anonymous_bytes", [None] * count))
+    resident = _rounded(columns.get("resident_bytes", [None] * count))
+    made = HostProcess.of_columns(
+        count,
+        pid=[who[0]] * count,
+        name=[who[1]] * count,
+        resident_bytes=[other or 0 if one is None else one for one, other in zip(resident, anonymous, strict=True)],
+        anonymous_bytes=anonymous,
+    )
+    known = zip(*columns.values(), strict=True)
+    return [one if row.count(None) < len(row) else None for one, row in zip(made, known, strict=True)]
 
 
 def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:

@@ -106,6 +106,34 @@ def test_what_cannot_be_cannot_be_built(what: str) -> None:
         REFUSED[what]()
 
 
+def test_rows_of_columns_are_values() -> None:
+    """As if each were built by itself: defaults, missing figures and tuples of figures included."""
+    made = Engine.of_columns(2, engine=["0", "0"], kv_usage_ratio=[0.5, None], requests_running=[1, 2])
+    assert made == [Engine(engine="0", kv_usage_ratio=0.5, requests_running=1), Engine(engine="0", requests_running=2)]
+    assert Memory.of_columns(1, total_bytes=[2], free_bytes=[1]) == [Memory(total_bytes=2, free_bytes=1)]
+    assert Load.of_columns(1, requests=[2], resident_tokens=[(3, 4)]) == [Load(requests=2, resident_tokens=(3, 4))]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda: Engine.of_columns(2, engine=["0", "0"], kv_usage_ratio=[0.5, 1.5]), id="range"),
+        pytest.param(lambda: Memory.of_columns(1, total_bytes=[1], free_bytes=[2]), id="contradiction"),
+        pytest.param(lambda: Load.of_columns(1, requests=[1], resident_tokens=[(3, -4)]), id="tuple"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_columns(build: Callable[[], object]) -> None:
+    """One impossible row refuses the column."""
+    with pytest.raises(ValueError, match=r"is|resident"):
+        build()
+
+
+def test_a_column_without_a_default_is_required() -> None:
+    """What a value cannot be without, a column has to give."""
+    with pytest.raises(TypeError, match="engine"):
+        Engine.of_columns(1, kv_usage_ratio=[0.5])
+
+
 def test_missing_readings_are_none_everywhere() -> None:
     """A missing value is None, which every measured field accepts."""
     # Values of nothing but what they need

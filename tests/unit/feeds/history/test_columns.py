@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.feeds.history.columns import Column, combined, in_turn, side_by_side
+from kvdiag.feeds.history.columns import Column, by_row, combined, in_turn, side_by_side
+from kvdiag.feeds.history.columns import readings as rows_made
 
 PAGE, OTHER = ("page",), ("other",)
 
@@ -23,6 +24,17 @@ def column(*readings: tuple[float, float], target: tuple[str, ...] = PAGE) -> Co
 def readings(whole: Column) -> list[tuple[float, float]]:
     """What stands in a column."""
     return list(zip(whole.times, whole.values, strict=True))
+
+
+def test_equal_rows_in_a_row_are_made_once() -> None:
+    """What stays the same is one object, and a row without figures is left out."""
+    rows = {"a": {"x": [1.0, 1.0, None, 1.0], "y": [2.0, 2.0, None, None]}, "b": {"x": [None, 5.0, 5.0, 6.0]}}
+    found = rows_made([1.0, 2.0, 3.0, 4.0], rows, by_row(lambda key, figures: (key, dict(figures))))
+    assert found[1.0] == (("a", {"x": 1.0, "y": 2.0}),)
+    assert found[2.0] == (("a", {"x": 1.0, "y": 2.0}), ("b", {"x": 5.0}))
+    assert found[3.0] == (("b", {"x": 5.0}),)
+    assert found[4.0] == (("a", {"x": 1.0}), ("b", {"x": 6.0}))
+    assert found[1.0][0] is found[2.0][0]
 
 
 COLUMNS = st.builds(
