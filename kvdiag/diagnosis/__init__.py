@@ -7,7 +7,9 @@ worst, since a restart explains nothing. The memory ledger of the newest samples
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.blocks.orphans import newest_owners
@@ -160,21 +162,34 @@ def _cut_off(facts: Facts) -> bool:
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source or one of the server's GPUs failed up to the end, or there is no sample."""
-    own = assigned_uuids(timeline, facts)
-    readings: dict[str, list[bool]] = {"engine": [], "nvml": []}
-    for sample in timeline.samples:
-        failed = {gap.source for gap in sample.gaps if gap.kind != "absent"}
-        absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
+    newest = (_engine_failures(timeline), _device_failures(timeline, assigned_uuids(timeline, facts)))
+    last = [list(islice(failures, limits.lost_readings)) for failures in newest]
+    return _cut_off(facts) or not timeline.samples or any(failures and all(failures) for failures in last)
+
+
+def _engine_failures(timeline: Timeline) -> Iterator[bool]:
+    """Whether each read of the engines failed, the newest first."""
+    first = next((place for place, one in enumerate(timeline.samples) if _was_read(one)), len(timeline.samples))
+    for sample in reversed(timeline.samples[first:]):
         # A server that never answered is starting; one that answered before and is absent now is lost.
-        if sample.engines is not None or "engine" in failed or ("engine" in absent and readings["engine"]):
-            readings["engine"].append(sample.engines is None)
-        if sample.devices is not None or "nvml" in failed or "nvml" in absent:
-            dark = any(device.memory is None for device in server_devices(sample.devices, own))
-            # A source that was never there is not lost, even if a read of it once timed out.
-            lost = sample.devices is None and "nvml" not in absent
-            readings["nvml"].append(lost or (dark and "nvml" in failed))
-    last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
-    return _cut_off(facts) or not timeline.samples or any(all(failures) for failures in last)
+        if _was_read(sample) or any(gap.source == "engine" for gap in sample.gaps):
+            yield sample.engines is None
+
+
+def _was_read(sample: Sample) -> bool:
+    return sample.engines is not None or any(gap.source == "engine" and gap.kind != "absent" for gap in sample.gaps)
+
+
+def _device_failures(timeline: Timeline, own: frozenset[str]) -> Iterator[bool]:
+    """Whether each read of the devices failed, the newest first."""
+    for sample in reversed(timeline.samples):
+        kinds = {gap.kind for gap in sample.gaps if gap.source == "nvml"}
+        if sample.devices is None and not kinds:
+            continue
+        dark = any(device.memory is None for device in server_devices(sample.devices, own))
+        # A source that was never there is not lost, even if a read of it once timed out.
+        lost = sample.devices is None and "absent" not in kinds
+        yield lost or (dark and bool(kinds - {"absent"}))
 
 
 def _newest(timeline: Timeline, limits: Limits) -> Sample | None:

@@ -321,6 +321,21 @@ def assigned_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
     return server_uuids(timeline, facts) or frozenset(facts.device_uuids or ())
 
 
+def lists_processes(timeline: Timeline) -> bool:
+    """Whether any sample lists the processes of a device."""
+
+    def lists() -> bool:
+        before: tuple[Device, ...] | None = None
+        for sample in timeline.samples:
+            if sample.devices is not before:
+                before = sample.devices
+                if any(device.processes is not None for device in before or ()):
+                    return True
+        return False
+
+    return timeline.once("lists_processes", lists)
+
+
 def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
     """Those of a sample's devices that are the server's; all of them where the server's are not known."""
     leaves = without_mig_parents(devices or ())

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.model import Timeline
@@ -33,12 +34,11 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
 
 
 def _hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
-    counted = [
-        (sample.at_seconds, asked, found)
-        for sample in timeline.samples
-        if (asked := sample.total("prefix_queries_total")) is not None
-        and (found := sample.total("prefix_hits_total")) is not None
-    ]
+    columns = engine_columns(timeline)
+    figures = zip(
+        columns.times_seconds, columns.total("prefix_queries_total"), columns.total("prefix_hits_total"), strict=True
+    )
+    counted = [(seconds, asked, found) for seconds, asked, found in figures if asked is not None and found is not None]
     if not counted:
         return None
     times, queries, hits = zip(*counted, strict=True)
@@ -57,10 +57,7 @@ def _hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
     falls = all(later <= earlier + limits.hit_noise_ratio for earlier, later in pairwise(shares))
     if shares[0] < limits.hit_first_ratio or not falls or shares[-1] > limits.hit_left_ratio * shares[0]:
         return None
-    fullest = max(
-        (engine.kv_usage_ratio or 0.0 for one in timeline.samples for engine in one.engines or ()), default=0.0
-    )
-    if fullest >= limits.hit_full_ratio:
+    if max((usage or 0.0 for usage in columns.usages), default=0.0) >= limits.hit_full_ratio:
         return None  # a full pool evicts what it keeps: it is too small
     return Collapse(
         first_ratio=shares[0],

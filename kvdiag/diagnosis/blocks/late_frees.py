@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
 from kvdiag.model import Facts, Sample, Timeline
@@ -22,6 +23,9 @@ def late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
 
 
 def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
+    columns = engine_columns(timeline)
+    if columns.only is not None and not any(map(_holds_idle, columns.usages, columns.idle)):
+        return ()
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
     run: list[tuple[float, int]] = []
@@ -40,6 +44,10 @@ def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateF
                 holds.append(hold)
         run = []
     return tuple(holds)
+
+
+def _holds_idle(usage: float | None, idle: bool | None) -> bool:
+    return idle is True and bool(usage)
 
 
 def held_idle(sample: Sample, facts: Facts) -> int | None:

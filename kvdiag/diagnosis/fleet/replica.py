@@ -9,20 +9,20 @@ replica. Nothing is judged here, since one replica's slope does not show whether
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import accumulate, compress, pairwise
 from statistics import median
 
 from kvdiag import stats
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
-from kvdiag.diagnosis.growth.memory_series import engine_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.lives import restarts
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Allocator, Device, Engine, Facts, Timeline
 
 HELD = Part.KV_HELD_IDLE
 """The only component that does not depend on the load and has no noise."""
@@ -139,51 +139,90 @@ def _totals(
 ) -> defaultdict[str, _Series]:
     """Every total that the samples report, by its name; a total of which a part is missing is none."""
     own, series = server_uuids(timeline, facts), defaultdict[str, _Series](_Series)
-    highest, idle_since = 0.0, None
+    devices: tuple[Device, ...] | None = None
+    of_devices: list[tuple[_Series, float, int]] = []
+
+    def sums(parts: Iterable[tuple[str, Sequence[float | None]]]) -> list[tuple[_Series, float, int]]:
+        known = ((name, sizes) for name, sizes in parts if sizes and None not in sizes)
+        return [(series[name], sum(filter(None, sizes)), len(sizes)) for name, sizes in known]
+
     for sample in timeline.samples:
-        for name, sizes in _parts(sample, facts, own):
-            if sizes and None not in sizes:
-                series[name].add(sample.at_seconds, sum(filter(None, sizes)), len(sizes))
-        if not sample.engines:
-            continue
-        load = series["load"].values[-1]
-        highest = load if sample.at_seconds in restarts_seconds else max(highest, load)
-        series["highest"].add(sample.at_seconds, highest)
-        if sample.engines_idle is not True:
-            idle_since = None
-            continue
-        idle_since = sample.at_seconds if idle_since is None else idle_since
-        # Blocks are released late, so the first sample of an idle interval does not count.
-        settled = sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds
-        if settled and (held := held_blocks(sample, facts)) is not None:
-            series["held"].add(sample.at_seconds, held)
+        if sample.devices:
+            # Values that stay the same for hours are often one object.
+            if sample.devices is not devices:
+                devices = sample.devices
+                of_devices = sums(_of_devices(devices, facts, own))
+            for line, value, count in of_devices:
+                line.add(sample.at_seconds, value, count)
+        if sample.allocators:
+            for line, value, count in sums(_of_allocators(sample.allocators, facts)):
+                line.add(sample.at_seconds, value, count)
+        if sample.host:
+            resident = [process.resident_bytes for process in sample.host]
+            anonymous = [process.anonymous_bytes for process in sample.host]
+            series["resident"].add(sample.at_seconds, sum(resident), len(resident))
+            if None not in anonymous:
+                series["anonymous"].add(sample.at_seconds, sum(filter(None, anonymous)), len(anonymous))
+    _add_engines(series, timeline, facts, limits, restarts_seconds)
     return series
 
 
-def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[str, Sequence[float | None]]]:
-    if sample.engines:
-        yield "load", [engine_load(engine) for engine in sample.engines]
-    if sample.devices:
-        devices = server_devices(sample.devices, own)
-        used = [device.memory.used_bytes for device in devices if device.memory is not None]
-        yield "device", used
-        if facts.server_pids is not None:
-            own_sizes = (server_bytes(device, facts.server_pids) for device in devices)
-            yield "server", [size for size in own_sizes if size is not None]
-        # An empty list is normal inside a container, and does not show which process uses the bytes.
-        if len(used) == len(devices) and all(device.processes for device in devices):
-            listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
-            rest = (whole - sum(filter(None, sizes)) for whole, sizes in zip(used, listed, strict=True))
-            yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
-    if sample.allocators:
-        allocators = [one for one in sample.allocators if one.may_be_of(facts.server_pids)]
-        yield "live", [one.allocated_bytes for one in allocators]
-        yield "reserved", [one.reserved_bytes for one in allocators]
-        yield "releasable", [releasable_bytes(one) for one in allocators]
-        yield "outside", [one.outside_torch_bytes for one in allocators]
-    if sample.host:
-        yield "resident", [process.resident_bytes for process in sample.host]
-        yield "anonymous", [process.anonymous_bytes for process in sample.host]
+def _add_engines(
+    series: defaultdict[str, _Series],
+    timeline: Timeline,
+    facts: Facts,
+    limits: Limits,
+    restarts_seconds: Collection[float],
+) -> None:
+    """Add the load, the highest load since the last restart, and the blocks in use while idle."""
+    columns = engine_columns(timeline)
+    answers = [bool(sample.engines) for sample in columns.samples]
+    times = list(compress(columns.times_seconds, answers))
+    loads = list(compress(columns.loads, answers))
+    samples = list(compress(columns.samples, answers))
+    counts = [len(sample.engines or ()) for sample in samples]
+    series["load"] = _Series(times, loads, counts)
+    starts = [0, *(bisect_left(times, seconds) for seconds in sorted(restarts_seconds)), len(times)]
+    highest = [top for start, end in pairwise(starts) for top in accumulate(loads[start:end], max)]
+    series["highest"] = _Series(times, highest, [1] * len(times))
+    idle_since: float | None = None
+    engines: tuple[Engine, ...] | None = None
+    used: int | None = None
+    for at_seconds, is_idle, sample in zip(times, compress(columns.idle, answers), samples, strict=True):
+        if is_idle is not True:
+            idle_since = None
+            continue
+        idle_since = at_seconds if idle_since is None else idle_since
+        # Blocks are released late, so the first sample of an idle interval does not count.
+        if at_seconds - idle_since >= limits.fleet.idle_settle_seconds:
+            if sample.engines is not engines:
+                engines, used = sample.engines, held_blocks(sample, facts)
+            if used is not None:
+                series["held"].add(at_seconds, used)
+
+
+def _of_devices(
+    devices: tuple[Device, ...], facts: Facts, own: frozenset[str]
+) -> Iterator[tuple[str, Sequence[float | None]]]:
+    devices = server_devices(devices, own)
+    used = [device.memory.used_bytes for device in devices if device.memory is not None]
+    yield "device", used
+    if facts.server_pids is not None:
+        own_sizes = (server_bytes(device, facts.server_pids) for device in devices)
+        yield "server", [size for size in own_sizes if size is not None]
+    # An empty list is normal inside a container, and does not show which process uses the bytes.
+    if len(used) == len(devices) and all(device.processes for device in devices):
+        listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
+        rest = (whole - sum(filter(None, sizes)) for whole, sizes in zip(used, listed, strict=True))
+        yield "others", [None if None in sizes else size for size, sizes in zip(rest, listed, strict=True)]
+
+
+def _of_allocators(published: tuple[Allocator, ...], facts: Facts) -> Iterator[tuple[str, Sequence[float | None]]]:
+    allocators = [one for one in published if one.may_be_of(facts.server_pids)]
+    yield "live", [one.allocated_bytes for one in allocators]
+    yield "reserved", [one.reserved_bytes for one in allocators]
+    yield "releasable", [releasable_bytes(one) for one in allocators]
+    yield "outside", [one.outside_torch_bytes for one in allocators]
 
 
 def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[ReplicaGrowth, ...]:

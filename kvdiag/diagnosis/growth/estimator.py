@@ -152,7 +152,7 @@ class _Minutes:
         load = None if series.load is None else [_mean(cell) if cell else None for cell in cells(series.load[start:])]
         gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
-            medians=[cell[0] if len(cell) == 1 else median(cell) if cell else None for cell in every],
+            medians=[_middle(cell) if cell else None for cell in every],
             lows=[min(cell) if cell else None for cell in every],
             load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
             spacing_seconds=median(gaps) if gaps else 0.0,
@@ -321,6 +321,14 @@ def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[f
     return [of(cell) if cell else None for cell in cells]
 
 
+def _middle(values: Sequence[float]) -> float:
+    # Most minutes have one sample or two.
+    if len(values) == 1:
+        return values[0]
+    return median(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
+
+
 def _mean(values: Sequence[float]) -> float:
-    # Most minutes have one sample.
-    return float(values[0]) if len(values) == 1 else fmean(values)
+    if len(values) == 1:
+        return float(values[0])
+    return fmean(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004

@@ -8,10 +8,11 @@ out (kernels, graphs and pools come with it) and so is the time in which the eng
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 
+from kvdiag.diagnosis.engine_columns import Totals, engine_columns
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import assess
@@ -19,7 +20,7 @@ from kvdiag.diagnosis.growth.growth_evidence import Assessment, Series
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
-from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline, cuda_uuid
+from kvdiag.model import Device, Facts, HostProcess, Sample, Timeline, cuda_uuid
 
 Points = tuple[list[float], list[int]]
 """Times in seconds and bytes of one component, side by side."""
@@ -63,11 +64,28 @@ class EngineActivity:
             return None, False
         return self.load[place], self.asleep[place]
 
-    def done(self, times: Sequence[float]) -> list[float] | None:
-        """The work done at each time, by the newest sample before it; `None` where no engine counts tokens."""
+    def places(self, times: Sequence[float]) -> list[int]:
+        """The newest sample before each of some ascending times; -1 before the first."""
+        found, place, last = [], -1, len(self.times_seconds) - 1
+        for seconds in times:
+            while place < last and self.times_seconds[place + 1] <= seconds:
+                place += 1
+            found.append(place)
+        return found
+
+    def recent(self, times: Sequence[float], places: Sequence[int], limits: GrowthLimits) -> list[int]:
+        """The places, -1 where the sample there is too old."""
+        own, most_seconds = self.times_seconds, limits.engine_age_seconds
+        return [
+            place if place >= 0 and seconds - own[place] <= most_seconds else -1
+            for seconds, place in zip(times, places, strict=True)
+        ]
+
+    def done(self, places: Sequence[int]) -> list[float] | None:
+        """The work done at each place; `None` where no engine counts tokens."""
         if not self.work or self.work[-1] <= 0.0:
             return None
-        return [self.work[max(bisect_right(self.times_seconds, seconds) - 1, 0)] for seconds in times]
+        return [self.work[max(place, 0)] for place in places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +97,6 @@ class MemorySeries:
     started_seconds: float | None
     limits: GrowthLimits
     _assessed: dict[Part, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
-    _activity: dict[float, tuple[float | None, bool]] = field(default_factory=dict)
 
     def assessed(self, part: Part) -> Mapping[MemoryOwner, Assessment]:
         """A component of every owner that was there to the end, judged by the estimator."""
@@ -115,22 +132,19 @@ class MemorySeries:
         """The samples since a moment with the load at each, without those of engines asleep."""
         first = bisect_left(line[0], since_seconds)
         times, sizes = line[0][first:], line[1][first:]
-        known = self._activity
-        for seconds in times:
-            if seconds not in known:
-                known[seconds] = self.engines.at(seconds, self.limits)
-        loads = [known[seconds] for seconds in times]
-        awake = [not asleep for _, asleep in loads]
-        if not all(awake):
+        engines = self.engines
+        places = engines.places(times)
+        recent = engines.recent(times, places, self.limits)
+        if True in engines.asleep:
+            awake = [place < 0 or not engines.asleep[place] for place in recent]
             times, sizes = list(compress(times, awake)), list(compress(sizes, awake))
-            loads = list(compress(loads, awake))
-        load = [each for each, _ in loads]
-        reported = any(each is not None for each in load)
+            places, recent = list(compress(places, awake)), list(compress(recent, awake))
+        reported = any(place >= 0 for place in recent)
         return Series(
             times_seconds=times,
             sizes_bytes=sizes,
-            load=[each or 0.0 for each in load] if reported else None,
-            work=self.engines.done(times),
+            load=[engines.load[place] if place >= 0 else 0.0 for place in recent] if reported else None,
+            work=engines.done(places),
             collected=part.collected,
         )
 
@@ -155,10 +169,21 @@ class _Gathering:
 
     def series(self) -> MemorySeries:
         """Everything that the samples show."""
+        devices: tuple[Device, ...] | None = None
+        host: tuple[HostProcess, ...] | None = None
+        of_devices: list[tuple[Points, int]] | None = None
+        of_host: list[tuple[Points, int]] = []
         for sample in self._timeline.samples:
             at_seconds = sample.at_seconds
-            if sample.devices:
-                self._devices(sample.devices, at_seconds)
+            # With samples each second every fifth lists processes, and the others say nothing of the server's.
+            if sample.devices and self._due(board := (sample.devices[0].uuid, len(sample.devices)), at_seconds):
+                # Values that stay the same for hours are often one object.
+                if sample.devices is not devices:
+                    devices = sample.devices
+                    of_devices = self._devices(devices)
+                if of_devices is not None:
+                    self._kept[board] = at_seconds
+                    _add(of_devices, at_seconds)
             allocators = sample.allocators
             if allocators and self._due(source := ("torch", allocators[0].pid, len(allocators)), at_seconds):
                 self._kept[source] = at_seconds
@@ -168,11 +193,14 @@ class _Gathering:
                     key = each.identity
                     if key not in self._owners:
                         self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
-                    for part, size_bytes in torch_components(each):
-                        self._add(part, key, at_seconds, size_bytes)
+                    published = [(self._line(part, key), size) for part, size in torch_components(each)]
+                    _add(published, at_seconds)
             if sample.host and self._due(source := ("host", sample.host[0].pid, len(sample.host)), at_seconds):
                 self._kept[source] = at_seconds
-                self._host(sample.host, at_seconds)
+                if sample.host is not host:
+                    host = sample.host
+                    of_host = list(self._host(host))
+                _add(of_host, at_seconds)
         return MemorySeries(
             engines=engine_activity(self._timeline),
             points={part: self._by_owner(part) for part in self._points},
@@ -180,14 +208,11 @@ class _Gathering:
             limits=self._limits,
         )
 
-    def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
-        # With samples each second every fifth lists processes, and the others say nothing of the server's.
-        source = (devices[0].uuid, len(devices))
-        if not self._due(source, at_seconds):
-            return
+    def _devices(self, devices: tuple[Device, ...]) -> list[tuple[Points, int]] | None:
+        """The series of the server's devices and their bytes; `None` for a sample that does not list its processes."""
         if self._own and all(device.processes is None for device in devices):
-            return
-        self._kept[source] = at_seconds
+            return None
+        found = []
         for device in server_devices(devices, self._assigned):
             key = (device.uuid, device.index)
             if key not in self._owners:
@@ -195,37 +220,37 @@ class _Gathering:
             size = server_bytes(device, self._facts.server_pids)
             used = None if device.memory is None else device.memory.used_bytes
             if size is not None:
-                self._add(Part.SERVER, key, at_seconds, size)
+                found.append((self._line(Part.SERVER, key), size))
                 if used is not None:
-                    self._add(Part.OTHERS, key, at_seconds, max(used - size, 0))
+                    found.append((self._line(Part.OTHERS, key), max(used - size, 0)))
             elif used is not None and not self._own:
                 # Of devices that are known to be shared the whole says nothing of the server.
-                self._add(Part.DEVICE, key, at_seconds, used)
+                found.append((self._line(Part.DEVICE, key), used))
+        return found
 
-    def _host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
+    def _host(self, processes: tuple[HostProcess, ...]) -> Iterator[tuple[Points, int]]:
+        """The series of the processes and their bytes."""
         sizes = [process.anonymous_bytes for process in processes if process.anonymous_bytes is not None]
         if 1 < len(sizes) == len(processes):
             key = ("together", *(process.pid for process in processes))
             who = f"the server's {len(sizes)} processes together"
             self._owners.setdefault(key, MemoryOwner(device_uuid="", who=who))
-            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(sizes))
+            yield self._line(Part.HOST_TOGETHER, key), sum(sizes)
         for process in processes:
             one = (process.pid, process.name)
             if one not in self._owners:
                 self._owners[one] = MemoryOwner(device_uuid="", who=process.who)
             if process.anonymous_bytes is None:
-                self._add(Part.HOST_RESIDENT, one, at_seconds, process.resident_bytes)
+                yield self._line(Part.HOST_RESIDENT, one), process.resident_bytes
             else:
-                self._add(Part.HOST_ANONYMOUS, one, at_seconds, process.anonymous_bytes)
+                yield self._line(Part.HOST_ANONYMOUS, one), process.anonymous_bytes
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
         """Whether a source's sample is far enough from its last for a minute's median to gain by it."""
         return at_seconds - self._kept.get(source, -math.inf) >= self._limits.reading_seconds
 
-    def _add(self, part: Part, key: Hashable, at_seconds: float, size_bytes: int) -> None:
-        times, sizes = self._points[part].setdefault(key, ([], []))
-        times.append(at_seconds)
-        sizes.append(size_bytes)
+    def _line(self, part: Part, key: Hashable) -> Points:
+        return self._points[part].setdefault(key, ([], []))
 
     def _by_owner(self, part: Part) -> dict[MemoryOwner, Points]:
         """The series of a part; of processes under one name and number the newest counts."""
@@ -233,17 +258,29 @@ class _Gathering:
         return {self._owners[key]: line for key, line in lines}
 
 
+def _add(figures: Iterable[tuple[Points, int]], at_seconds: float) -> None:
+    for (times, sizes), size_bytes in figures:
+        times.append(at_seconds)
+        sizes.append(size_bytes)
+
+
 def engine_activity(timeline: Timeline) -> EngineActivity:
     """The engines over a whole timeline, in one pass."""
-    read = [sample for sample in timeline.samples if sample.engines is not None]
+    columns = engine_columns(timeline)
+    read = columns.samples
+    generated = columns.total("generation_tokens_total")
     return EngineActivity(
-        times_seconds=tuple([sample.at_seconds for sample in read]),
-        load=tuple([sum([engine_load(engine) for engine in sample.engines or ()]) for sample in read]),
-        work=tuple(accumulate(_worked(read))),
-        asleep=tuple([sample.asleep for sample in read]),
+        times_seconds=tuple(columns.times_seconds),
+        load=tuple(columns.loads),
+        work=tuple(accumulate(_worked(columns.tokens))),
+        asleep=tuple(
+            [sample.asleep for sample in read]
+            if columns.only is None
+            else [engine.asleep is True for engine in columns.only]
+        ),
         media=_media(read),
         # A counter that never moves says nothing.
-        fresh=bool(read) and read[0].total("generation_tokens_total") == 0 != read[-1].total("generation_tokens_total"),
+        fresh=bool(read) and generated[0] == 0 != generated[-1],
     )
 
 
@@ -256,15 +293,9 @@ def _media(read: Sequence[Sample]) -> bool | None:
     return None
 
 
-def _worked(read: Sequence[Sample]) -> Iterator[float]:
+def _worked(tokens: Totals) -> Iterator[float]:
     """Tokens that the engines counted since the sample before; a counter that restarts at 0 adds nothing."""
     before: int | None = None
-    for sample in read:
-        now = sample.tokens_total
+    for now in tokens:
         yield 0.0 if now is None or before is None else float(max(now - before, 0))
         before = before if now is None else now
-
-
-def engine_load(engine: Engine) -> float:
-    """How much of its pool an engine uses, else how many requests it runs."""
-    return float(engine.requests_running or 0) if engine.kv_usage_ratio is None else engine.kv_usage_ratio

@@ -19,7 +19,13 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.memory_budget import allowance_bytes, budget_bytes
 from kvdiag.diagnosis.prescriptions import memory_won_back
 from kvdiag.diagnosis.rule import unknown, worst
-from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import (
+    gap_reason,
+    lists_processes,
+    newest_devices,
+    server_devices,
+    server_uuids,
+)
 from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline, cuda_uuid
 
@@ -111,6 +117,8 @@ def _largest_rise(sizes: Sequence[int]) -> tuple[int, int]:
 
 def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Listing, ...]]:
     """Each device's process lists, a minute apart, and the newest two; only with the server where it is listed."""
+    if not lists_processes(timeline):
+        return []
     own = server_uuids(timeline, facts)
     pids = frozenset(facts.server_pids or ()) if own else frozenset[int]()
     kept: dict[str, dict[float, _Listing]] = {}

@@ -141,14 +141,22 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
 def _most_used(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> tuple[Device, int] | None:
     """The server's fullest device when the server used the most of it, and how much; samples a minute apart."""
     listed, due, most = bool(server_uuids(timeline, facts)), awake_since(timeline) or 0.0, None
+    before: tuple[Device, ...] | None = None
+    known = False
     for sample in timeline.samples:
         if not sample.devices or sample.at_seconds < due:
             continue
+        if sample.devices is before:
+            # The same object: the server uses what it did.
+            due = sample.at_seconds + limits.process_lists_apart_seconds if known else due
+            continue
+        before, known = sample.devices, False
         for device in server_devices(sample.devices, own):
             held = server_bytes(device, facts.server_pids)
             if held is None and not listed and device.memory is not None:
                 held = without_driver_bytes(device.memory)
             if held is not None:
+                known = True
                 due = sample.at_seconds + limits.process_lists_apart_seconds
                 most = max(most or (device, held), (device, held), key=lambda one: one[1])
     return most

@@ -16,14 +16,14 @@ requests behind another prompt's prefill (vLLM 0.32: 7 waiting at 49 of 159 bloc
 the pool has no room for one more request of the mean size of those that run.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
+from kvdiag.diagnosis.blocks.queue_room import have_room, is_reset, waiting_for_room
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
@@ -138,7 +138,7 @@ def _lack(
     finished, observed, lacking = 0, [], []
     for before, sample in pairwise(read):
         finished += max(_rise(before, sample, "requests_finished_total"), 0)
-        waits = any(_waiting_for_room(one, facts) for one in sample.engines or ())
+        waits = any(waiting_for_room(one, facts) for one in sample.engines or ())
         interval = (sample.at_seconds, min(sample.at_seconds - before.at_seconds, limits.burst_gap_seconds))
         observed.append(interval)
         if waits or _rise(before, sample, "preemptions_total") > 0:
@@ -257,38 +257,56 @@ class _Totals:
         count = (rise[-1].preemptions_total or 0) - (rise[0].preemptions_total or 0)
         if not count:
             return
-        if _have_room(rise, facts, limits) or _is_reset(rise, count, facts):
+        if have_room(rise, facts, limits) or is_reset(rise, count, facts):
             self.preempted_with_room += count
         else:
             self.preempted += count
 
 
 def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
-    """The totals in one pass, since a day of samples is long. Each engine counts by itself."""
-    totals, streak = _Totals(), 0
-    rises: dict[str, list[Engine]] = {}
-    for sample in timeline.samples:
-        if not sample.engines:
-            continue
-        running = waiting = 0
-        counts = True
-        for engine in sample.engines:
-            running += engine.requests_running or 0
-            totals.highest_usage = max(totals.highest_usage, engine.kv_usage_ratio or 0.0)
-            totals.used = totals.used or engine.kv_usage_ratio is not None
-            waiting = max(waiting, _waiting_for_room(engine, facts))
-            if engine.kv_usage_ratio is None:
-                totals.unjudged = max(totals.unjudged, engine.requests_waiting or 0)
-            if engine.preemptions_total is None:
-                counts = False
+    """The totals over all samples. Each engine counts by itself."""
+    columns = engine_columns(timeline)
+    answers = [sample.engines for sample in columns.samples if sample.engines]
+    usages = [usage for usage in columns.usages if usage is not None]
+    together = zip(columns.total("requests_running"), columns.samples, strict=True)
+    totals = _Totals(
+        most_running=max((_running(sample) if count is None else count for count, sample in together), default=0),
+        highest_usage=max(usages, default=0.0),
+        used=bool(usages),
+    )
+    # Most servers of most days have no queue, and preempt nothing.
+    if columns.only is None or any(one.requests_waiting or one.requests_waiting_for_capacity for one in columns.only):
+        _add_queues(totals, answers, facts, limits)
+    counts = set(columns.total("preemptions_total"))
+    if columns.only is not None and len(counts) == 1 and None not in counts:
+        totals.counted = len(answers)
+    else:
+        _add_preemptions(totals, answers, facts, limits)
+    return totals
+
+
+def _running(sample: Sample) -> int:
+    return sum(engine.requests_running or 0 for engine in sample.engines or ())
+
+
+def _add_queues(totals: _Totals, answers: Iterable[Sequence[Engine]], facts: Facts, limits: Limits) -> None:
+    streak = 0
+    for engines in answers:
+        waiting = max(waiting_for_room(engine, facts) for engine in engines)
+        unjudged = [engine.requests_waiting or 0 for engine in engines if engine.kv_usage_ratio is None]
         streak = streak + 1 if waiting else 0
-        totals.most_running = max(totals.most_running, running)
         totals.queued = totals.queued or streak >= limits.waiting_samples
         totals.most_waiting = max(totals.most_waiting, waiting)
-        if not counts:
+        totals.unjudged = max(totals.unjudged, *unjudged, 0)
+
+
+def _add_preemptions(totals: _Totals, answers: Iterable[Sequence[Engine]], facts: Facts, limits: Limits) -> None:
+    rises: dict[str, list[Engine]] = {}
+    for engines in answers:
+        if any(engine.preemptions_total is None for engine in engines):
             continue
         totals.counted += 1
-        for engine in sample.engines:
+        for engine in engines:
             rise = rises.setdefault(engine.engine, [engine])
             if (engine.preemptions_total or 0) <= (rise[-1].preemptions_total or 0):
                 totals.add(rise, facts, limits)
@@ -296,7 +314,6 @@ def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
             rise.append(engine)
     for rise in rises.values():
         totals.add(rise, facts, limits)
-    return totals
 
 
 def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:
@@ -312,7 +329,7 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
         if elapsed_seconds > limits.growth.engine_age_seconds or first is None or last is None:
             continue
         both = (before.engines or (), sample.engines or ())
-        waits = all(any(_waiting_for_room(one, facts) for one in each) for each in both)
+        waits = all(any(waiting_for_room(one, facts) for one in each) for each in both)
         queued = any(one.requests_waiting for each in both for one in each)
         runs = all(any(one.requests_running for one in each) for each in both)
         if waits or (runs and not queued):
@@ -321,55 +338,6 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
     if min(seconds) < limits.queue_seconds or not tokens[0]:
         return None
     return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
-
-
-def _have_room(engines: Sequence[Engine], facts: Facts, limits: Limits) -> bool:
-    """Whether the pool surely had room each time for one more request, twice as large as those that run."""
-    room = [_room(one, facts) for one in engines]
-    least_ratio, least_requests = limits.preempted_room_ratio, limits.preempted_room_requests
-    return all(one and one.ratio > least_ratio and one.requests > least_requests for one in room)
-
-
-def _is_reset(rise: Sequence[Engine], count: float, facts: Facts) -> bool:
-    """Whether all that ran was preempted at once, without a queue, while the pool had room for one more request."""
-    before = rise[0]
-    if _room(before, facts) is None or count != before.requests_running or before.requests_waiting:
-        return False
-    # All may have ended by the last sample: nothing runs.
-    return all(room is None or room.requests >= 1.0 for room in (_room(one, facts) for one in rise))
-
-
-class _Room(NamedTuple):
-    """The free share of an engine's pool, and how many more requests of the mean size of those that run it holds."""
-
-    ratio: float
-    requests: float
-
-
-def _room(engine: Engine, facts: Facts) -> _Room | None:
-    pool, usage, running = facts.pool(engine.engine), engine.kv_usage_ratio, engine.requests_running
-    if usage is None or not running or (pool is None and facts.capabilities.blocks):
-        return None
-    # An engine that reports no size has a share all the same.
-    total, held = (1.0, usage) if pool is None else (pool.usable_blocks, pool.used_blocks(usage))
-    free = total - held
-    return _Room(free / total, free * running / held if held else math.inf) if total else None
-
-
-def _waiting_for_room(engine: Engine, facts: Facts) -> int:
-    """Requests that wait while the engine's pool has no room for one more like those that run, or that it paused.
-
-    Where as many run as the engine lets run at once, they wait for that: the limit is set to what the pool holds.
-
-    Of an engine that counts no preemptions, what waits for capacity is what it paused for lack of blocks
-    (TensorRT-LLM's num_paused_requests).
-    """
-    pool, running = facts.pool(engine.engine), engine.requests_running or 0
-    limit = None if pool is None else pool.max_requests
-    waiting = 0 if limit is not None and running >= limit else engine.requests_waiting or 0
-    paused = 0 if engine.preemptions_total is not None else engine.requests_waiting_for_capacity or 0
-    room = _room(engine, facts) if waiting else None
-    return paused if room is None or room.requests >= 1.0 else max(waiting, paused)
 
 
 def _capacity_tokens(facts: Facts) -> int | None:

@@ -196,7 +196,9 @@ def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Wind
             yield window
             window, begin = _Window(), seconds
         # Over a gap several requests may have come one after the other: their sum bounds no single prompt.
-        if before is not None and seconds - before[0] <= limits.growth.engine_age_seconds:
+        recent = before is not None and seconds - before[0] <= limits.growth.engine_age_seconds
+        # Of the same object nothing differs.
+        if before is not None and recent and before[1] is not engine:
             _count(window, before[1], engine, pool)
         before = (seconds, engine)
     yield window

@@ -11,9 +11,9 @@ Decided in this order:
    are shorter than the time between two samples, but torch keeps what they took, so the minimum of free bytes shows it.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions import smaller_pool, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
@@ -189,27 +189,37 @@ def _judged(gpu: str, least: int, before: int | None, after: int | None, limits:
 
 def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     own = assigned_uuids(timeline, facts)
-    pages = [sample for sample in timeline.samples if sample.engines]
-    times = [page.at_seconds for page in pages]
-    if not times:
+    columns = engine_columns(timeline)
+    pages = [
+        (seconds, idle)
+        for seconds, idle, one in zip(columns.times_seconds, columns.idle, columns.samples, strict=True)
+        if one.engines
+    ]
+    if not pages:
         return []
-    long = times[-1] - times[0] > limits.metrics_window_seconds
-    apart = limits.growth.reading_seconds if long else 0.0
+    first, last = pages[0][0], pages[-1][0]
+    apart = limits.growth.reading_seconds if last - first > limits.metrics_window_seconds else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
-    due = times[0]
+    due, place = first, 0
+    before: tuple[object, bool] | None = None
     for sample in timeline.samples:
         # A day of eight GPUs has 700,000 samples, and torch keeps what the most needed of them took.
         if sample.devices is None or sample.at_seconds < due:
             continue
-        place = bisect_right(times, sample.at_seconds) - 1
-        state = pages[place].engines_idle
-        devices = server_devices(sample.devices, own)
-        if state is None or sample.at_seconds - times[place] > limits.growth.engine_age_seconds:
+        while place + 1 < len(pages) and pages[place + 1][0] <= sample.at_seconds:
+            place += 1
+        at_seconds, state = pages[place]
+        if state is None or sample.at_seconds - at_seconds > limits.growth.engine_age_seconds:
             continue
+        due = sample.at_seconds + apart
+        # The same object in the same state says nothing new.
+        if before is not None and before[0] is sample.devices and before[1] is state:
+            continue
+        before = sample.devices, state
+        devices = server_devices(sample.devices, own)
         if not own and len(devices) > 1:
             return []
-        due = sample.at_seconds + apart
         for device in devices:
             if device.memory is None:
                 continue

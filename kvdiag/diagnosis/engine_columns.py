@@ -1,0 +1,89 @@
+"""The engines' figures over a whole timeline, as columns with one row per answer: read once, for every rule.
+
+A day has thousands of answers, and a rule that looks at each of them costs a millisecond. Rules that need one figure
+throughout ask for its column.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from kvdiag.model import Engine, Sample, Timeline
+from kvdiag.model.timeline import EngineCount
+
+Totals = Sequence[int | None]
+
+
+class EngineColumns:
+    """The samples in which engines answered, and the figures of all engines together in each of them."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        """Take samples whose engines are not `None`."""
+        self.samples = samples
+        self.times_seconds = [sample.at_seconds for sample in samples]
+        engines = [sample.engines or () for sample in samples]
+        self.only: list[Engine] | None = (
+            [each[0] for each in engines] if all(len(each) == 1 for each in engines) else None
+        )
+        """The engine of each sample, where all have one."""
+        self._totals: dict[tuple[EngineCount, ...], Totals] = {}
+        self._idle: list[bool | None] | None = None
+        self._loads: list[float] | None = None
+
+    def total(self, *names: EngineCount) -> Totals:
+        """The sum of some figures of all engines in each sample; `None` where one is not reported."""
+        if names not in self._totals:
+            self._totals[names] = self._total(names)
+        return self._totals[names]
+
+    def _total(self, names: tuple[EngineCount, ...]) -> Totals:
+        if self.only is None:
+            return [sample.total(*names) for sample in self.samples]
+        first = list(map(attrgetter(names[0]), self.only))
+        if len(names) == 1:
+            return first
+        rows = zip(first, *(self.total(name) for name in names[1:]), strict=True)
+        return [None if None in row else sum(row) for row in rows]
+
+    @property
+    def tokens(self) -> Totals:
+        """Prompt and generated tokens of all engines in each sample; `None` where one is not reported."""
+        return self.total("prompt_tokens_total", "generation_tokens_total")
+
+    @property
+    def idle(self) -> Sequence[bool | None]:
+        """`Sample.engines_idle` of each sample."""
+        if self._idle is None:
+            if self.only is None:
+                self._idle = [sample.engines_idle for sample in self.samples]
+            else:
+                self._idle = list(map(attrgetter("idle"), self.only))
+        return self._idle
+
+    @property
+    def loads(self) -> Sequence[float]:
+        """How much of their pools the engines of each sample use together, else how many requests they run."""
+        if self._loads is None:
+            if self.only is None:
+                each = [sample.engines or () for sample in self.samples]
+                self._loads = [sum([_load(engine) for engine in engines]) for engines in each]
+            else:
+                self._loads = [_load(engine) for engine in self.only]
+        return self._loads
+
+    @property
+    def usages(self) -> Sequence[float | None]:
+        """The usage of each engine of each sample, one after the other."""
+        if self.only is None:
+            return [one.kv_usage_ratio for sample in self.samples for one in sample.engines or ()]
+        return list(map(attrgetter("kv_usage_ratio"), self.only))
+
+
+def _load(engine: Engine) -> float:
+    return float(engine.requests_running or 0) if engine.kv_usage_ratio is None else engine.kv_usage_ratio
+
+
+def engine_columns(timeline: Timeline) -> EngineColumns:
+    """The columns of a timeline, read once."""
+    return timeline.once(
+        "engine_columns", lambda: EngineColumns([sample for sample in timeline.samples if sample.engines is not None])
+    )
