@@ -198,7 +198,7 @@ def not_json_error(status: int, path: str, body: bytearray) -> Unreadable:
         return RefusedError("failed", reason, status=status)
     if status != httpx2.codes.OK:
         return Unreadable("failed", f"{status} on {path}", status=status)
-    return Unreadable("failed", f"the answer on {path} is incomplete or is not JSON")
+    return Unreadable("failed", f"the answer on {path} is incomplete or is not JSON", status=status)
 
 
 def query_error(status: int, path: str, answer: Mapping[str, Any]) -> Unreadable:

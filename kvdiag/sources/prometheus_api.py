@@ -1,8 +1,9 @@
 """Queries a Prometheus, or any server with its HTTP API, for raw samples.
 
 An instant query of a range vector (`selector[5h]` at a time) returns samples as scraped, without stale markers;
-query_range would resample them. Queries are limited in size and time. One that asks for too much is split in halves,
-one that failed while the server was busy is repeated once, and after a few failures in a row no further query is sent.
+query_range would resample them. Queries are limited in size and time. One that asks for too much is split in halves of
+time, one that failed while the server was busy is repeated once, and after a few failures in a row no further query is
+sent. A query that could select less is left to the caller to split: only what then fails is lost.
 """
 
 import asyncio
@@ -56,7 +57,10 @@ MIN_SECONDS = 300.0
 """The shortest interval, which is not halved again: no query for 5 minutes is too large."""
 
 MAX_FAILURES = 3
-"""Failed queries in a row, after which no further one is sent: a hung server would take hours."""
+"""Queries without an answer in a row, after which no further one is sent: a hung server would take hours."""
+
+MAX_ERRORS = 8
+"""The same for answers that are errors: they come soon, and those of a few replicas say nothing of the others."""
 
 RETRY_SECONDS = 0.5
 """Pause before a failed query is repeated."""
@@ -84,7 +88,7 @@ class PrometheusSource:
         self._listed: dict[Labels, Labels] = {}
         self._labels: dict[tuple[str, str], tuple[str, str]] = {}
         self._labels_bytes = 0
-        self._failures = 0
+        self._failures = self._errors = 0
         self._last = ""
         self._answered = False
         self.warnings: dict[str, None] = {}
@@ -97,7 +101,15 @@ class PrometheusSource:
             took = format_duration(MAX_SECONDS)
             self._last = f"the queries have taken more than {took}: narrow --match or --window"
             return True
-        return self._failures >= MAX_FAILURES
+        return self._failures >= MAX_FAILURES or self._errors >= MAX_ERRORS
+
+    def _failed(self, error: Unreadable) -> None:
+        """Count a query that failed and cannot be made smaller."""
+        if isinstance(error, RefusedError) or error.status is None:
+            self._failures += 1
+        else:
+            self._errors += 1
+        self._last = str(error)
 
     async def series(self, selectors: Sequence[str], start_seconds: float, end_seconds: float) -> list[Labels]:
         """The series that match any of the selectors and may have samples between two times.
@@ -130,8 +142,23 @@ class PrometheusSource:
         self._listed[shared] = shared
         return shared
 
-    async def raw(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
-        """Add the raw samples of a selector, start <= time <= end; intervals that cannot be read are `lost`."""
+    async def raw(
+        self,
+        selector: str,
+        start_seconds: float,
+        end_seconds: float,
+        into: History,
+        *,
+        divisible: bool = False,
+        again: bool = False,
+    ) -> None:
+        """Add the raw samples of a selector, start <= time <= end; intervals that cannot be read are `lost`.
+
+        `again`: it is a part of one that has failed just now, so that it is not repeated.
+
+        Raises:
+            Unreadable: the server answers with an error or with too much, and the selector is `divisible`.
+        """
         left = [(start_seconds, end_seconds)]
         while left:
             start, end = left.pop()
@@ -143,14 +170,15 @@ class PrometheusSource:
                 into.lost.append(lost)
                 continue
             try:
-                answer = await self._patiently(selector, start, end)
+                answer = await self._patiently(selector, start, end, again=again)
                 into.points += add_samples(answer, start, end, into, self._names)
-                self._failures = 0
+                self._failures = self._errors = 0
             except Unreadable as error:
+                if divisible and _may_be_split(error):
+                    raise
                 too_much = isinstance(error, TooMuchError)
                 if not too_much or end - start <= MIN_SECONDS:
-                    self._failures += 1
-                    self._last = str(error)
+                    self._failed(error)
                 # Half the interval may be small enough, or fast enough.
                 if (too_much or isinstance(error, TooSlowError)) and end - start > MIN_SECONDS and not self.gave_up:
                     midpoint = (start + end) / 2.0
@@ -158,7 +186,9 @@ class PrometheusSource:
                 else:
                     into.lost.append(replace(lost, reason=str(error)))
 
-    async def _patiently(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
+    async def _patiently(
+        self, selector: str, start_seconds: float, end_seconds: float, *, again: bool
+    ) -> Mapping[str, Any]:
         """One answer; the query is repeated once if the server was busy or the connection broke."""
         span = _milliseconds(start_seconds, end_seconds)
         form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
@@ -167,11 +197,19 @@ class PrometheusSource:
         except (TooMuchError, TooSlowError, RefusedError):
             raise
         except Unreadable:
+            if again:
+                raise
             await asyncio.sleep(self._retry_seconds)
             return await self._ask("/api/v1/query", form)
 
-    async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
-        """Add only the newest sample of each series of a selector, dated at the end of the interval."""
+    async def newest(
+        self, selector: str, start_seconds: float, end_seconds: float, into: History, *, divisible: bool = False
+    ) -> None:
+        """Add only the newest sample of each series of a selector, dated at the end of the interval.
+
+        Raises:
+            Unreadable: as `raw`.
+        """
         if self.gave_up or into.is_full:
             return
         span = _milliseconds(start_seconds, end_seconds)
@@ -180,8 +218,9 @@ class PrometheusSource:
             answer = await self._ask("/api/v1/query", form)
             add_samples(answer, start_seconds, end_seconds, into, self._names)
         except Unreadable as error:
-            self._failures += 1
-            self._last = str(error)
+            if divisible and _may_be_split(error):
+                raise
+            self._failed(error)
             into.lost.append(LostHistory(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
 
     async def number(self, query: str) -> float | None:
@@ -239,6 +278,11 @@ class PrometheusSource:
             aclosing(unpacked(response, path)) as chunks,
         ):
             return response.status_code, await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: narrow --match")
+
+
+def _may_be_split(error: Unreadable) -> bool:
+    """Whether a smaller selector may succeed: the server answers, and refuses neither the address nor the password."""
+    return isinstance(error, TooMuchError) or (error.status is not None and not isinstance(error, RefusedError))
 
 
 def _time(seconds: float) -> str:

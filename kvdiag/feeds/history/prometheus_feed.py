@@ -29,8 +29,8 @@ from kvdiag.feeds.history.series_labels import (
     workload_of,
 )
 from kvdiag.model import Facts, Gap, Timeline
-from kvdiag.sources.http import TooMuchError
-from kvdiag.sources.prometheus_answers import SOURCE, History, Labels
+from kvdiag.sources.http import TooMuchError, Unreadable
+from kvdiag.sources.prometheus_answers import SOURCE, History, Labels, LostHistory
 from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, PrometheusSource, any_of, named, selector
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 
@@ -159,11 +159,11 @@ async def read_samples(
     while left:
         some = pace.some(left, window, at_once)
         left = left[len(some) :]
-        history = await _history(source, some, window, pace)
+        history, lost = await _history(source, some, window, pace)
         processes = processes_of(history.series)
         for one in some:
             whole = with_processes(one, processes)
-            yield one, whole, history
+            yield one, whole, replace(history, lost=[each for query, each in lost if query.covers(one)])
             for series_id in whole.series:
                 history.series.pop(series_id, None)
 
@@ -193,20 +193,41 @@ class _Pace:
             self.scrape_seconds = min(max(series * seconds / points, 0.1), 4.0 * SCRAPE_SECONDS)
 
 
-async def _history(source: PrometheusSource, replicas: Sequence[Replica], window: Window, pace: _Pace) -> History:
+async def _history(
+    source: PrometheusSource, replicas: Sequence[Replica], window: Window, pace: _Pace
+) -> tuple[History, list[tuple["_Query", LostHistory]]]:
+    """The samples of some replicas, and the intervals that could not be read with the query of each."""
     history = History()
-    for wanted, series, once in _selectors(replicas):
-        if once:
-            await source.newest(wanted, window.start_seconds, window.end_seconds, history)
-            continue
+    lost: list[tuple[_Query, LostHistory]] = []
+    for query in _queries(replicas):
         start = window.start_seconds
         while start < window.end_seconds:
-            end = min(start + pace.chunk_seconds(series), window.end_seconds)
+            end = window.end_seconds
+            if not query.wanted.once:
+                end = min(start + pace.chunk_seconds(query.series), end)
             before = history.points
-            await source.raw(wanted, start, end, history)
-            pace.learn(history.points - before, series, end - start)
+            lost += await _read(source, query, Window(start_seconds=start, end_seconds=end), history)
+            pace.learn(history.points - before, query.series, end - start)
             start = end
-    return history
+    return history, lost
+
+
+async def _read(
+    source: PrometheusSource, query: "_Query", window: Window, history: History, *, again: bool = False
+) -> list[tuple["_Query", LostHistory]]:
+    """Read one query, in halves where it fails, and return what could not be read."""
+    wanted = query.selector, window.start_seconds, window.end_seconds
+    divisible = len(query.counts) > 1
+    try:
+        if query.wanted.once:
+            await source.newest(*wanted, history, divisible=divisible)
+        else:
+            await source.raw(*wanted, history, divisible=divisible, again=again)
+    except Unreadable:
+        return [one for half in query.halves() for one in await _read(source, half, window, history, again=True)]
+    found = [(query, one) for one in history.lost]
+    history.lost.clear()
+    return found
 
 
 class _Wanted(NamedTuple):
@@ -219,14 +240,49 @@ class _Wanted(NamedTuple):
     inside: str
 
 
-def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
-    """Queries that together bring all series of some replicas: about how many, and whether the newest sample is enough.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    """A query for some metrics of some values of one label, and about how many series each value has.
 
-    A query names metrics and the values of one label: the server finds them by its index, and one does for many.
+    The server finds them by its index, and one query does for many replicas.
     """
+
+    wanted: _Wanted
+    names: frozenset[str]
+    counts: Mapping[str, int]
+
+    @property
+    def series(self) -> int:
+        """About how many it selects."""
+        return sum(self.counts.values())
+
+    @property
+    def selector(self) -> str:
+        """The selector in PromQL."""
+        within = any_of(self.wanted.space, [self.wanted.inside]) if self.wanted.space else ""
+        return selector(named(self.names), any_of(self.wanted.label, sorted(self.counts)), within)
+
+    def halves(self) -> Iterator["_Query"]:
+        """Two queries that together select the same."""
+        values = sorted(self.counts)
+        middle = len(values) // 2
+        for some in (values[:middle], values[middle:]):
+            yield replace(self, counts={value: self.counts[value] for value in some})
+
+    def covers(self, replica: Replica) -> bool:
+        """Whether it selects any series of a replica."""
+        reported = (labels for labels in replica.labels if labels["__name__"] in self.names)
+        return any(
+            labels.get(self.wanted.label, "") in self.counts
+            and (not self.wanted.space or labels.get(self.wanted.space, "") == self.wanted.inside)
+            for labels in reported
+        )
+
+
+def _queries(replicas: Sequence[Replica]) -> Iterator[_Query]:
+    """Queries that together bring all series of some replicas."""
     names: dict[_Wanted, set[str]] = defaultdict(set)
-    values: dict[_Wanted, set[str]] = defaultdict(set)
-    count: dict[_Wanted, int] = defaultdict(int)
+    counts: dict[_Wanted, dict[str, int]] = defaultdict(dict)
     changed = any(other_pools(one) for one in replicas)
     for series_id in {series_id for one in replicas for series_id in one.series}:
         labels = dict(series_id)
@@ -240,15 +296,11 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
         once = METRICS[name].part in ONCE and not (changed and METRICS[name].field == "pool")
         more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
-        key = _Wanted(once, family, label, space, labels.get(space, ""))
+        key, value = _Wanted(once, family, label, space, labels.get(space, "")), labels.get(label, "")
         names[key] |= {name, *more}
-        if labels.get(label, "") not in values[key]:
-            values[key].add(labels.get(label, ""))
-            count[key] += len(more)
-        count[key] += 1
-    for key, some in sorted(values.items()):
-        within = any_of(key.space, [key.inside]) if key.space else ""
-        yield selector(named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
+        counts[key][value] = counts[key].get(value, len(more)) + 1
+    for key, some in sorted(counts.items(), key=lambda one: one[0]):
+        yield _Query(wanted=key, names=frozenset(names[key]), counts=some)
 
 
 def other_pools(replica: Replica) -> bool:
