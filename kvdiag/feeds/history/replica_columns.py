@@ -6,10 +6,10 @@ A sample reported twice counts once; an impossible one (a usage of 3, negative b
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from operator import gt
 
 from kvdiag.feeds.history.columns import Column, combined, in_turn
+from kvdiag.feeds.history.replica_addresses import Addresses, Candidate
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
@@ -23,8 +23,6 @@ Fields = dict[str, Column]
 MIN_FALLS, FALLS_RATIO = 10, 0.25
 """How often a counter falls, of how many samples, that is not of a server that restarts: one that crashes at once is up
 for some scrapes."""
-
-Candidate = tuple[int, str, LabelMap, Points]
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         else:
             found[meaning.part, _key(meaning, labels), meaning.field].append((meaning.priority, name, labels, points))
     twice: Counter[str] = Counter()
-    hosts: set[str] = set()
+    addresses = Addresses()
     for (part, key, name), candidates in found.items():
         # Of equal names the target with the most samples counts, and the same one for all fields of a replica.
         candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
@@ -74,7 +72,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         if repeated and len({metric for metric, _ in merged}) < len(merged):
             twice[candidates[0][1]] += repeated
             if part == "engine":
-                hosts |= _at_once(candidates)
+                addresses.add(candidates)
         most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
         kept, impossible = whole.between(0.0, most)
         refused[candidates[0][1]] += impossible
@@ -84,10 +82,14 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         if count:
             reason = f"{count} samples of {name} are not possible values and are left out"
             columns.gaps.append(Gap(SOURCE, "absent", reason))
-    if len(hosts) > 1:
-        names = ", ".join(sorted(hosts)[:3])
+    if several := addresses.of_several_servers(columns.reported):
+        names = ", ".join(several[:3])
         reason = f"several servers have this name at once ({names}): give their targets different labels"
         columns.gaps.append(Gap(SOURCE, "failed", reason))
+    elif addresses.names:
+        names = ", ".join(addresses.names[:3])
+        reason = f"this server is scraped at several addresses ({names}): the address with most samples is used"
+        columns.gaps.append(Gap(SOURCE, "absent", reason))
     elif twice:
         names = ", ".join(sorted(twice)[:3])
         reason = (
@@ -96,23 +98,6 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         columns.gaps.append(Gap(SOURCE, "absent", reason))
     columns.gaps += _falling(columns)
     return columns
-
-
-def _at_once(candidates: Iterable[Candidate]) -> set[str]:
-    """The hosts that report one figure at the same time; none where each begins after the one before has ended."""
-    spans: dict[str, tuple[float, float]] = {}
-    for _, _, labels, points in candidates:
-        instance = labels.get("instance", "")
-        host = instance.rpartition(":")[0] or instance
-        first, last = spans.get(host, (points.times[0], points.times[-1]))
-        spans[host] = min(first, points.times[0]), max(last, points.times[-1])
-    in_order = sorted(spans, key=lambda host: spans[host])
-    return {
-        host
-        for earlier, later in pairwise(in_order)
-        if spans[later][0] <= spans[earlier][1]
-        for host in (earlier, later)
-    }
 
 
 def _falling(columns: Columns) -> list[Gap]:

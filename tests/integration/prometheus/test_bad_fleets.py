@@ -107,11 +107,25 @@ def test_counters_that_run_backwards_make_their_replica_unknown(tmp_path: Path) 
 def test_two_servers_of_one_name_are_unknown(tmp_path: Path) -> None:
     """Both addresses are named; the server next to them is judged."""
     twins = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
-    with holding(counted(2) + twins) as server, feed(server, tmp_path) as kept:
+
+    def of_each(one: Series, age: int) -> str:
+        return "7" if one["__name__"] == COUNTER and one["instance"] == "10.9.9.9:8000" else rising(one, age)
+
+    with holding(counted(2) + twins, of_each) as server, feed(server, tmp_path) as kept:
         found = judged(asyncio.run(kept.round(END_SECONDS)))
     assert ("ok", "") == found["vllm-01"]
     assert "unknown" == found["vllm-00"][0]
     assert "(10.0.0.0, 10.9.9.9)" in found["vllm-00"][1]
+
+
+def test_a_server_with_two_addresses_is_judged_once(tmp_path: Path) -> None:
+    """Both report the same figures at the same times: it is one server, and both addresses are named."""
+    twins = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
+    with holding(counted(1) + twins) as server, feed(server, tmp_path) as kept:
+        (verdict,) = asyncio.run(kept.round(END_SECONDS)).verdicts
+    assert "ok" == verdict.present.worst
+    reasons = [gap.reason for gap in verdict.present.gaps if "10.9.9.9" in gap.reason]
+    assert [True] == ["scraped at several addresses (10.0.0.0, 10.9.9.9)" in reason for reason in reasons]
 
 
 @pytest.mark.parametrize(
