@@ -87,6 +87,8 @@ class FleetStatus:
     cpu_seconds: float = 0.0
     rounds_failed_total: int = 0
     problem: str | None = None
+    every_seconds: float | None = None
+    """Between the starts of two rounds."""
 
     @cached_property
     def result(self) -> FleetDiagnosis | None:

@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import structlog
@@ -81,7 +81,8 @@ class FleetDaemon(WebDaemon):
 
     def _publish(self, state: FleetRound) -> None:
         # By the round's own thread: comparing a thousand replicas takes longer than an answer may.
-        self._status = status_of(state, self._source, self._window_seconds, self._options.limits)
+        status = status_of(state, self._source, self._window_seconds, self._options.limits)
+        self._status = replace(status, every_seconds=self._every_seconds)
 
     def _history(self, key: str) -> Timeline | None:
         found = self._feed.timeline(key)

@@ -76,6 +76,7 @@ def fleet_figures(status: FleetStatus) -> Figures:
         ],
         "fleet_version_replicas": [(_version(one.version), float(one.replicas)) for one in versions],
         "fleet_round_timestamp_seconds": single(status.round_seconds if succeeded else None),
+        "fleet_round_interval_seconds": single(status.every_seconds),
         "fleet_round_duration_seconds": single(None if status.round_seconds is None else status.took_seconds),
         "fleet_round_cpu_seconds": single(None if status.round_seconds is None else status.cpu_seconds),
         "fleet_round_samples": single(None if status.round_seconds is None else status.samples),
