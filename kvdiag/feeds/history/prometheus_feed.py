@@ -295,10 +295,16 @@ def _queries(replicas: Sequence[Replica]) -> Iterator[_Query]:
         # Many namespaces have a pod of the same name.
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
         once = METRICS[name].part in ONCE and not (changed and METRICS[name].field == "pool")
-        more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
-        key, value = _Wanted(once, family, label, space, labels.get(space, "")), labels.get(label, "")
-        names[key] |= {name, *more}
-        counts[key][value] = counts[key].get(value, len(more)) + 1
+        value = labels.get(label, "")
+        # A target's process metrics come in both ways, even where all of its own series come in one.
+        for process in PROCESS if family == "own" else ():
+            beside = _Wanted(METRICS[process].part in ONCE, family, label, space, labels.get(space, ""))
+            if process not in names[beside] or value not in counts[beside]:
+                names[beside].add(process)
+                counts[beside][value] = counts[beside].get(value, 0) + 1
+        key = _Wanted(once, family, label, space, labels.get(space, ""))
+        names[key].add(name)
+        counts[key][value] = counts[key].get(value, 0) + 1
     for key, some in sorted(counts.items(), key=lambda one: one[0]):
         yield _Query(wanted=key, names=frozenset(names[key]), counts=some)
 

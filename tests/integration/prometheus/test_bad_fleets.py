@@ -118,6 +118,15 @@ def test_two_servers_of_one_name_are_unknown(tmp_path: Path) -> None:
     assert "(10.0.0.0, 10.9.9.9)" in found["vllm-00"][1]
 
 
+def test_a_pool_of_another_size_leaves_the_start_of_the_process(tmp_path: Path) -> None:
+    """Where the size of a pool changed, its description is read throughout: the start is asked for all the same."""
+    resized = [{**one, "num_gpu_blocks": "202"} for one in counted(1) if one["__name__"] == "vllm:cache_config_info"]
+    asked: list[str] = []
+    with holding(counted(1) + resized, fails=asked.append) as server, feed(server, tmp_path) as kept:
+        asyncio.run(kept.round(END_SECONDS))
+    assert any("process_start_time_seconds" in query for query in asked if query.startswith("last_over_time"))
+
+
 def test_a_server_with_two_addresses_is_judged_once(tmp_path: Path) -> None:
     """Both report the same figures at the same times: it is one server, and both addresses are named."""
     twins = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
