@@ -52,7 +52,8 @@ class Snapshot:
     `None` before the first one; `diagnosed_seconds` is its time. `engines_seconds` is when the engines of `newest` were
     read, `lengths` the length distribution of their finished requests. `down_since_seconds` is the last answer of a
     server that no longer answers. `pressure_thresholds` are the configured ones, `None` if not configured.
-    `refused_total` counts connections closed without an answer because all places were taken.
+    `refused_total` counts connections closed without an answer because all places were taken. `push_failures_total`
+    counts pushes to an OpenTelemetry collector that failed, `None` without one.
     """
 
     state: ServerState
@@ -66,3 +67,4 @@ class Snapshot:
     down_since_seconds: float | None = None
     pressure_thresholds: PressureThresholds | None = None
     refused_total: int | None = None
+    push_failures_total: int | None = None

@@ -19,6 +19,7 @@ from time import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
@@ -115,6 +116,8 @@ class Pages:
     """Where profiles are asked for, if that is allowed."""
     refused_total: int = 0
     """Connections that were closed without an answer because all places were taken."""
+    push_failures_total: int | None = None
+    """Pushes of the metrics that failed; `None` if they are not pushed."""
     _admissions: Admissions = field(init=False, default_factory=Admissions)
     _registry: CollectorRegistry = field(init=False)
     _rendered: dict[tuple[str, bool], tuple[Snapshot, float, float, Answer]] = field(init=False, default_factory=dict)
@@ -160,7 +163,11 @@ class Pages:
         return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
     def _shown(self) -> Snapshot:
-        return replace(self.newest(), refused_total=self.refused_total)
+        return replace(self.newest(), refused_total=self.refused_total, push_failures_total=self.push_failures_total)
+
+    async def families(self) -> list[Metric]:
+        """The families of /metrics as of now."""
+        return list(self._registry.collect())
 
     def _status_page(self) -> Answer:
         body = status_page.page(self.newest(), self.history(), self.now_seconds()).encode()

@@ -16,6 +16,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
@@ -53,6 +54,8 @@ class FleetPages:
     now_seconds: Callable[[], float] = time
     refused_total: int = 0
     """Connections that were closed without an answer because all places were taken."""
+    push_failures_total: int | None = None
+    """Pushes of the metrics that failed; `None` if they are not pushed."""
     _kept: OrderedDict[tuple[str, ...], tuple[FleetStatus, Answer]] = field(init=False, default_factory=OrderedDict)
     _one: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
@@ -105,10 +108,17 @@ class FleetPages:
                 self._kept.popitem(last=False)
             return answer
 
+    async def families(self) -> list[Metric]:
+        """The families of /metrics as of now."""
+        return await asyncio.to_thread(self._collector(self.newest()).collect)
+
+    def _collector(self, status: FleetStatus) -> FleetCollector:
+        return FleetCollector(status, self.refused_total, self.push_failures_total)
+
     def _metrics(self, status: FleetStatus, header: str) -> Answer:
         encoder, content_type = choose_encoder(header)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(FleetCollector(status, self.refused_total))
+        registry.register(self._collector(status))
         return Answer(body=encoder(registry), content_type=content_type)
 
     def _page(self, status: FleetStatus, view: fleet_page.View) -> Answer:

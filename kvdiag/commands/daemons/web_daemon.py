@@ -15,6 +15,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import structlog
@@ -60,11 +61,18 @@ class WebDaemon(ABC):
         self._tls: ssl.SSLContext | None = self._web_config.tls()
         self._web: WebServer
         self._passwords: Passwords
+        self._push: Any = None
 
     def _serve(self, pages: AnswersRequests) -> None:
         """Serve these pages, once the port is open."""
         self._web = WebServer(pages)
         self._web.access, self._passwords = access(self._web_config)
+        if (otlp := self._options.otlp) is not None:
+            pushing = import_module("kvdiag.server.otlp_push")
+            url, authorization = otlp
+            headers = () if authorization is None else (("Authorization", authorization),)
+            endpoint = pushing.OtlpEndpoint(url=url, headers=headers)
+            self._push = pushing.OtlpPush(pages, endpoint, self._options.address[1])
 
     @abstractmethod
     async def _work(self) -> None:
@@ -98,10 +106,14 @@ class WebDaemon(ABC):
             gc.freeze()
             loop.call_later(RELEASE_SECONDS, _release_memory, loop)
             working = asyncio.create_task(self._work())
+            pushing = None if self._push is None else asyncio.create_task(self._push.run())
             ending = asyncio.create_task(over.wait())
             await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             working.cancel()
+            if pushing is not None:
+                pushing.cancel()
+                self._push.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await working
             _log.info("ended")

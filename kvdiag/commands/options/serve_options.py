@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
+from kvdiag.commands.options.addresses import basic_authorization, pasted, without_user
 from kvdiag.commands.options.common import (
     Duration,
     ServerAccess,
@@ -78,6 +79,9 @@ class ServeOptions:
         default=f"{MAX_BYTES >> 20}MiB",
     )
     web_config: Path | None = given_by("TLS and passwords (Prometheus' format); needs kvdiag[web].", restart=True)
+    otlp_endpoint: str | None = given_by(
+        "Push metrics to an OTLP collector; needs kvdiag[otlp].", metavar="URL", restart=True
+    )
     config: Path | None = given_by(
         "TOML file with a table [serve]; reread on SIGHUP.",
         is_eager=True,
@@ -94,7 +98,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used at once, and not at first use."""
-        _ = self.address, self.limits
+        _ = self.address, self.limits, self.otlp
         own = {"--url": self.url, "--agent-dir": self.agent_dir}
         own |= {"--metrics-url": self.access.metrics_url, "--api-key": self.access.api_key}
         given = [name for name, value in own.items() if value is not None]
@@ -114,6 +118,16 @@ class ServeOptions:
     def limits(self) -> Limits:
         """The thresholds of the diagnosis."""
         return limits_of(self.reserved_gap_bytes, pressure=(self.pressure_warning, self.pressure_critical))
+
+    @cached_property
+    def otlp(self) -> tuple[str, str | None] | None:
+        """The collector's address for metrics, and the authorization that the given address has; `None` without one."""
+        if self.otlp_endpoint is None:
+            return None
+        refusal = "--otlp-endpoint is not an address: give one such as http://collector:4318"
+        parts = pasted(self.otlp_endpoint, ("/v1/metrics",), refusal)
+        url = urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/v1/metrics"))
+        return url, basic_authorization(parts, None, None, None)
 
     @property
     def fixed(self) -> Mapping[str, Any]:

@@ -57,5 +57,6 @@ def source_figures(snapshot: Snapshot) -> Figures:
     return {
         "source": [((one.source,), one) for one in snapshot.sources],
         "connections_refused": single(snapshot.refused_total),
+        "otlp_push_failures": single(snapshot.push_failures_total),
         "sample_timestamp_seconds": single(snapshot.newest.at_seconds or None),
     }

@@ -30,13 +30,17 @@ def fleet_contract() -> dict[str, Any]:
 class FleetCollector(Collector):
     """A fleet's state as metric families."""
 
-    def __init__(self, status: FleetStatus, refused_total: int) -> None:
+    def __init__(self, status: FleetStatus, refused_total: int, push_failures_total: int | None = None) -> None:
         """Show one state."""
-        self._status, self._refused_total = status, refused_total
+        self._status = status
+        self._own = {
+            "connections_refused": single(refused_total),
+            "otlp_push_failures": single(push_failures_total),
+        }
 
     def collect(self) -> list[Any]:
         """Every family; what is not known has no series."""
-        figures = fleet_figures(self._status) | {"connections_refused": single(self._refused_total)}
+        figures = fleet_figures(self._status) | self._own
         return [family(name, figures, fleet_contract()) for name in fleet_contract()]
 
 

@@ -1,0 +1,197 @@
+"""Pushes the daemon's metrics to an OpenTelemetry collector: the families of /metrics, and no second list of them.
+
+Every `OTEL_METRIC_EXPORT_INTERVAL` (a minute) the families of that moment are encoded and sent by the SDK's exporter,
+over HTTP, in requests of a bounded number of points; it retries until its timeout. That is done in another thread, one
+push at a time, so that a slow collector delays nothing but the next push. A push that fails is counted, and logged once
+until one succeeds; its figures are not kept, because the next push has newer ones. A gauge stays a gauge and a counter
+becomes a cumulative sum; names and labels are those of /metrics. The resource says which kvdiag it is, by the semantic
+conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to it and win.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+from prometheus_client.core import Metric
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import export as points
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+except ImportError as problem:
+    raise KvdiagError("--otlp-endpoint needs an optional dependency: pip install 'kvdiag[otlp]'") from problem
+
+_log = structlog.get_logger()
+
+INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+INTERVAL_MILLISECONDS = 60_000
+MIN_INTERVAL_SECONDS = 0.1
+
+MAX_POINTS = 5_000
+"""Of one request: about 1 MiB, far below what a collector takes."""
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+UNITS = {"bytes": "By", "seconds": "s", "ratio": "1", "tokens": "{token}", "blocks": "{block}"}
+"""By the end of a metric's name, without `_total`, in UCUM's terms."""
+
+
+class Pushed(Protocol):
+    """The pages whose metrics are pushed, and which count what fails."""
+
+    push_failures_total: int | None
+
+    async def families(self) -> list[Metric]:
+        """The families of /metrics as of now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtlpEndpoint:
+    """Where to push: the collector's full address without credentials, and the headers that have them."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+class _Reason(logging.Handler):
+    """Keeps the newest message of the SDK, which says why a push failed."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.text = record.getMessage()
+
+
+class OtlpPush:
+    """One collector, to which `run` pushes until it is cancelled."""
+
+    def __init__(self, pages: Pushed, endpoint: OtlpEndpoint, port: int) -> None:
+        """Connect to nothing yet. `port` is the daemon's own, which distinguishes the daemons of one host.
+
+        Raises:
+            KvdiagError: the interval in the environment is no number.
+        """
+        self._pages = pages
+        pages.push_failures_total = 0
+        self._every_seconds = interval_seconds(os.environ)
+        self._exporter = OTLPMetricExporter(
+            endpoint=endpoint.url, headers=dict(endpoint.headers), max_export_batch_size=MAX_POINTS
+        )
+        self._endpoint = endpoint.url
+        self._resource = resource(os.environ, socket.gethostname(), port)
+        self._began_seconds = time.time()
+        self._failed = False
+        # The SDK logs each attempt; here one line says when pushes begin to fail.
+        self._reason = _Reason()
+        sdk = logging.getLogger("opentelemetry")
+        sdk.addHandler(self._reason)
+        sdk.propagate = False
+
+    async def run(self) -> None:
+        """Push at each interval."""
+        while True:
+            began = time.monotonic()
+            self._reason.text = ""
+            try:
+                families = await self._pages.families()
+                succeeded = await asyncio.to_thread(self._push, families)
+            except Exception as error:  # noqa: BLE001 - no error of a push ends the daemon
+                succeeded, self._reason.text = False, f"{type(error).__name__}: {error}"
+            self._note(succeeded=succeeded)
+            await asyncio.sleep(max(self._every_seconds - (time.monotonic() - began), MIN_INTERVAL_SECONDS))
+
+    def close(self) -> None:
+        """Give up a push that is being retried."""
+        self._exporter.shutdown()
+
+    def _push(self, families: Iterable[Metric]) -> bool:
+        scope = InstrumentationScope("kvdiag", kvdiag.__version__)
+        made = metrics_of(families, self._began_seconds, time.time())
+        scoped = points.ScopeMetrics(scope=scope, metrics=made, schema_url="")
+        whole = points.ResourceMetrics(resource=self._resource, scope_metrics=[scoped], schema_url="")
+        sent = self._exporter.export(points.MetricsData(resource_metrics=[whole]))
+        return sent is points.MetricExportResult.SUCCESS
+
+    def _note(self, *, succeeded: bool) -> None:
+        if not succeeded:
+            self._pages.push_failures_total = (self._pages.push_failures_total or 0) + 1
+        if succeeded == self._failed:
+            self._failed = not succeeded
+            if succeeded:
+                _log.info("otlp", endpoint=self._endpoint, state="pushing again")
+            else:
+                _log.warning("otlp", endpoint=self._endpoint, reason=self._reason.text or "refused")
+
+
+def metrics_of(families: Iterable[Metric], began_seconds: float, now_seconds: float) -> list[points.Metric]:
+    """The families in OpenTelemetry's terms; one without series is left out."""
+    began, now = round(began_seconds * 1e9), round(now_seconds * 1e9)
+    made = []
+    for family in families:
+        samples = [
+            points.NumberDataPoint(
+                attributes=sample.labels, start_time_unix_nano=began, time_unix_nano=now, value=sample.value
+            )
+            for sample in family.samples
+        ]
+        if not samples:
+            continue
+        data: points.Gauge | points.Sum = points.Gauge(data_points=samples)
+        if family.type == "counter":
+            data = points.Sum(
+                data_points=samples,
+                aggregation_temporality=points.AggregationTemporality.CUMULATIVE,
+                is_monotonic=True,
+            )
+        name = family.samples[0].name
+        unit = UNITS.get(name.removesuffix("_total").rpartition("_")[2], "1")
+        made.append(points.Metric(name=name, description=family.documentation, unit=unit, data=data))
+    return made
+
+
+def resource(environment: Mapping[str, str], host: str, port: int) -> Resource:
+    """What pushes, by the semantic conventions; what OpenTelemetry's variables say wins."""
+    known = {
+        "service.name": "kvdiag",
+        "service.version": kvdiag.__version__,
+        "service.instance.id": f"{host}:{port}",
+        "host.name": host,
+    }
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        # A pod is named as its host is, except in the host's network.
+        known["k8s.pod.name"] = environment.get("POD_NAME", host)
+        namespace = environment.get("POD_NAMESPACE") or _namespace()
+        known |= {"k8s.namespace.name": namespace} if namespace else {}
+        known |= {"k8s.node.name": environment["NODE_NAME"]} if environment.get("NODE_NAME") else {}
+    return Resource(known).merge(OTELResourceDetector().detect())
+
+
+def _namespace() -> str | None:
+    try:
+        return NAMESPACE_FILE.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def interval_seconds(environment: Mapping[str, str]) -> float:
+    """The time between two pushes, as the SDK's own variable has it.
+
+    Raises:
+        KvdiagError: it is no number of milliseconds.
+    """
+    given = environment.get(INTERVAL, "").strip() or str(INTERVAL_MILLISECONDS)
+    if not given.isascii() or not given.isdecimal() or not 0 < int(given) < 10**9:
+        raise KvdiagError(f"{INTERVAL}={given[:40]!r} is not a number of milliseconds: give one such as 60000")
+    return max(int(given) / 1000.0, MIN_INTERVAL_SECONDS)

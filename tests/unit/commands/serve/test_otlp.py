@@ -1,0 +1,244 @@
+"""`serve --otlp-endpoint`: a receiver that decodes OTLP gets the metrics of the page; without one nothing is lost."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvdiag.errors import KvdiagError
+from kvdiag.server import otlp_push
+from kvdiag.server.endpoints import Pages
+from kvdiag.server.otlp_push import MAX_POINTS, OtlpEndpoint, OtlpPush, interval_seconds, resource
+from kvdiag.server.request import Request
+from kvdiag.sim import SCENARIOS, Drill
+from tests.fixtures.hostile import Hostile, Peer, eventually, refused_port, reply
+from tests.integration.vllm.cli import started
+from tests.unit.commands.bad_input.refusals import refusal
+from tests.unit.outputs.test_metrics import snapshot
+from tests.unit.sim.client import Client
+
+QUICK = {"OTEL_METRIC_EXPORT_INTERVAL": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Collector:
+    """A receiver of OTLP over HTTP: keeps each request, decoded, and the head it came with."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.requests: list[ExportMetricsServiceRequest] = []
+        self.heads: list[bytes] = []
+
+    def __call__(self, peer: Peer) -> None:
+        """Decode, keep, and accept."""
+        packed = b"content-encoding: gzip" in peer.request_head.lower()
+        self.heads.append(peer.request_head)
+        body = gzip.decompress(peer.request_body) if packed else peer.request_body
+        self.requests.append(ExportMetricsServiceRequest.FromString(body))
+        reply(b"", content_type="application/x-protobuf")(peer)
+
+    @property
+    def newest(self) -> Any:
+        """The newest request's only resource."""
+        (found,) = self.requests[-1].resource_metrics
+        return found
+
+    def series(self, request: ExportMetricsServiceRequest | None = None) -> Series:
+        """The points of a request, as series."""
+        (scoped,) = (self.requests[-1] if request is None else request).resource_metrics[0].scope_metrics
+        return {
+            (metric.name, frozenset((one.key, one.value.string_value) for one in point.attributes)): point.as_double
+            for metric in scoped.metrics
+            for point in (metric.sum if metric.HasField("sum") else metric.gauge).data_points
+        }
+
+    def resource(self) -> dict[str, str]:
+        """What the newest request says it is of."""
+        return {one.key: one.value.string_value for one in self.newest.resource.attributes}
+
+
+@contextlib.contextmanager
+def listening(port: int = 0) -> Iterator[tuple[str, Collector]]:
+    """A collector, and its address."""
+    collector = Collector()
+    with Hostile({"/v1/metrics": collector}, port=port) as server:
+        yield server.url, collector
+
+
+def page_series(text: str) -> Series:
+    """The series of a page."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def pushed(pages: otlp_push.Pushed, url: str, collector: Collector, requests: int = 1) -> None:
+    """Push until so many requests have come."""
+
+    async def until() -> None:
+        push = OtlpPush(pages, OtlpEndpoint(url=f"{url}/v1/metrics"), 9743)
+        running = asyncio.create_task(push.run())
+        while len(collector.requests) < requests:
+            await asyncio.wait((running,), timeout=0.01)
+        running.cancel()
+        push.close()
+
+    asyncio.run(until())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pushes a second."""
+    for name, value in QUICK.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_what_is_pushed_is_what_the_page_has() -> None:
+    """Every series of the page, with its labels and its value."""
+    shown = snapshot()
+    pages = Pages(newest=lambda: shown)
+    with listening() as (url, collector):
+        pushed(pages, url, collector)
+    page = pages.answer(Request(method="GET", path="/metrics")).body.decode()
+    assert page_series(page) == collector.series(collector.requests[0])
+    assert {0} == {pages.push_failures_total}
+
+
+def test_gauges_counters_and_units_are_opentelemetrys() -> None:
+    """A counter is a cumulative sum that only rises, since the daemon's start; bytes and seconds have UCUM's units."""
+    shown = snapshot()
+    with listening() as (url, collector):
+        pushed(Pages(newest=lambda: shown), url, collector)
+    (scoped,) = collector.newest.scope_metrics
+    metrics = {one.name: one for one in scoped.metrics}
+    refused = metrics["kvdiag_connections_refused_total"].sum
+    assert (2, True) == (refused.aggregation_temporality, refused.is_monotonic)  # CUMULATIVE
+    assert 0 < refused.data_points[0].start_time_unix_nano <= refused.data_points[0].time_unix_nano
+    assert "By" == metrics["kvdiag_gpu_memory_used_bytes"].unit
+    assert metrics["kvdiag_gpu_memory_used_bytes"].HasField("gauge")
+    assert "kvdiag" == scoped.scope.name
+
+
+def test_the_resource_is_named_by_the_semantic_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host and instance; in Kubernetes pod, namespace and node; OpenTelemetry's own variables win."""
+    alone = resource({}, "node-7", 9743).attributes
+    assert ("kvdiag", "node-7", "node-7:9743") == tuple(
+        alone[name] for name in ("service.name", "host.name", "service.instance.id")
+    )
+    assert not [name for name in alone if name.startswith("k8s.")]
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "prod", "NODE_NAME": "gpu-1"}
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=east,service.name=mine")
+    within = resource(pod, "vllm-0", 9743).attributes
+    expected = {"k8s.pod.name": "vllm-0", "k8s.namespace.name": "prod", "k8s.node.name": "gpu-1"}
+    expected |= {"k8s.cluster.name": "east", "service.name": "mine"}
+    assert expected.items() <= within.items()
+
+
+class Many:
+    """Pages of a large fleet."""
+
+    push_failures_total: int | None = None
+
+    async def families(self) -> list[Metric]:
+        """One family with more series than a request has."""
+        made = GaugeMetricFamily("kvdiag_replica_status", "One of many.", labels=["pod"])
+        for number in range(MAX_POINTS + 1):
+            made.add_metric([f"vllm-{number}"], 1.0)
+        return [made]
+
+
+def test_a_push_of_many_series_is_several_requests() -> None:
+    """Each is bounded, and together they are complete."""
+    with listening() as (url, collector):
+        pushed(Many(), url, collector, requests=2)
+    first, second = (collector.series(one) for one in collector.requests[:2])
+    assert (MAX_POINTS, MAX_POINTS + 1) == (max(len(first), len(second)), len({*first, *second}))
+
+
+class Logged(threading.Thread):
+    """What a process logs, read as it comes."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """Read from now on."""
+        super().__init__(daemon=True)
+        self._lines = lines
+        self.text = ""
+        self.start()
+
+    def run(self) -> None:
+        """Keep all of it."""
+        for line in self._lines:
+            self.text += line
+
+    def count(self, **parts: str) -> int:
+        """Lines with these parts."""
+        lines = (json.loads(line) for line in self.text.splitlines(keepends=True) if line.endswith("\n"))
+        return sum(parts.items() <= one.items() for one in lines)
+
+
+def test_a_collector_that_is_away_is_a_log_line_and_a_counter() -> None:
+    """The daemon serves; once there is a collector it gets the metrics, and the credentials, which are not shown."""
+    with refused_port() as port:
+        pass
+    address = f"127.0.0.1:{port}"
+    options = ["--listen", "127.0.0.1:0", "--tick-seconds", "0.1", "--otlp-endpoint", f"http://me:s3cret@{address}"]
+    with Drill(SCENARIOS["healthy"]) as drill, started("serve", "--url", drill.url, *options) as process:
+        assert process.stderr is not None
+        serving = Client(json.loads(process.stderr.readline())["address"])
+        logged = Logged(process.stderr)
+
+        def failures() -> float:
+            page = page_series(serving.get("/metrics")[1])
+            return page["kvdiag_otlp_push_failures_total", frozenset()]
+
+        assert eventually(lambda: failures() >= 2.0)
+        assert 200 == serving.get("/-/ready")[0]
+        assert 1 == logged.count(event="otlp", level="warning", endpoint=f"http://{address}/v1/metrics")
+        with listening(port) as (_, collector):
+            assert eventually(lambda: logged.count(event="otlp", state="pushing again") == 1)
+            names = {name for name, _ in collector.series()}
+            assert {name for name, _ in page_series(serving.get("/metrics")[1])} == names
+            assert "kvdiag" == collector.resource()["service.name"]
+            assert b"authorization: basic bwu6cznjcmv0" in collector.heads[-1].lower()
+        process.terminate()
+        assert 0 == process.wait(30)
+        logged.join(10)
+        assert "s3cret" not in logged.text
+
+
+@pytest.mark.parametrize("url", ["grpc://collector:4317", "http://", "http://me:s3cret@host:port"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    """In one line, without what may be a secret."""
+    message = refusal("serve", "--listen", "127.0.0.1:0", "--otlp-endpoint", url)
+    assert "http://collector:4318" in message
+    assert "s3cret" not in message
+
+
+def test_an_interval_that_is_no_number_is_refused() -> None:
+    """OpenTelemetry's own variable, in milliseconds."""
+    with pytest.raises(KvdiagError, match="OTEL_METRIC_EXPORT_INTERVAL='1m'"):
+        interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "1m"})
+    assert (60.0, 0.1) == (interval_seconds({}), interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "1"}))
+
+
+def test_without_opentelemetry_the_error_names_the_extra() -> None:
+    """Where the import fails."""
+    code = "import sys; sys.modules['opentelemetry'] = None; from kvdiag.commands import main; sys.exit(main())"
+    options: Mapping[str, str] = {"--listen": "127.0.0.1:0", "--otlp-endpoint": "http://127.0.0.1:4318"}
+    words = [word for pair in options.items() for word in pair]
+    done = subprocess.run([sys.executable, "-c", code, "serve", *words], capture_output=True, text=True, check=False)
+    assert 3 == done.returncode
+    assert "pip install 'kvdiag[otlp]'" in done.stderr
