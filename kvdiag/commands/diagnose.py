@@ -216,7 +216,8 @@ def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, 
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
-    with executor(access.options.workers, len(portions)) as pool, show_replicas() as show_progress:
+    options = access.options
+    with executor(options.workers, len(portions), options.ray) as pool, show_replicas() as show_progress:
         for diagnosed, summarised, problem in results(pool, partial(judge, access, window, limits), portions):
             judged += diagnosed
             summaries += summarised

@@ -75,6 +75,7 @@ class FleetDaemon(WebDaemon):
             every_seconds=self._every_seconds,
             limits=options.limits,
             workers=known.workers,
+            ray=known.ray,
             publish=self._publish,
         )
         self._serve(FleetPages(newest=lambda: self._status, history=self._history))
@@ -102,6 +103,8 @@ class FleetDaemon(WebDaemon):
         except (KvdiagError, OSError) as error:
             _log.error("round", reason=str(error))
             return
+        if (problem := self._feed.ray_problem) is not None:
+            _log.warning("ray", reason=problem, judged_by="processes of this machine")
         took_seconds = time.monotonic() - began
         counts = {"replicas": state.replicas, "judged": state.judged, "samples": state.samples}
         _log.info("round", reason=state.problem, seconds=round(took_seconds, 1), **counts)

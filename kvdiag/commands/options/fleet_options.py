@@ -26,6 +26,7 @@ class PrometheusFields:
     )
     window: str = given_by("Length of the history, such as 90m, 24h or 7d.", default=DEFAULT_WINDOW)
     workers: int | None = given_by("Processes that judge replicas; default: one a core.", type=click.IntRange(1, 1024))
+    ray: str | None = given_by("Ray cluster that judges replicas: auto or HOST:PORT.", metavar="ADDRESS")
     user: str | None = given_by("User name for basic authentication.")
     password_file: Path | None = given_by("File with the password of --user.")
     password: str | None = given_by(None, hidden=True)

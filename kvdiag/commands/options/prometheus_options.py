@@ -29,6 +29,7 @@ from kvdiag.commands.options.common import CA_FILE, INSECURE, UNIT_SECONDS, coll
 from kvdiag.commands.options.fleet_options import PrometheusFields
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.ray_cluster import check_ray
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.sources.http import no_cookies
 from kvdiag.sources.prometheus_api import PrometheusSource
@@ -111,6 +112,10 @@ class PrometheusOptions(PrometheusFields):
         basic = basic_authorization(parts, self.user, self.password, self.password_file)
         if token and basic:
             raise click.UsageError("give either --user or --token-file")
+        if self.ray is not None and self.workers is not None:
+            raise click.UsageError("give either --workers or --ray")
+        if self.ray is not None:
+            check_ray(self.ray)
         if self.key_file is not None and self.cert_file is None:
             raise click.UsageError("--key-file needs --cert-file")
         if token or basic:

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.errors import KvdiagError
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
-from kvdiag.feeds.fleet.replica_judging import judge_replica
+from kvdiag.feeds.fleet.replica_judging import judge_content, judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.fleet.workers import Executor, InProcess, executor
@@ -111,17 +112,19 @@ class FleetFeed:
         limits: Limits = DEFAULT_LIMITS,
         cpu_seconds: float = ROUND_CPU_SECONDS,
         workers: int | None = 1,
+        ray: str | None = None,
         publish: Callable[[FleetRound], None] = lambda _: None,
     ) -> None:
         """Begin with the verdicts that the folder has; `publish` gets each new state.
 
-        Replicas without a verdict are judged by `workers` processes, `None` for one a core, others by this one.
+        Replicas without a verdict are judged by `workers` processes, `None` for one a core, or by a Ray cluster;
+        others by this one.
         """
         self._source, self._match, self._window_seconds = source, match, window_seconds
         self._folder, self._every_seconds = folder, every_seconds
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
-        self._workers = workers
+        self._workers, self._ray = workers, ray
         self._judging: list[tuple[_Kept, Future[ReplicaVerdict]]] = []
         self._kept: dict[str, _Kept] = {}
         for key, about in folder.kept():
@@ -131,6 +134,8 @@ class FleetFeed:
                 self._kept[key] = one
         self.state = FleetRound(verdicts=self._verdicts(), replicas=len(self._kept))
         """The newest state: another object after each round, and now and then within the first."""
+        self.ray_problem: str | None = None
+        """Why the Ray cluster could not be used in the last round."""
         self._show = publish
         publish(self.state)
 
@@ -156,12 +161,21 @@ class FleetFeed:
                 self._take(found.replicas, complete=not source.warnings)
                 self._judging.clear()
                 new = sum(one.verdict is None for one in self._kept.values())
-                with executor(self._workers, max(new // FOR_WORKERS, 1)) as pool:
+                with self._pool(new // FOR_WORKERS) as pool:
                     samples = await self._read(source, window, pool)
                     judged = self._judge(began, window)
         finally:
             gc.enable()
         return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
+
+    def _pool(self, tasks: int) -> Executor:
+        """What judges the new replicas; processes of this machine while the Ray cluster cannot be used."""
+        self.ray_problem = None
+        try:
+            return executor(self._workers, max(tasks, 1), self._ray if tasks else None)
+        except KvdiagError as error:
+            self.ray_problem = str(error)
+            return executor(self._workers, max(tasks, 1))
 
     def timeline(self, key: str) -> tuple[Timeline, ReplicaVerdict] | None:
         """A replica's history as of its verdict, from its file; `None` if there is none."""
@@ -212,11 +226,28 @@ class FleetFeed:
         return count
 
     def _begin_judging(self, one: _Kept, window: Window, pool: Executor) -> Future[ReplicaVerdict]:
-        work = judge_replica, self._folder.shared, one.replica, window, self._limits
+        about = one.replica, window, self._limits
         try:
-            return pool.submit(*work)
+            if pool.has_files:
+                return pool.submit(judge_replica, self._folder.shared, *about)
+            return self._taken(one, pool.submit(judge_content, self._folder.content(one.replica.key), *about))
         except BrokenExecutor:
-            return InProcess().submit(*work)
+            return InProcess().submit(judge_replica, self._folder.shared, *about)
+
+    def _taken(self, one: _Kept, judging: Future[tuple[ReplicaVerdict, bytes]]) -> Future[ReplicaVerdict]:
+        """The verdict of another machine, once the file that it made is here."""
+        taken: Future[ReplicaVerdict] = Future()
+
+        def take(done: Future[tuple[ReplicaVerdict, bytes]]) -> None:
+            try:
+                verdict, content = done.result()
+                self._folder.take(one.replica.key, content)
+                taken.set_result(verdict)
+            except Exception as error:  # noqa: BLE001 - raised where the verdict is asked for
+                taken.set_exception(error)
+
+        judging.add_done_callback(take)
+        return taken
 
     def _start(self, one: _Kept, window: Window) -> float:
         """Where a replica's read begins; the whole window if something of it was never read."""

@@ -1,7 +1,9 @@
-"""Judges one replica by its file, here or in a worker process: the same file gives the same verdict."""
+"""Judges one replica by its file, here, in a worker process or on another machine: the same file, the same verdict."""
 
 import gc
+import tempfile
 from itertools import count
+from pathlib import Path
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, summarise
@@ -36,6 +38,19 @@ def judge_replica(files: ReplicaFiles, replica: Replica, window: Window, limits:
             gc.collect(1)
         if enabled:
             gc.enable()
+
+
+def judge_content(content: bytes, replica: Replica, window: Window, limits: Limits) -> tuple[ReplicaVerdict, bytes]:
+    """The verdict and the new content of a replica's file, where the file itself is on another machine.
+
+    Raises:
+        OSError: this machine has no room for a file.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvdiag-replica-") as folder:
+        files = ReplicaFiles(Path(folder))
+        files.take(replica.key, content)
+        verdict = judge_replica(files, replica, window, limits)
+        return verdict, files.content(replica.key)
 
 
 def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits) -> ReplicaVerdict:

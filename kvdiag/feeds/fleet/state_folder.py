@@ -46,13 +46,28 @@ class ReplicaFiles:
                 os.truncate(file, sound)
         return samples
 
+    def content(self, key: str) -> bytes:
+        """A replica's file as it is; nothing if there is none."""
+        try:
+            return _content(self._file(key))
+        except (OSError, DamagedError):
+            return b""
+
+    def take(self, key: str, content: bytes) -> None:
+        """Write a replica's file as another machine made it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        files.replace(self._file(key), content, mode=0o600)
+
     def replace(self, key: str, samples: ReplicaSamples, start_seconds: float, about: Mapping[str, Any]) -> None:
         """Write a replica's samples in place of all that its file has.
 
         Raises:
             OSError: it cannot be written.
         """
-        files.replace(self._file(key), block(samples, start_seconds, {"key": key, **about}), mode=0o600)
+        self.take(key, block(samples, start_seconds, {"key": key, **about}))
 
     def extend(self, key: str, samples: ReplicaSamples, start_seconds: float) -> None:
         """Add what a later read brought, which began at `start_seconds`.

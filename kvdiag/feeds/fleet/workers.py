@@ -23,11 +23,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-KILLED = "a worker process was killed twice: is there too little memory? lower --workers"
 
 
 class Executor(Protocol):
     """Does work somewhere else, as `concurrent.futures` does, several pieces at a time."""
+
+    lost: str
+    """What to say when workers were lost twice."""
+
+    has_files: bool
+    """Whether its work can use the files of this machine."""
 
     @property
     def count(self) -> int:
@@ -52,6 +57,8 @@ class InProcess:
     """Does all work in this process, when it is submitted."""
 
     count = 1
+    lost = ""
+    has_files = True
 
     def submit(self, work: Callable[..., R], /, *arguments: object) -> Future[R]:
         """Do it."""
@@ -76,6 +83,9 @@ class InProcess:
 class Processes:
     """Worker processes of this machine."""
 
+    lost = "a worker process was killed twice: is there too little memory? lower --workers"
+    has_files = True
+
     def __init__(self, count: int) -> None:
         """Start no process before there is work."""
         self.count = count
@@ -83,7 +93,7 @@ class Processes:
 
     def _new(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self.count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+            self.count, mp_context=multiprocessing.get_context("spawn"), initializer=begin_worker
         )
 
     def submit(self, work: Callable[..., R], /, *arguments: object) -> Future[R]:
@@ -110,8 +120,16 @@ class Processes:
         self._end()
 
 
-def executor(count: int | None, tasks: int) -> Executor:
-    """As many workers as asked for, by default one a core, and none more than there are tasks."""
+def executor(count: int | None, tasks: int, ray: str | None = None) -> Executor:
+    """The Ray cluster at an address; or as many workers as asked for, by default one a core, none more than tasks.
+
+    Raises:
+        KvdiagError: Ray cannot be used.
+    """
+    if ray is not None:
+        from kvdiag.feeds.fleet.ray_cluster import RayCluster  # noqa: PLC0415 - only where a cluster is asked for
+
+        return RayCluster(ray)
     count = min(cores() if count is None else count, tasks)
     return Processes(count) if count > 1 else InProcess()
 
@@ -138,7 +156,7 @@ def results(pool: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Itera
                 yield result
         except BrokenExecutor as error:
             if restarted:
-                raise KvdiagError(KILLED) from error
+                raise KvdiagError(pool.lost) from error
             restarted = True
             left += submitted.values()
             submitted.clear()
@@ -156,7 +174,7 @@ def cores(quota: Path = CPU_QUOTA) -> int:
         return allowed
 
 
-def _begin_worker() -> None:
+def begin_worker() -> None:
     """Leave Ctrl-C to the parent, and exit with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

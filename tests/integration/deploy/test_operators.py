@@ -38,6 +38,7 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
         ("inferenceservice", "charts/kserve-inferenceservice.yaml", 0),
         ("llminferenceservice", "charts/kserve-llminferenceservice.yaml", 0),
         ("compose", "compose/compose.yaml", 0),
+        ("rayjob", "ray/rayjob.yaml", 0),
     ],
 )
 def test_an_object_has_known_fields(name: str, path: str, place: int) -> None:

@@ -74,3 +74,15 @@ def test_a_folder_has_one_daemon(tmp_path: Path) -> None:
     with pytest.raises(KvdiagError, match="another kvdiag writes to"):
         StateFolder(tmp_path, {})
     folder.close()
+
+
+def test_a_file_that_another_machine_made_is_the_replicas(tmp_path: Path) -> None:
+    """Its content is sent there and back: the samples, and what is kept with them."""
+    here, there = StateFolder(tmp_path / "here", {}), StateFolder(tmp_path / "there", {})
+    here.replace(KEY, samples(), 0.0, {"about": 1})
+    there.take(KEY, here.content(KEY))
+    assert list(here.kept()) == list(there.kept())
+    assert here.load(KEY) == there.load(KEY)
+    assert b"" == here.content("another")
+    here.close()
+    there.close()
