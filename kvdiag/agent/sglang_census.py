@@ -2,8 +2,9 @@
 
 A look (`sglang_pool`) is a few numbers of the scheduler's own, and costs some microseconds. In this order:
 
-1. Each publication looks until the scheduler is at rest, a few times at most. In between, the requests that run are
-   noted ten times a second, and where one has ended, another look follows, within `BUDGET_SECONDS` of a second.
+1. A publication looks once the scheduler is at rest; the next look waits until the CPU time of this one is spread
+   thinly. In between, the requests that run are noted ten times a second where they have changed, and where one has
+   ended, another look follows, within `BUDGET_SECONDS` of a second.
 2. Pages without an owner in three looks in a row, with a forward pass between each, are orphaned: the least of the
    three. Cached pages that are in use in three looks while nothing runs are, too: their lock is never released.
 3. Where the pages without an owner grew, the requests that ended since the look before held them: one, or one of
@@ -16,15 +17,23 @@ Prompts and tokens are never read.
 from __future__ import annotations
 
 import collections
+import itertools
+import operator
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .schedulers import SGLANG
-from .sglang_pool import Look, active, look, refusal
+from .sglang_pool import Look, active, is_quiet, is_same, lists_of, look, refusal
 
-BUDGET_SECONDS = 150e-6
-"""CPU time of all looks of one second beyond the first."""
+SHARE_SECONDS = 75e-6
+"""CPU time of a second: what a look takes is spread over the seconds after it."""
+
+MAX_WAIT_SECONDS = 15.0
+
+BUDGET_SECONDS = 50e-6
+"""CPU time of all looks of one second beyond the first, after which no other begins."""
 
 POLL_SECONDS = 0.1
 TRIES = 8
@@ -35,6 +44,8 @@ MAX_REQUESTS = 1024
 MAX_GROUPS = 512
 MAX_LISTED = 64
 MAX_TEXT_CHARACTERS = 128
+
+_finished_reason = operator.attrgetter("finished_reason")
 
 
 class _Group(NamedTuple):
@@ -48,8 +59,12 @@ class _Group(NamedTuple):
 class SGLangCensus:
     """Reads the scheduler of this process, if it has one."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         """Read nothing yet."""
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._begin(None)
 
     def _begin(self, scheduler: Any) -> None:
@@ -57,8 +72,8 @@ class SGLangCensus:
         self._checked = False
         self._engine: str | None = "0"
         self._result: dict[str, Any] | None = None
-        self._requests: list[Any] = []
-        self._alive: dict[str, Any] = {}
+        self._lists: list[Any] = []
+        self._alive: dict[int, Any] = {}
         self._ended: list[dict[str, Any]] = []
         self._ended_before: list[dict[str, Any]] = []
         self._looks: collections.deque[int] = collections.deque(maxlen=CONFIRMED)
@@ -68,6 +83,7 @@ class SGLangCensus:
         self._contradiction: str | None = None
         self._counts = self._closed = self._orphaned = self._fewer = self._impossible = 0
         self._left_seconds = 0.0
+        self._due_seconds = float("-inf")
 
     def read(self) -> dict[str, Any] | None:
         """The newest count, `None` without a scheduler, before the first, and on ranks that share another's pool.
@@ -79,26 +95,40 @@ class SGLangCensus:
         if scheduler is None or self._engine is None:
             return None
         self._left_seconds = BUDGET_SECONDS
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE_SECONDS)
-            self._note(scheduler)
-            if self._look(scheduler, SGLANG.thread):
-                break
+        if self._clock() >= self._due_seconds:
+            began_seconds = self._cpu_clock()
+            self._look_at_rest(scheduler)
+            # Pages that may be lost are decided soon, and anything else in proportion.
+            if self._closed:
+                spent_seconds = self._cpu_clock() - began_seconds
+                self._due_seconds = self._clock() + min(spent_seconds / SHARE_SECONDS, MAX_WAIT_SECONDS) - 1.0
         if self._contradiction is not None:
             raise ValueError(self._contradiction)
         return self._result
+
+    def _look_at_rest(self, scheduler: Any) -> None:
+        """Look once the scheduler is at rest, or give up."""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(PAUSE_SECONDS)
+            if is_quiet(SGLANG.thread):
+                self._note(scheduler)
+                if self._look(scheduler, SGLANG.thread):
+                    return
 
     def poll(self) -> float | None:
         """Note the requests that run; returns the seconds until it is due again, `None` without a scheduler."""
         scheduler = self._scheduler()
         if scheduler is None or self._engine is None:
             return None
-        began_seconds = time.thread_time()
-        self._note(scheduler, unless_same=True)
-        if self._ended and self._left_seconds > 0:
-            self._look(scheduler, SGLANG.thread)
-        self._left_seconds -= time.thread_time() - began_seconds
+        if self._left_seconds > 0:
+            began_seconds = self._cpu_clock()
+            # A batch that some leave gets another list, and others come to its end.
+            if not is_same(self._lists, lists_of(scheduler)):
+                self._note(scheduler)
+                if self._ended:
+                    self._look(scheduler, SGLANG.thread)
+            self._left_seconds -= self._cpu_clock() - began_seconds
         return POLL_SECONDS
 
     def last_look(self) -> dict[str, Any] | None:
@@ -125,19 +155,15 @@ class SGLangCensus:
             self._checked = True
         return scheduler
 
-    def _note(self, scheduler: Any, *, unless_same: bool = False) -> None:
+    def _note(self, scheduler: Any) -> None:
         """Keep how requests ended that no longer run; release their objects."""
-        requests = active(scheduler)[:MAX_REQUESTS]
+        self._lists = lists_of(scheduler)
         # One that has ended leaves its batch with the next step.
-        if unless_same and requests == self._requests:
-            return
-        running = [request for request in requests if request.finished_reason is None]
-        if running == requests == self._requests:
-            return
-        self._requests = running
-        alive = {request.rid: request for request in running}
-        for name in self._alive.keys() - alive.keys():
-            self._ended.append({"id": str(name)[:MAX_TEXT_CHARACTERS], **_about(self._alive[name])})
+        running = list(itertools.filterfalse(_finished_reason, active(scheduler)[:MAX_REQUESTS]))
+        alive = dict(zip(map(id, running), running, strict=True))
+        for gone in self._alive.keys() - alive.keys():
+            request = self._alive[gone]
+            self._ended.append({"id": str(request.rid)[:MAX_TEXT_CHARACTERS], **_about(request)})
         del self._ended[:-MAX_REQUESTS]
         self._alive = alive
 
@@ -199,7 +225,7 @@ class SGLangCensus:
 
     def _publish(self, found: Look, orphaned: int, unconfirmed: int, locked: int) -> None:
         self._result = {
-            "at_monotonic_seconds": time.monotonic(),
+            "at_monotonic_seconds": self._clock(),
             "engine": self._engine,
             "usable_blocks": found.usable,
             "owners": {

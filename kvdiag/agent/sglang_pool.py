@@ -114,6 +114,20 @@ def look(scheduler: Any, thread: int | None) -> Look | None:
     return Look(*counts, *by_owner, after[1], idle)
 
 
+def lists_of(scheduler: Any) -> list[Any]:
+    """The lists of requests of all batches, each with its last request."""
+    found: list[Any] = [scheduler.chunked_req]
+    for batch in (scheduler.running_batch, scheduler.last_batch, _current(scheduler)):
+        requests = None if batch is None else batch.reqs
+        found += (requests, requests[-1]) if requests else (None,)
+    return found
+
+
+def is_same(before: list[Any], after: list[Any]) -> bool:
+    """Whether two answers of `lists_of` are of the same objects."""
+    return len(before) == len(after) and all(map(operator.is_, before, after))
+
+
 def active(scheduler: Any) -> list[Any]:
     """The requests that run, and the one between two chunks of its prompt; some may be there twice."""
     batches = [scheduler.running_batch, scheduler.last_batch, _current(scheduler)]

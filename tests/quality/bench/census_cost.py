@@ -1,4 +1,4 @@
-"""Print what the census of a KV pool costs the engine core: CPU a publication, and the interpreter held at once.
+"""Print what the census of a KV pool costs the engine core: CPU a second, and the interpreter held at once.
 
 python -m tests.quality.bench.census_cost
 
@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvdiag.agent import block_census, request_blocks
-from kvdiag.agent.schedulers import VLLM
+from kvdiag.agent import block_census, request_blocks, sglang_census
+from kvdiag.agent.schedulers import SGLANG, VLLM
 from tests.quality.bench.table import note
+from tests.unit.agent import sglang_stand_in
 from tests.unit.agent.scheduler_stand_in import Scheduler
 
 BLOCKS = 30_000
 REQUESTS = 256
 FIRST_BLOCKS, LAST_BLOCKS = 50, 150
-"""What a request begins and ends with: 100 at the middle of its life."""
+"""What a request begins and ends with."""
+
+BLOCKS_PER_REQUEST = (FIRST_BLOCKS + LAST_BLOCKS) // 2
 
 GROWN_BLOCKS = 2
 """Of each request in a second, 32 tokens: five end in a second, and five begin."""
@@ -32,7 +35,7 @@ GROWN_BLOCKS = 2
 BEFORE = 200
 """Seconds that are not counted: the first count begins from nothing."""
 
-SECONDS, LOOKS = 1000, 20
+SECONDS, SGLANG_SECONDS, LOOKS = 1000, 100, 20
 CPU_SECONDS, HELD_SECONDS = 150e-6, 50e-6
 P99 = 0.99
 
@@ -151,6 +154,41 @@ def looked(scheduler: Scheduler) -> tuple[float, list[float]]:
     return spent_seconds / apart_seconds, held
 
 
+class Sglang(sglang_stand_in.Scheduler):
+    """The class whose constructor is wrapped."""
+
+    def work(self, part: int) -> None:
+        """A tenth of a second, in every second of which one request ends and another begins."""
+        if part % 2:
+            self.finish(self.requests[0], sglang_stand_in.FINISH_LENGTH())
+            self.start(f"request-{self.forward_ct}", BLOCKS_PER_REQUEST)
+        self.forward_ct += 1
+
+
+def measured_sglang() -> tuple[float, list[float]]:
+    """CPU seconds of a second, and of each interval without a pause, with as many requests and pages."""
+    if not SGLANG.wrap(type("Module", (), {"Scheduler": Sglang})):
+        raise RuntimeError("the scheduler is not wrapped")
+    scheduler = Sglang(BLOCKS)
+    for number in range(REQUESTS):
+        scheduler.start(f"request {number}", BLOCKS_PER_REQUEST)
+    now_seconds = [0.0]
+    census = sglang_census.SGLangCensus(lambda: now_seconds[0])
+    spent_seconds = 0.0
+    with pauses() as (held, _, resume):
+        for part in range(10 * SGLANG_SECONDS):
+            now_seconds[0] += 0.1
+            scheduler.work(part)
+            began_seconds = time.thread_time()
+            resume()
+            census.poll()
+            if part % 10 == 0:
+                scheduler.run_batch(census.read)
+            spent_seconds += time.thread_time() - began_seconds
+            time.sleep(0.0)
+    return spent_seconds / SGLANG_SECONDS, held
+
+
 def main() -> int:
     """Print the figures."""
     engine = Engine()
@@ -158,6 +196,7 @@ def main() -> int:
     gc.freeze()
     cpu, held, held_by_clock, apart_seconds = measured(engine)
     share, looks = looked(engine.scheduler)
+    sglang, sglang_held = measured_sglang()
     longest = sorted(held)[int(P99 * len(held))]
     note("census: CPU a second, 30,000 blocks", cpu * 1e6, CPU_SECONDS * 1e6, than="budget", unit="µs")
     note("census: GIL held at once, 99 of 100", longest * 1e6, HELD_SECONDS * 1e6, than="budget", unit="µs")
@@ -166,15 +205,18 @@ def main() -> int:
         ("interpreter held at once, median", statistics.median(held), HELD_SECONDS),
         ("interpreter held at once, 99 of 100", longest, HELD_SECONDS),
         ("interpreter held at once, most", max(held), None),
+        ("the same by the clock, median", statistics.median(held_by_clock), None),
+        ("the same by the clock, 99 of 100", sorted(held_by_clock)[int(P99 * len(held))], None),
         ("looks at requests, CPU a second", share, None),
         ("looks, interpreter held, median", statistics.median(looks), HELD_SECONDS),
         ("looks, interpreter held, 99 of 100", sorted(looks)[int(P99 * len(looks))], HELD_SECONDS),
-        ("the same by the clock, median", statistics.median(held_by_clock), None),
-        ("the same by the clock, 99 of 100", sorted(held_by_clock)[int(P99 * len(held))], None),
+        ("SGLang, CPU a second", sglang, CPU_SECONDS),
+        ("SGLang, interpreter held, median", statistics.median(sglang_held), HELD_SECONDS),
+        ("SGLang, interpreter held, 99 of 100", sorted(sglang_held)[int(P99 * len(sglang_held))], HELD_SECONDS),
     ):
         limit = "" if most is None else f" (at most {most * 1e6:.0f} µs: {'met' if seconds <= most else 'NOT MET'})"
         sys.stdout.write(f"{what:<40}{seconds * 1e6:8.1f} µs{limit}\n")
-    size = f"{BLOCKS:,} blocks, {REQUESTS} requests of {(FIRST_BLOCKS + LAST_BLOCKS) // 2} blocks"
+    size = f"{BLOCKS:,} blocks, {REQUESTS} requests of {BLOCKS_PER_REQUEST} blocks"
     sys.stdout.write(f"{'seconds for one count':<40}{apart_seconds:8.1f}    ({size})\n")
     return 0
 

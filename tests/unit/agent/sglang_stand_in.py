@@ -95,7 +95,8 @@ class Scheduler:
 
     def finish(self, request: Request, reason: object, *, lose: int = 0) -> None:
         """A request ends; pages that are lost are not free again."""
-        self.requests.remove(request)
+        # As ScheduleBatch.filter_batch does.
+        self.requests = self.running_batch.reqs = [one for one in self.requests if one is not request]
         request.finished_reason = reason
         kv = request.kv
         pages = -(-kv.kv_allocated_len // PAGE_TOKENS) - kv.cache_protected_len // PAGE_TOKENS
