@@ -183,13 +183,14 @@ def _held(holders: list[Any], rows: set[int], page: int) -> int:
     for start in range(0, len(holders), SLICE_REQUESTS):
         if start:
             time.sleep(RELEASE_SECONDS)
-        for row, allocated, protected in _records(holders[start : start + SLICE_REQUESTS]):
-            if row is not None and row not in rows:
-                rows.add(row)
-                # Both rounded up: the cache owns whole pages.
-                total += -(-allocated // page) + -protected // page
-                if protected % page:
-                    raise ValueError("the radix cache does not own whole pages of a request")
+        records = _records(holders[start : start + SLICE_REQUESTS])
+        some = {record[0]: record for record in records if record[0] not in rows}
+        some.pop(None, None)
+        rows.update(some)
+        # Both rounded up: the cache owns whole pages.
+        total += sum([-(-allocated // page) + -protected // page for _, allocated, protected in some.values()])
+        if any(protected % page for _, _, protected in some.values()):
+            raise ValueError("the radix cache does not own whole pages of a request")
     return total
 
 
