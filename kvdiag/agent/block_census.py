@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -32,7 +31,7 @@ from .schedulers import VLLM
 SHARE_SECONDS = 100e-6
 """CPU time of a second: what a count takes is spread over the seconds after it."""
 
-MAX_WAIT_SECONDS = 15.0
+MAX_WAIT_SECONDS = 30.0
 
 SEARCH_SECONDS = 1e-3
 """The same while numbers do not add up: all blocks are looked at."""
@@ -48,9 +47,15 @@ CONFIRMED = 3
 """Counts, each after another step, in which a block must be unowned."""
 
 UNSETTLED = 2
-"""Counts in a row with more blocks unowned than known before the whole pool is looked at."""
+"""Counts in a row with more blocks unowned than known before all lists are looked at, and then the whole pool."""
 
-MAX_SUSPECTS = 16_384
+LOOK_COUNTS = 16
+"""Counts after which lengths that add up are not enough once."""
+
+ANEW_COUNTS = 64
+"""Counts after which all blocks are looked at once more."""
+
+MAX_SUSPECTS = 4096
 MAX_LISTED = 64
 STEP_LOOK = 200
 STEP_SUSPECTS = 64
@@ -82,6 +87,7 @@ class Census:
         """Read nothing yet."""
         self._clock = clock
         self._cpu_clock = cpu_clock
+        self._error: Exception | None = None
         self._begin(None)
 
     def _begin(self, scheduler: Any) -> None:
@@ -98,6 +104,7 @@ class Census:
         self._step: Any = None
         self._was_idle = False
         self._unsettled = self._impossible = 0
+        self._anew = False
         self._counts = self._closed = 0
 
     def read(self) -> dict[str, Any] | None:
@@ -108,14 +115,19 @@ class Census:
         """
         scheduler = VLLM.newest()
         if self._of != id(scheduler):
+            self._error = None
             self._begin(scheduler)
         if scheduler is None or self._clock() < self._due_seconds:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
             return self._result
-        del scheduler
         try:
             self._continue()
-        except BaseException:
-            self._of = 0
+            self._error = None
+        except Exception as error:
+            self._begin(scheduler)
+            self._error = error
+            self._due_seconds = self._clock() + MAX_WAIT_SECONDS
             raise
         return self._result
 
@@ -130,7 +142,7 @@ class Census:
                 time.sleep(RELEASE_SECONDS)
         self._spent_seconds += self._cpu_clock() - began_seconds
         if complete:
-            searches = self._unsettled or self._counter.is_searching or self._has_unconfirmed()
+            searches = self._unsettled or self._anew or self._has_unconfirmed()
             share_seconds = SEARCH_SECONDS if searches else SHARE_SECONDS
             self._due_seconds = self._clock() + min(self._spent_seconds / share_seconds, MAX_WAIT_SECONDS) - 1.0
             self._spent_seconds = 0.0
@@ -141,13 +153,17 @@ class Census:
     def _counts_without_end(self) -> Iterator[bool | None]:
         """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
         while (scheduler := VLLM.newest()) is not None:
-            steps = self._counter.take(scheduler, list(self._suspects))
+            # As many blocks may be shared as are lost.
+            looks = self._counts % LOOK_COUNTS == LOOK_COUNTS - 1
+            steps = self._counter.take(scheduler, list(self._suspects), looks=looks, anew=self._anew)
             pool, _ = pool_of(scheduler)
             del scheduler
             count: Count | None = yield from steps
             if count is None:
                 yield COMPLETE
                 continue
+            # A block that was replaced in the midst of a list is found at the latest then.
+            self._anew = count.unowned < 0 or self._counts % ANEW_COUNTS == ANEW_COUNTS - 1
             if count.unowned < 0:
                 self._impossible += 1
                 if self._impossible >= MAX_IMPOSSIBLE:
@@ -160,10 +176,9 @@ class Census:
                 yield from self._judge(count, pool)
             self._step, self._was_idle = count.step, count.idle
             yield COMPLETE
-            if self._unsettled >= UNSETTLED:
+            if self._unsettled > UNSETTLED:
                 # A request that ended within one count was not observed to hold it.
                 yield from self._look_at_all(pool.blocks, count.held)
-                self._unsettled = 0
 
     def _judge(self, count: Count, pool: Any) -> Steps:
         for number, one in enumerate(list(self._suspects)):
@@ -173,12 +188,16 @@ class Census:
                 del self._suspects[one]
             if number % STEP_SUSPECTS == STEP_SUSPECTS - 1:
                 yield
-        if count.unowned > len(self._suspects):
-            for name, blocks in itertools.chain.from_iterable(self._counter.left):
+        explained = count.unowned <= len(self._suspects)
+        if not explained:
+            # Who had a block last began last.
+            for name, blocks in (one for left in self._counter.left for one in reversed(left)):
                 for start in range(0, len(blocks), STEP_LOOK):
                     self._suspect(blocks[start : start + STEP_LOOK], count.held, name)
                     yield
+        yield from self._counter.settle(explained=explained)
         self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
+        self._anew = self._anew or self._unsettled % ANEW_COUNTS == UNSETTLED
         due = any(one.counts >= CONFIRMED - 1 for one in self._suspects.values())
         scheduler = VLLM.newest()
         connector = getattr(scheduler, "connector", None)
@@ -199,7 +218,7 @@ class Census:
         yield
         yield from self._publish(count, scheduler, connector)
 
-    def _look_at_all(self, blocks: list[Any], held: list[int]) -> Steps:
+    def _look_at_all(self, blocks: list[Any], held: Any) -> Steps:
         """Suspect those of all blocks that have a reference and no owner, from where the last look ended.
 
         The engine works meanwhile, and the next count clears blocks that it has taken since.
@@ -210,10 +229,10 @@ class Census:
             start = self._looked_at if self._looked_at < len(blocks) else 0
             self._looked_at = start + STEP_LOOK
             part = slice(start, self._looked_at)
-            self._suspect(itertools.compress(blocks[part], map(operator.not_, held[part])), held, None)
+            self._suspect(itertools.compress(blocks[part], (held[part] == 0).tolist()), held, None)
             yield
 
-    def _suspect(self, blocks: Iterable[Any], held: list[int], holder: str | None) -> None:
+    def _suspect(self, blocks: Iterable[Any], held: Any, holder: str | None) -> None:
         for one in [block.block_id for block in blocks if block.ref_cnt > 0]:
             if not held[one] and one not in self._suspects and len(self._suspects) < MAX_SUSPECTS:
                 self._suspects[one] = _Suspect(holder)

@@ -1,8 +1,12 @@
 """One count of a vLLM scheduler's blocks: who holds the blocks of its pool at one moment, in short steps.
 
 Which lists there are, and how long they are, is read first. The engine may work between two steps, so this counts only
-if the pool's free list is the same before and after. What changed since the last count is then followed without haste:
-lists grow at their ends, and a list that the engine has dropped stays as it was.
+if the pool's free list is the same before and after. Where the lengths do not add up to the blocks in use, the blocks
+that came since the last look are looked at, without haste: lists grow at their ends, and a list that the engine has
+dropped stays as it was.
+
+Distinct blocks are counted by numpy, which vLLM needs itself: each owner marks its blocks in one array, the first owner
+of a shared block last.
 """
 
 from __future__ import annotations
@@ -17,22 +21,22 @@ from .block_tables import (
     OWNERS,
     PINNED,
     RUNNING,
-    STEP_BLOCKS,
     STEP_FIRST,
     STEP_REQUESTS,
     WAITING,
     Group,
     Left,
     Now,
-    References,
     Steps,
+    leading,
     parts,
 )
 
 KEPT_COUNTS = 3
 """Counts for which the blocks are kept that requests have let go of."""
 
-STEP_ASKED = 200
+STEP_ASKED = 100
+STEP_MARKED = 8192
 
 MAX_ENDED = 2048
 KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
@@ -40,14 +44,11 @@ KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_outpu
 MAX_TORN = 3
 """Moments in a row that the engine disturbed before it has to wait for one."""
 
-MAX_UNEXPLAINED = 3
-"""Counts in a row that do not add up before all blocks are looked at, if the engine works meanwhile."""
-
 
 class Count(NamedTuple):
     """Blocks of one pool at one moment: `usable`, `free`, of them `cached_free`, and by owner.
 
-    `held` has a number for each block, 0 where it has no owner; it is complete unless every block has one. `groups`
+    `held` has a number for each block, 0 where it has no owner; `None` where all blocks in use have one. `groups`
     counts each KV-cache group's. `referenced` are the blocks asked about that had a reference. `step` is another object
     after each step of the engine. `finished` are requests whose blocks the connector holds, `loading` those that wait
     for it.
@@ -58,7 +59,7 @@ class Count(NamedTuple):
     cached_free: int
     owners: dict[str, int]
     groups: list[int]
-    held: list[int]
+    held: Any
     referenced: set[int]
     step: Any
     idle: bool
@@ -93,12 +94,10 @@ class Counter:
 
     def __init__(self) -> None:
         """Count nothing yet."""
-        self._references = References()
         self._groups: list[Group] = []
+        self._size = 0
         self._gone: list[tuple[str, Any]] = []
         self._running: Any = None
-        self._passing: list[tuple[int, list[Any]]] = []
-        self._unexplained = 0
         self.left: collections.deque[Left] = collections.deque()
         """What requests have let go of, the newest count first."""
         self.requests: dict[str, Any] = {}
@@ -106,21 +105,23 @@ class Counter:
         self.ended: collections.OrderedDict[str, tuple[Any, ...]] = collections.OrderedDict()
         """What is kept of those that do not any more."""
 
-    def take(self, scheduler: Any, asked: list[int]) -> Steps:
+    def take(self, scheduler: Any, asked: list[int], *, looks: bool = False, anew: bool = False) -> Steps:
         """A `Count`, or `None` where the engine was at work meanwhile; yields after each short step.
 
+        `looks`: the lengths of lists are not enough. `anew`: all blocks are looked at, not only those that came since
+        the last look.
+
         Raises:
-            AttributeError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
+            AttributeError, ImportError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
         """
         pool, managers = pool_of(scheduler)
         size = _whole(pool.num_gpu_blocks, "num_gpu_blocks")
         null = getattr(pool, "null_block", None)
         yield
-        if len(self._references.by_block) != size or len(self._groups) != len(managers):
-            self._references = References()
-            self._groups = [Group(self._references, null) for _ in managers]
-            yield from self._references.begin(size, null)
-        yield
+        if self._size != size or len(self._groups) != len(managers):
+            self._size = size
+            null_id = 0 if null is None else null.block_id
+            self._groups = [Group(type(manager).__name__, null_id) for manager in managers]
         moment = yield from self._moment(scheduler, managers, pool, asked)
         if moment.torn:
             return None
@@ -131,39 +132,32 @@ class Counter:
             yield from _released(self.left.pop())
         left: Left = []
         self.left.appendleft(left)
-        yield from self._pass_on([])
         for group, now in zip(self._groups, moment.groups, strict=True):
-            yield from group.forget(now, left)
+            yield from group.follow(now, left)
         yield from self._part(moment, left)
+        if not (looks or anew or asked or moment.without_request):
+            sizes: list[list[int]] = []
+            for group in self._groups:
+                its_sizes = yield from group.sizes()
+                sizes.append(its_sizes)
+            if sum(map(sum, sizes)) == size - (null is not None) - moment.free:
+                return self._count(
+                    null, moment, [sum(each) for each in zip(*sizes, strict=True)], list(map(sum, sizes))
+                )
         for group in self._groups:
-            yield from group.follow()
-        yield from self._pass_on(moment.without_request)
-        yield
-        usable = size - (null is not None)
-        count = self._counted(usable, moment)
-        yield
-        if _is_explained(count):
-            self._unexplained = 0
-            while self._gone:
-                del self._gone[-STEP_FIRST:]
-                yield
-            return count
-        yield from self._note_ends()
-        self._unexplained += 1
-        # Blocks that were shared at the moment may not be any more: the next count starts over.
-        if self._unexplained < MAX_UNEXPLAINED and not _is_same(moment.free_list, _free_list(pool)):
-            return None
-        for group in self._groups:
-            yield from group.look_at_all()
-        count = self._counted(usable, moment)
-        if _is_explained(count):
-            self._unexplained = 0
-            return count
-        replaced = 0
-        for group in self._groups:
-            replaced += yield from group.compare()
-        # What has been replaced since the moment was in use then.
-        return None if replaced and not _is_same(moment.free_list, _free_list(pool)) else self._counted(usable, moment)
+            yield from group.look(anew=anew)
+        return (yield from self._counted(null, moment))
+
+    def settle(self, *, explained: bool) -> Steps:
+        """Keep how requests ended that may have left blocks behind; release the objects of all that ended."""
+        while self._gone:
+            if not explained:
+                for name, request in self._gone[-STEP_FIRST:]:
+                    self.ended[name] = _kept(request)
+                    if len(self.ended) > MAX_ENDED:
+                        self.ended.popitem(last=False)
+            del self._gone[-STEP_FIRST:]
+            yield
 
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
@@ -173,46 +167,62 @@ class Counter:
             if number % STEP_REQUESTS == STEP_REQUESTS - 1:
                 yield
 
-    def _note_ends(self) -> Steps:
-        """Keep how those requests ended: some may have left blocks behind. Release their objects."""
-        while self._gone:
-            for name, request in self._gone[-STEP_FIRST:]:
-                self.ended[name] = _kept(request)
-                if len(self.ended) > MAX_ENDED:
-                    self.ended.popitem(last=False)
-            del self._gone[-STEP_FIRST:]
-            yield
-
     def kept(self, name: str) -> tuple[Any, ...] | None:
         """`KEPT_OF_REQUESTS` of a request that holds blocks, or did; `None` where it is not known."""
         return _kept(self.requests[name]) if name in self.requests else self.ended.get(name)
 
-    @property
-    def is_searching(self) -> bool:
-        """Whether the numbers did not add up, so that the next count is due soon."""
-        return self._unexplained > 0 or not self._groups
+    def _counted(self, null: Any, moment: _Moment) -> Steps:
+        """The distinct blocks of each owner and group."""
+        import numpy as np  # noqa: PLC0415 - vLLM has imported it; only its engine core needs it here
 
-    def _pass_on(self, passing: list[tuple[int, list[Any]]]) -> Steps:
-        """Count blocks that belong to no request and will not for long, in place of those of the last count."""
-        for change, each in ((self._references.remove, self._passing), (self._references.add, passing)):
-            for rank, blocks in each:
-                for start in range(0, len(blocks), STEP_BLOCKS):
-                    change([block.block_id for block in blocks[start : start + STEP_BLOCKS]], rank)
+        held = np.zeros(self._size, np.uint8)
+        in_groups = [held] if len(self._groups) == 1 else [np.zeros(self._size, np.uint8) for _ in self._groups]
+        yield
+        groups: list[int] = []
+        for rank in reversed(range(len(OWNERS))):
+            if rank > CONNECTOR:
+                # Blocks that belong to no request, and will not for long.
+                ids = [
+                    block.block_id
+                    for its_rank, blocks in moment.without_request
+                    if its_rank == rank
+                    for block in blocks
+                ]
+                for start in range(0, len(ids), STEP_ASKED):
+                    held[ids[start : start + STEP_ASKED]] = rank + 1
                     yield
-        self._passing = passing
+                continue
+            for group, marks in zip(self._groups, in_groups, strict=True):
+                joined = np.frombuffer(b"".join(group.ids(rank)), np.int32)
+                yield
+                for start in range(0, len(joined), STEP_MARKED):
+                    for each in (held,) if marks is held else (held, marks):
+                        each[joined[start : start + STEP_MARKED]] = rank + 1
+                        yield
+        if null is not None:
+            held[null.block_id] = 0
+        blocks = np.bincount(held, minlength=len(OWNERS) + 1).tolist()[1:]
+        yield
+        if len(self._groups) == 1:
+            groups = [sum(blocks[: CONNECTOR + 1])]
+        else:
+            for marks in in_groups:
+                if null is not None:
+                    marks[null.block_id] = 0
+                groups.append(int(np.count_nonzero(marks)))
+                yield
+        return self._count(null, moment, blocks, groups, held)
 
-    def _counted(self, usable: int, moment: _Moment) -> Count:
-        blocks = [
-            sum(each) for each in zip(self._references.blocks, *(group.alone for group in self._groups), strict=True)
-        ]
+    def _count(self, null: Any, moment: _Moment, blocks: list[int], groups: list[int], held: Any = None) -> Count:
+        usable = self._size - (null is not None)
         cached_free = min(max(moment.cached - max(sum(blocks) - moment.unhashed, 0), 0), moment.free)
         return Count(
             usable=usable,
             free=moment.free,
             cached_free=cached_free,
             owners=dict(zip(OWNERS, blocks, strict=True)),
-            groups=[group.blocks for group in self._groups],
-            held=self._references.by_block,
+            groups=groups,
+            held=held,
             referenced=moment.referenced,
             step=moment.step,
             idle=moment.idle,
@@ -245,17 +255,13 @@ class Counter:
         for group, manager in zip(self._groups, managers, strict=True):
             lists: dict[str, list[Any]] = {}
             sizes: dict[str, int] = {}
+            nulls: dict[str, int] = {}
             for part in parts(manager.req_to_blocks.items()):
                 lists.update(part)
                 sizes.update((name, len(blocks)) for name, blocks in part)
+                if group.passes:
+                    nulls.update((name, leading(blocks, null)) for name, blocks in part)
                 yield
-            nulls: dict[str, int] | None = None
-            if null is not None and type(manager).__name__ != "FullAttentionManager":
-                nulls = {}
-                for number, (name, blocks) in enumerate(lists.items()):
-                    nulls[name] = _leading(blocks, null, group.nulls_of(name))
-                    if number % STEP_REQUESTS == STEP_REQUESTS - 1:
-                        yield
             moment.groups.append(Now(lists, sizes, nulls, {}))
             # Both ends of a copy of a block in flight.
             moment.without_request += [
@@ -297,7 +303,7 @@ class Counter:
                         now.ranks[name] = rank
                 elif manager.req_to_blocks.get(name) is now.lists[name]:
                     # The blocks of a request that the scheduler has dropped are never released.
-                    for each in (now.lists, now.sizes, now.nulls or {}):
+                    for each in (now.lists, now.sizes, now.nulls):
                         each.pop(name, None)
                 if number % STEP_REQUESTS == STEP_REQUESTS - 1:
                     yield
@@ -359,11 +365,6 @@ def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     return bool(before[0] == after[0]) and all(map(operator.is_, before[1:], after[1:]))
 
 
-def _is_explained(count: Count) -> bool:
-    """Whether all blocks without an owner are among those asked about."""
-    return count.unowned == sum(not count.held[one] for one in count.referenced)
-
-
 def _released(left: Left) -> Steps:
     """Give up lists, one after the other: each lets go of all its blocks at once."""
     while left:
@@ -374,15 +375,6 @@ def _released(left: Left) -> Steps:
 def _kept(request: Any) -> tuple[Any, ...]:
     """A request's status, preemptions and lengths; never its prompt or output."""
     return tuple(getattr(request, name, None) for name in KEPT_OF_REQUESTS)
-
-
-def _leading(blocks: list[Any], null: Any, known: int) -> int:
-    """How many leading blocks are the null block; `known` were."""
-    if known and (known > len(blocks) or blocks[known - 1] is not null):
-        known = 0
-    while known < len(blocks) and blocks[known] is null:
-        known += 1
-    return known
 
 
 def _whole(value: Any, name: str) -> int:

@@ -17,7 +17,7 @@ STEP_OBJECTS = 100
 MAX_OBJECTS = 20_000
 MAX_DEPTH = 8
 
-_NOT_DEVICE = ("cpu", "host", "remote", "hash", "num_", "size")
+_NOT_DEVICE = ("cpu", "host", "remote", "hash", "num_", "size", "per_", "offset", "max_")
 _NOT_RECORDS = ("config", "token", "prompt", "metrics", "logger", "kv_cache")
 _FOREIGN = ("torch", "numpy", "threading", "concurrent", "asyncio", "multiprocessing", "zmq", "logging", "builtins")
 _LISTS = (list, tuple, set, frozenset, collections.deque)
@@ -56,9 +56,15 @@ def pinned_ids(connector: Any, scheduler: Any, pool: Any) -> Steps:
 
 def _inside(one: Any, blocks: bool) -> list[tuple[Any, bool]]:
     if isinstance(one, dict):
-        return [(inner, blocks) for inner in list(one.values())[:MAX_OBJECTS]]
+        items = list(one.items())[:MAX_OBJECTS]
+        # Of a table of lists the keys are jobs.
+        keys = [(key, blocks) for key, inner in items if not isinstance(inner, _LISTS)]
+        return keys + [(inner, blocks) for _, inner in items]
     if isinstance(one, _LISTS):
-        return [(inner, blocks) for inner in list(one)[:MAX_OBJECTS]]
+        inners = list(one)[:MAX_OBJECTS]
+        # A number next to a list is not an id.
+        counts = any(isinstance(inner, _LISTS) for inner in inners)
+        return [(inner, blocks) for inner in inners if not (counts and type(inner) is int)]
     kind = type(one)
     if kind.__module__.partition(".")[0] in _FOREIGN or kind.__name__ == "Request":
         return []

@@ -29,6 +29,7 @@ FIRST_BLOCKS, LAST_BLOCKS = 50, 150
 
 BLOCKS_PER_REQUEST = (FIRST_BLOCKS + LAST_BLOCKS) // 2
 
+SHARED_BLOCKS = 20
 GROWN_BLOCKS = 2
 """Of each request in a second, 32 tokens: five end in a second, and five begin."""
 
@@ -47,12 +48,13 @@ class Vllm(Scheduler):
 class Engine:
     """A pool most of which is held by running requests, and what happens to it in a second."""
 
-    def __init__(self) -> None:
-        """Begin with requests of all ages."""
+    def __init__(self, shared_blocks: int = 0) -> None:
+        """Begin with requests of all ages, each with as many blocks of one prefix."""
         if not VLLM.wrap(type("Module", (), {"Scheduler": Vllm})):
             raise RuntimeError("the scheduler is not wrapped")
         self.scheduler = Vllm(BLOCKS + 1)
         self._begun = 0
+        self._prefix = self._taken(shared_blocks)
         for number in range(REQUESTS):
             self._start(FIRST_BLOCKS + (LAST_BLOCKS - FIRST_BLOCKS) * number // REQUESTS)
 
@@ -73,7 +75,9 @@ class Engine:
     def _start(self, blocks: int) -> None:
         self._begun += 1
         self.scheduler.start(f"request-{self._begun}", blocks=0)
-        self._lists[f"request-{self._begun}"] = self._taken(blocks)
+        for block in self._prefix:
+            block.ref_cnt += 1
+        self._lists[f"request-{self._begun}"] = [*self._prefix, *self._taken(blocks - len(self._prefix))]
 
     def _taken(self, blocks: int) -> list[Any]:
         pool = self.scheduler.pool
@@ -196,6 +200,7 @@ def main() -> int:
     gc.freeze()
     cpu, held, held_by_clock, apart_seconds = measured(engine)
     share, looks = looked(engine.scheduler)
+    sharing, sharing_held, _, sharing_apart_seconds = measured(Engine(SHARED_BLOCKS))
     sglang, sglang_held = measured_sglang()
     longest = sorted(held)[int(P99 * len(held))]
     note("census: CPU a second, 30,000 blocks", cpu * 1e6, CPU_SECONDS * 1e6, than="budget", unit="µs")
@@ -207,6 +212,8 @@ def main() -> int:
         ("interpreter held at once, most", max(held), None),
         ("the same by the clock, median", statistics.median(held_by_clock), None),
         ("the same by the clock, 99 of 100", sorted(held_by_clock)[int(P99 * len(held))], None),
+        ("with a prefix shared, CPU a second", sharing, CPU_SECONDS),
+        ("with a prefix shared, held, 99 of 100", sorted(sharing_held)[int(P99 * len(sharing_held))], HELD_SECONDS),
         ("looks at requests, CPU a second", share, None),
         ("looks, interpreter held, median", statistics.median(looks), HELD_SECONDS),
         ("looks, interpreter held, 99 of 100", sorted(looks)[int(P99 * len(looks))], HELD_SECONDS),
@@ -218,6 +225,7 @@ def main() -> int:
         sys.stdout.write(f"{what:<40}{seconds * 1e6:8.1f} µs{limit}\n")
     size = f"{BLOCKS:,} blocks, {REQUESTS} requests of {BLOCKS_PER_REQUEST} blocks"
     sys.stdout.write(f"{'seconds for one count':<40}{apart_seconds:8.1f}    ({size})\n")
+    sys.stdout.write(f"{'the same, a prefix shared':<40}{sharing_apart_seconds:8.1f}\n")
     return 0
 
 

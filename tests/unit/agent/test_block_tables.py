@@ -43,11 +43,11 @@ def held_by_group(scheduler: Scheduler) -> list[set[int]]:
     ]
 
 
-def taken(counter: Counter, scheduler: Scheduler) -> Count:
+def taken(counter: Counter, scheduler: Scheduler, **how: bool) -> Count:
     """One count to its end."""
 
     def steps() -> Iterator[Any]:
-        yield (yield from counter.take(scheduler, []))
+        yield (yield from counter.take(scheduler, [], **how))
 
     *_, count = steps()
     assert isinstance(count, Count)
@@ -158,14 +158,24 @@ def test_blocks_shared_behind_others_are_found() -> None:
 
 
 def test_block_that_was_copied_before_it_was_written_is_followed() -> None:
-    """Another block in the midst of a list, as after a copy of a shared one."""
+    """Another block in the midst of a list, as after a copy of a shared one: a count of all blocks has it."""
     scheduler, counter = Scheduler(), Counter()
     scheduler.start("first", 10)
     scheduler.start("second", 3, shared=scheduler.held("first")[:4])
     taken(counter, scheduler)
     replaced(scheduler, scheduler.held("second"), 3, *scheduler.pool.get_new_blocks(1))
-    count = taken(counter, scheduler)
+    count = taken(counter, scheduler, anew=True)
     assert (14, 0) == (count.owners["running"], count.unowned)
+
+
+def test_a_lost_block_does_not_hide_behind_a_shared_one() -> None:
+    """Lengths that add up because one block is shared and another is lost: a look at the blocks finds it."""
+    scheduler, counter = Scheduler(), Counter()
+    scheduler.start("first", 10)
+    scheduler.start("second", 3, shared=scheduler.held("first")[:1])
+    scheduler.pool.get_new_blocks(1)
+    count = taken(counter, scheduler, looks=True)
+    assert (13, 1) == (count.owners["running"], count.unowned)
 
 
 def of_0_9_0(scheduler: Any) -> None:
