@@ -28,10 +28,14 @@ def first_fix(before: Diagnosis, scenario: str) -> tuple[str, ...]:
         KvdiagError: no fix is prescribed, or a simulated server does not take its flags.
     """
     fixes = [one.prescription.first for one in problems_of(before.findings) if one.prescription is not None]
-    change = next((fix.change for fix in fixes if fix is not None), None)
-    if change is None:
+    changes = [fix.change for fix in fixes if fix is not None]
+    if not changes:
         raise KvdiagError("--check-fix: no finding of the first run has a computed fix; give the flags to check")
-    return _split(change, scenario)
+    # A setting of the server's environment is one, too; all else is for a person to do.
+    typed = [change for change in changes if change.startswith("-") or "=" in change.partition(" ")[0]]
+    if not typed:
+        raise KvdiagError(f"--check-fix: the first fix is no flag of the server: {changes[0]}; give the flags to check")
+    return _split(typed[0], scenario)
 
 
 def _split(given: str, scenario: str) -> tuple[str, ...]:

@@ -31,8 +31,12 @@ def with_room_for(
     """The pool with which an allocation that failed fits, by what it asked for and what was free."""
     if asked is None or free is None:
         return Prescription(missing=(f"a smaller pool: the failure's message lacks the free bytes; {SNAPSHOT}",))
+    needed_bytes = asked - free + limits.headroom_bytes
+    if needed_bytes <= 0:
+        found = f"{format_bytes(free)} were free for {format_bytes(asked)}"
+        return Prescription(missing=(f"what the allocation lacked: {found}, so no smaller pool helps; {SNAPSHOT}",))
     gain = f"the {format_bytes(asked)} requested fit, with {format_bytes(limits.headroom_bytes)} to spare"
-    return smaller_pool(timeline, facts, limits, needed_bytes=asked - free + limits.headroom_bytes, gain=gain)
+    return smaller_pool(timeline, facts, limits, needed_bytes=needed_bytes, gain=gain)
 
 
 def memory_won_back(
@@ -86,9 +90,11 @@ def smaller_pool(timeline: Timeline, facts: Facts, limits: Limits, *, needed_byt
     left = (plan.capacity.num_blocks - NULL_BLOCKS) * pool.block_tokens
     lost = (old.capacity.num_blocks - plan.capacity.num_blocks) * pool.block_tokens
     cost = f"the pool holds {left:,} tokens, {lost:,} fewer"
+    if plan.max_context_tokens < 1:
+        return Prescription(missing=(f"a smaller pool: it has less than the {format_bytes(needed_bytes)} missing",))
     if plan.max_requests < 1 <= old.max_requests:
         shorter = typed(facts.engine_name, "max_model_len", plan.max_context_tokens)
-        if shorter is None or plan.max_context_tokens < 1:
+        if shorter is None:
             return Prescription(missing=(f"a smaller pool: it has less than the {format_bytes(needed_bytes)} missing",))
         change, cost = f"{change} {shorter}", f"{cost}, and longer requests are refused"
     freed = old.budgets[0].pool_bytes - plan.budgets[0].pool_bytes

@@ -8,6 +8,7 @@ those that ran.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions.measured_scenario import (
@@ -36,13 +37,14 @@ free; answers lose accuracy; hardware.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """What one prescription is computed from."""
+    """What one prescription is computed from; `is_mean`: some requests are longer than the demand's."""
 
     facts: Facts
     pool: KvPool
     room: Room | str
     server: Measured
     plan: Plan
+    is_mean: bool
 
     @property
     def demand(self) -> Demand:
@@ -61,10 +63,18 @@ def for_requests(timeline: Timeline, facts: Facts, limits: Limits, *, step: str)
 
 def for_context(timeline: Timeline, facts: Facts, limits: Limits, *, pool: KvPool, tokens: int) -> Prescription:
     """How the pool holds one request of so many tokens, or the engine does not accept it."""
-    return _prescribed(timeline, facts, limits, pool, (tokens, 1))
+    return _prescribed(timeline, facts, limits, pool, _Demanded(tokens, 1))
 
 
-def _crowd(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, step: str) -> tuple[int, int] | None:
+class _Demanded(NamedTuple):
+    """Tokens of a request, and requests at once of each engine."""
+
+    tokens: int
+    requests: int
+    is_mean: bool = False
+
+
+def _crowd(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, step: str) -> _Demanded | None:
     """Tokens of a request and requests at once for each engine: a step's, where the pool does not hold them, else those
     of the fullest sample in which requests waited.
     """
@@ -76,7 +86,7 @@ def _crowd(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, step:
         longest = replace(load, max_tokens=max(load.max_tokens, limits.step_output_tokens)).tokens_per_request
         tokens = min(longest, facts.max_model_len_tokens or longest)
         if requests * -(-tokens // pool.block_tokens) > pool.usable_blocks:
-            return tokens, requests
+            return _Demanded(tokens, requests)
     fullest: tuple[int, int, int] | None = None
     for sample in timeline.samples:
         for engine in sample.engines or ():
@@ -86,21 +96,21 @@ def _crowd(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, step:
             blocks = of.used_blocks(usage)
             each = -(-blocks // running)
             fullest = max(fullest or (0, 0, 0), (blocks, each * of.block_tokens, running + engine.requests_waiting))
-    return None if fullest is None or not fullest[1] else (fullest[1], fullest[2])
+    return None if fullest is None or not fullest[1] else _Demanded(fullest[1], fullest[2], is_mean=True)
 
 
-def _prescribed(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, asked: tuple[int, int]) -> Prescription:
+def _prescribed(timeline: Timeline, facts: Facts, limits: Limits, pool: KvPool, asked: _Demanded) -> Prescription:
     room = room_of(timeline, facts)
-    tokens, requests = asked
     try:
-        server = measured(facts, pool, Demand(context_tokens=tokens, requests=requests), room, limits)
+        demand = Demand(context_tokens=asked.tokens, requests=asked.requests)
+        server = measured(facts, pool, demand, room, limits)
         if isinstance(server, str):
             return Prescription(missing=(server,))
         plan = scenario_plan(server.scenario)
         levers = find_levers(_no_larger_than_needed(server, plan), plan)
     except KvModelError as error:
         return Prescription(missing=(f"a figure that the cost model accepts: {error}",))
-    case = _Case(facts=facts, pool=pool, room=room, server=server, plan=plan)
+    case = _Case(facts=facts, pool=pool, room=room, server=server, plan=plan, is_mean=asked.is_mean)
     return Prescription(changes=tuple(_changes(case, levers)), missing=server.missing)
 
 
@@ -148,7 +158,12 @@ def _change(case: _Case, lever: Lever) -> Change | None:
         waiting = case.demand.requests - holds
         return Change(
             change=change,
-            gain=f"the pool holds {plural(holds, 'request')} of {tokens}: none is preempted",
+            gain=f"the pool holds {plural(holds, 'request')} of {tokens}"
+            + (
+                ", the mean when it was fullest: longer ones may be preempted"
+                if case.is_mean
+                else ": none is preempted"
+            ),
             cost=f"{waiting:,} of {plural(case.demand.requests, 'request')} wait in the queue",
             requests=holds,
             pool_tokens=capacity,

@@ -59,6 +59,18 @@ def test_a_pool_smaller_than_what_is_missing_cannot_give_it() -> None:
     assert ((), 1) == (found.changes, len(found.missing))
 
 
+def test_a_share_whose_pool_would_hold_nothing_cannot_give_it() -> None:
+    """As computed from the share alone, 2 GiB would leave fewer blocks than none."""
+    found = shrunk(known(replace(SIX, pool_bytes=None, capacity_tokens=None, max_concurrency=None)), 2 * GIB)
+    assert ((), 1) == (found.changes, len(found.missing))
+
+
+def test_an_allocation_that_had_room_is_not_mended_by_a_smaller_pool() -> None:
+    """3 GiB were free for 256 MiB: it failed for another reason, and no larger pool is prescribed."""
+    found = with_room_for(FULL, known(LARGE), DEFAULT_LIMITS, 256 * MIB, 3 * GIB)
+    assert ((), 1) == (found.changes, len(found.missing))
+
+
 def test_missing_figures_are_named() -> None:
     """No pool, no device, no bytes of a block: each time one reason and no change."""
     nothing = seen(holding(0))
