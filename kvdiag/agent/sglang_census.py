@@ -2,9 +2,8 @@
 
 A look (`sglang_pool`) is a few numbers of the scheduler's own, and costs some microseconds. In this order:
 
-1. A publication looks once the scheduler is at rest; the next look waits until the CPU time of this one is spread
-   thinly. In between, the requests that run are noted ten times a second where they have changed, and where one has
-   ended, another look follows, within `BUDGET_SECONDS` of a second.
+1. A publication looks once the scheduler is at rest. In between, the requests that run are noted ten times a second
+   where they have changed, and where one has ended, another look follows, within `BUDGET_SECONDS` of a second.
 2. Pages without an owner in three looks in a row, with a forward pass between each, are orphaned: the least of the
    three. Cached pages that are in use in three looks while nothing runs are, too: their lock is never released.
 3. Where the pages without an owner grew, the requests that ended since the look before held them: one, or one of
@@ -21,18 +20,12 @@ import itertools
 import operator
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .schedulers import SGLANG
 from .sglang_pool import Look, active, is_quiet, is_same, lists_of, look, refusal
 
-SHARE_SECONDS = 75e-6
-"""CPU time of a second: what a look takes is spread over the seconds after it."""
-
-MAX_WAIT_SECONDS = 15.0
-
-BUDGET_SECONDS = 50e-6
+BUDGET_SECONDS = 150e-6
 """CPU time of all looks of one second beyond the first, after which no other begins."""
 
 POLL_SECONDS = 0.1
@@ -59,12 +52,8 @@ class _Group(NamedTuple):
 class SGLangCensus:
     """Reads the scheduler of this process, if it has one."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
-    ) -> None:
+    def __init__(self) -> None:
         """Read nothing yet."""
-        self._clock = clock
-        self._cpu_clock = cpu_clock
         self._begin(None)
 
     def _begin(self, scheduler: Any) -> None:
@@ -83,7 +72,6 @@ class SGLangCensus:
         self._contradiction: str | None = None
         self._counts = self._closed = self._orphaned = self._fewer = self._impossible = 0
         self._left_seconds = 0.0
-        self._due_seconds = float("-inf")
 
     def read(self) -> dict[str, Any] | None:
         """The newest count, `None` without a scheduler, before the first, and on ranks that share another's pool.
@@ -95,13 +83,7 @@ class SGLangCensus:
         if scheduler is None or self._engine is None:
             return None
         self._left_seconds = BUDGET_SECONDS
-        if self._clock() >= self._due_seconds:
-            began_seconds = self._cpu_clock()
-            self._look_at_rest(scheduler)
-            # Pages that may be lost are decided soon, and anything else in proportion.
-            if self._closed:
-                spent_seconds = self._cpu_clock() - began_seconds
-                self._due_seconds = self._clock() + min(spent_seconds / SHARE_SECONDS, MAX_WAIT_SECONDS) - 1.0
+        self._look_at_rest(scheduler)
         if self._contradiction is not None:
             raise ValueError(self._contradiction)
         return self._result
@@ -121,14 +103,13 @@ class SGLangCensus:
         scheduler = self._scheduler()
         if scheduler is None or self._engine is None:
             return None
-        if self._left_seconds > 0:
-            began_seconds = self._cpu_clock()
-            # A batch that some leave gets another list, and others come to its end.
-            if not is_same(self._lists, lists_of(scheduler)):
-                self._note(scheduler)
-                if self._ended:
-                    self._look(scheduler, SGLANG.thread)
-            self._left_seconds -= self._cpu_clock() - began_seconds
+        # A batch that some leave gets another list, and others come to its end.
+        if not is_same(self._lists, lists_of(scheduler)):
+            began_seconds = time.thread_time()
+            self._note(scheduler)
+            if self._ended and self._left_seconds > 0:
+                self._look(scheduler, SGLANG.thread)
+            self._left_seconds -= time.thread_time() - began_seconds
         return POLL_SECONDS
 
     def last_look(self) -> dict[str, Any] | None:
@@ -225,7 +206,7 @@ class SGLangCensus:
 
     def _publish(self, found: Look, orphaned: int, unconfirmed: int, locked: int) -> None:
         self._result = {
-            "at_monotonic_seconds": self._clock(),
+            "at_monotonic_seconds": time.monotonic(),
             "engine": self._engine,
             "usable_blocks": found.usable,
             "owners": {

@@ -176,12 +176,10 @@ def measured_sglang() -> tuple[float, list[float]]:
     scheduler = Sglang(BLOCKS)
     for number in range(REQUESTS):
         scheduler.start(f"request {number}", BLOCKS_PER_REQUEST)
-    now_seconds = [0.0]
-    census = sglang_census.SGLangCensus(lambda: now_seconds[0])
+    census = sglang_census.SGLangCensus()
     spent_seconds = 0.0
     with pauses() as (held, _, resume):
         for part in range(10 * SGLANG_SECONDS):
-            now_seconds[0] += 0.1
             scheduler.work(part)
             began_seconds = time.thread_time()
             resume()
